@@ -1,0 +1,56 @@
+"""shardtool: training samples into size-bounded shards, with proof that nothing was lost.
+
+The public names are imported on first use, so that `import shardtool` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardtool.create import CreateOptions, CreateResult, create, dry_run
+    from shardtool.errors import (
+        CorruptShard,
+        InvalidRequest,
+        OutputExists,
+        OutputFailed,
+        SampleFailed,
+        ShardError,
+        WorkerDied,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CorruptShard",
+    "CreateOptions",
+    "CreateResult",
+    "InvalidRequest",
+    "OutputExists",
+    "OutputFailed",
+    "SampleFailed",
+    "ShardError",
+    "WorkerDied",
+    "__version__",
+    "create",
+    "dry_run",
+]
+
+_CREATE = {"CreateOptions", "CreateResult", "create", "dry_run"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name where it is first used (PEP 562)."""
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{'create' if name in _CREATE else 'errors'}"), name)
+    globals()[name] = value  # also shadows the submodule `shardtool.create`, which importing it has bound here
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

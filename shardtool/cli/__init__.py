@@ -1,0 +1,123 @@
+"""The command line: options in, text or JSON out, exit codes. It holds no rule about shards.
+
+Exit codes (docs/cli.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify),
+4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
+worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from shardtool import __version__
+from shardtool.errors import Interrupted, ShardError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_VERBS = {"create": "Pack a folder of samples into shards."}
+
+
+class _Verbs(click.Group):
+    """The verbs, each imported when it is used: `--help` costs no more than click."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"shardtool.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="shardtool", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Turn training samples into size-bounded shards, and prove that nothing was lost.
+
+    \b
+    Examples:
+      shardtool create ./imgs 'out-{000000..}.tar'
+      shardtool create ./imgs 'out-<000000..000999>.tar' --shuffle --seed 1
+      shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
+
+    Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line, and end the process with its exit code."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
+    code = _run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or _complain("stdout", f"cannot write: {(error.strerror or '').lower()}")
+    # Nothing is left to do, and taking an interpreter with pyarrow and NumPy apart would take another 50 ms.
+    os._exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Return the exit code of a command line."""
+    as_json = "--json" in arguments
+    try:
+        result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
+    except ShardError as error:
+        _show(error.to_json() if as_json else str(error))
+        return error.exit_code
+    except click.ClickException as error:
+        _show_usage(error, as_json=as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _interrupted(signal.SIGINT)
+    except Interrupted as interrupt:
+        return _interrupted(interrupt.signum)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - whoever read it has seen enough
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _show(error: str | dict[str, Any]) -> None:
+    if isinstance(error, dict):
+        import json
+
+        click.echo(json.dumps({"error": error}, indent=2))
+    else:
+        click.echo(f"shardtool: {error}", err=True)
+
+
+def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
+    if as_json:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
+        found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
+        _show({"code": "invalid-request", "exit_code": error.exit_code, **found})
+    else:
+        error.show()
+
+
+def _complain(where: str, found: str) -> int:
+    click.echo(f"shardtool: {where}: {found}", err=True)
+    return 7
+
+
+def _interrupt(signum: int, _frame: FrameType | None) -> None:
+    raise Interrupted(signum)
+
+
+def _interrupted(signum: int) -> int:
+    name = signal.Signals(signum).name
+    click.echo(f"shardtool: interrupted by {name}; finished shards are kept, --resume goes on from there.", err=True)
+    return 128 + signum

@@ -1,0 +1,39 @@
+"""Options that several verbs share, and the types that turn their text into values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardtool.errors import InvalidRequest
+from shardtool.sample import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+
+class Size(click.ParamType):
+    """Bytes: `500MB`, `1.5GiB`, `1000000`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_size(value)
+        except InvalidRequest as error:
+            self.fail(f"{error.found}: {value!r}, expected {error.expected}", param, ctx)
+
+
+def common(command: Command) -> Command:
+    """Add what every verb has."""
+    for option in (
+        click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
+        click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+        click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes. [default: the cores]"),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,109 @@
+"""What people see: progress, notes, tables and summaries. Everything but results goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardtool.sample import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.create import CreateResult, DryRun
+
+_MOST_ROWS = 40
+
+
+class Terminal:
+    """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self._quiet, self._verbose = quiet, verbose
+        self._bar: Any = None
+        self._shards = (0, 0)
+
+    def note(self, text: str) -> None:
+        """Show something that the user should know."""
+        if not self._quiet:
+            self._line(f"note: {text}")
+
+    def log(self, text: str) -> None:
+        """Show a detail, where the user asked for it."""
+        if self._verbose:
+            self._line(text)
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Start the bar."""
+        self._shards = (0, shards)
+        if not self._quiet and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=size, unit="B", unit_scale=True, dynamic_ncols=True, desc=f"{samples:,} samples", file=sys.stderr
+            )
+
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes tell the most
+        """Move the bar."""
+        if self._bar is not None:
+            done, total = self._shards
+            self._shards = (done + shards, total)
+            self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
+            self._bar.update(size)
+
+    def close(self) -> None:
+        """Leave the bar as it is, and the cursor below it."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            click.echo(text, err=True)
+
+
+def summary(result: CreateResult) -> str:
+    """Return what a finished run tells."""
+    rate = result.size / max(result.seconds, 1e-9)
+    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    lines = [
+        f"{result.samples:,} samples in {result.shards:,} shards{kept}, {show_size(result.size)}, "
+        f"{result.seconds:.1f} s, {show_size(rate)}/s",
+        f"dataset file  {result.dataset_file}",
+        f"fingerprint   {result.fingerprint}",
+    ]
+    if result.skipped:
+        ledger = result.dataset_file.removesuffix(".json") + ".skipped"
+        lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")
+    return "\n".join(lines)
+
+
+def plan_table(plan: DryRun) -> str:
+    """Return a dry run as a table; of a long one, its start and end."""
+    rows = [
+        (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key) for shard in plan.shards
+    ]
+    if len(rows) > _MOST_ROWS:
+        gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
+        rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
+    samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
+    total = f"{samples:,} samples in {len(plan.shards):,} shards, {show_size(size)} ({size:,} bytes); nothing was written"
+    if plan.skipped:
+        total += f"; {plan.skipped:,} left out"
+    return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [
+            cell.rjust(width) if at in (1, 2) else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,528 @@
+"""`create`: a source becomes a dataset. The library twin of `shardtool create`.
+
+The flow, top to bottom: list the source, plan the shards, hand each to a worker, and publish what
+comes back: shard, sidecar, and when all are there the dataset file.
+
+Start-up is a part of the work: on 60,000 files, importing pyarrow and NumPy costs more than
+packing. So workers are forked before anything heavy is imported, list the source while a thread of
+the parent imports what the plan and the sidecars need, and never need it themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardtool import __version__
+from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.dataset import DatasetFile, ShardEntry
+from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing, printable
+from shardtool.execute.local import LocalPool, StartMethod, cores
+from shardtool.pattern import ShardPattern, parse_pattern, sidecar_name
+from shardtool.publish import IfExists, Publisher
+from shardtool.sample import Dots, OnError, Skipped, parse_size
+from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
+from shardtool.storage import open_folder
+from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardtool.interop.portability import Misread
+    from shardtool.plan import Oversize, Plan
+    from shardtool.sample import ShardSamples
+    from shardtool.source.entries import Entries
+    from shardtool.storage import LocalFolder
+
+_SCAN_TASKS = 32  # enough to keep a few workers busy to the end
+_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """How to make a dataset; each has an option of the same name on the command line.
+
+    Attributes:
+        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
+        max_count: Samples in a shard at most.
+        equal_count: Shards hold equally many samples, give or take one.
+        shards_multiple_of: The number of shards is a multiple of this.
+        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
+        shuffle: Put the samples into one global random order.
+        seed: Of that order.
+        include: Globs; where there are any, a file must match one.
+        exclude: Globs; files and folders that match one are left out.
+        hidden: Names that start with a dot count.
+        symlinks: `inside` (the tree), `follow` or `skip`.
+        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
+        label_from_folder: Add the field `cls`, the number of the top folder.
+        portable: Make names safe for every reader.
+        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
+        if_exists: `error`, `resume` or `overwrite`.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    max_size: str | int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    shards_multiple_of: int = 1
+    oversize: Oversize = "error"
+    shuffle: bool = False
+    seed: int = 0
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hidden: bool = False
+    symlinks: Symlinks = "inside"
+    dots: Dots | None = None
+    label_from_folder: bool = False
+    portable: bool = False
+    on_error: OnError = "stop"
+    if_exists: IfExists = "error"
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("max_count", "shards_multiple_of"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"--{name.replace('_', '-')}", str(value), expected="one or more")
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        passing = {"workers", "start_method", "if_exists", "on_error"}
+        found = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in passing and value != one.default and not (one.name == "seed" and not self.shuffle):
+                found[one.name] = list(value) if isinstance(value, tuple) else value
+        if self.max_size is not None:
+            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        return found
+
+
+class Observer(Protocol):
+    """Who is told how a run goes on; each method is called in the parent process."""
+
+    def note(self, text: str) -> None:
+        """Take something that the user should know before a byte is written."""
+
+    def log(self, text: str) -> None:
+        """Take a detail."""
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Take how much there is to do, sizes in bytes."""
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        """Take how much more is done."""
+
+
+class Silent:
+    """An observer that tells nobody."""
+
+    def note(self, text: str) -> None:
+        """Ignore."""
+
+    def log(self, text: str) -> None:
+        """Ignore."""
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Ignore."""
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A shard of a dry run; `size` is the finished file's bytes."""
+
+    name: str
+    samples: int
+    size: int
+    first_key: str
+    last_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What `create` would write."""
+
+    dataset_file: str
+    shards: tuple[PlannedShard, ...]
+    skipped: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as data, the way `--json` prints it."""
+        return {
+            "dry_run": True,
+            "dataset_file": self.dataset_file,
+            "shards": [
+                {one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards
+            ],
+            "totals": {
+                "shards": len(self.shards),
+                "samples": sum(shard.samples for shard in self.shards),
+                "size": sum(shard.size for shard in self.shards),
+                "skipped": self.skipped,
+            },
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CreateResult:
+    """A finished dataset.
+
+    Attributes:
+        dataset_file: Its path.
+        shards: How many.
+        kept: How many of them an earlier run had finished.
+        samples: How many were written.
+        skipped: How many files and samples were left out; `out.skipped` lists them.
+        size: Bytes of all shards.
+        seconds: How long it took.
+        fingerprint: Of the content; the same for the same samples in any order, number of shards, and format.
+        notes: What the user was told.
+    """
+
+    dataset_file: str
+    shards: int
+    kept: int
+    samples: int
+    skipped: int
+    size: int
+    seconds: float
+    fingerprint: str
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return found | {"notes": list(self.notes), "seconds": round(self.seconds, 3)}
+
+
+def create(
+    source: str | os.PathLike[str],
+    output: str | Sequence[str],
+    options: CreateOptions | None = None,
+    *,
+    observer: Observer | None = None,
+) -> CreateResult:
+    """Write the samples of `source` into shards, with sidecars and a dataset file.
+
+    Args:
+        source: A folder tree. Files that share a key are one sample.
+        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names.
+        options: See `CreateOptions`.
+        observer: Is told of progress, and of what the user should know.
+
+    Raises:
+        InvalidRequest: The request makes no sense; nothing was written.
+        OutputExists: The output is there already, or another run is writing it; nothing was touched.
+        SampleFailed: Samples cannot be read; finished shards are kept for `if_exists="resume"`.
+        OutputFailed: The output cannot be written.
+        WorkerDied: A worker was killed.
+    """
+    options, observer, begun = options or CreateOptions(), observer or Silent(), time.time()
+    job = _Job(os.fspath(source), parse_pattern(output), options, observer)
+    job.publisher.check()
+    with LocalPool(options.workers or cores(), options.start_method) as pool:
+        plan, notes = job.plan(pool)
+        job.folder.ready()
+        with job.folder.lock(job.pattern.base):
+            job.publisher.check()
+            try:
+                job.publisher.clean()
+                run = _Run(job, plan, begun)
+                run.pack(pool)
+                dataset = run.publish_dataset()
+            finally:
+                pool.close()  # nobody stages any more
+                job.publisher.clean()
+    return CreateResult(
+        dataset_file=job.folder.full_path(job.pattern.dataset_file),
+        shards=plan.shards,
+        kept=run.kept,
+        samples=sum(shard.samples for shard in dataset.shards),
+        skipped=dataset.skipped,
+        size=sum(shard.size for shard in dataset.shards),
+        seconds=time.time() - begun,
+        fingerprint=dataset.fingerprint,
+        notes=notes,
+    )
+
+
+def dry_run(
+    source: str | os.PathLike[str],
+    output: str | Sequence[str],
+    options: CreateOptions | None = None,
+    *,
+    observer: Observer | None = None,
+) -> DryRun:
+    """Return what `create` would write, to the byte; write nothing.
+
+    Raises:
+        InvalidRequest: The request makes no sense.
+        SampleFailed: The source has files that cannot be packed.
+    """
+    options = options or CreateOptions()
+    job = _Job(os.fspath(source), parse_pattern(output), options, observer or Silent())
+    with LocalPool(options.workers or cores(), options.start_method) as pool:
+        plan, notes = job.plan(pool)
+    shards = []
+    for shard in range(plan.shards):
+        first, last = plan.span(shard)
+        keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
+        shards.append(PlannedShard(job.pattern.shard(shard), last - first, int(plan.sizes[shard]), *keys))
+    left_out = len(plan.entries.left_out) + len(plan.left_out)
+    return DryRun(job.folder.full_path(job.pattern.dataset_file), tuple(shards), left_out, notes)
+
+
+@dataclass
+class _Job:
+    """A request that makes sense so far."""
+
+    source: str
+    pattern: ShardPattern
+    options: CreateOptions
+    observer: Observer
+    folder: LocalFolder = field(init=False)
+    publisher: Publisher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = open_folder(self.pattern.folder)
+        self.publisher = Publisher(self.folder, self.pattern, self.options.if_exists)
+
+    def plan(self, pool: LocalPool) -> tuple[Plan, tuple[str, ...]]:
+        """List the source and decide what goes where; tell the user what to know before a byte is written."""
+        options = self.options
+        entries = self._entries(pool)
+        from shardtool.plan import Bounds, make_plan
+
+        max_size = None if options.max_size is None else parse_size(options.max_size)
+        bounds = Bounds(
+            max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize
+        )
+        plan = make_plan(entries, self.pattern, bounds, options.seed if options.shuffle else None)
+        notes = [*plan.notes, *_left_out_notes(entries), *map(str, _misreads(plan.entries, options))]
+        if plan.shards == 1:
+            name = self.pattern.shard(0)
+            notes.append(
+                f"Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
+                f"name the data with data_files={name!r} there"
+            )
+        for note in notes:
+            self.observer.note(note)
+        return plan, tuple(notes)
+
+    def _entries(self, pool: LocalPool) -> Entries:
+        """List the source in the workers, while a thread imports what comes next."""
+        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.sidecar",), daemon=True)
+        root = _check_root(self.source)
+        rules = self._rules(root)
+        left_out: list[Skipped] = []
+        tasks = share_out(root, rules, _SCAN_TASKS, left_out)
+        ahead.start()
+        parts = [part for _, part in sorted(pool.map(scan, tasks), key=lambda found: found[0])]
+        ahead.join()
+        from shardtool.interop.portability import check_case, make_portable
+        from shardtool.source import folder
+
+        entries = folder.collect(root, parts, left_out)
+        _check_left_out(self.source, entries.left_out, self.options.on_error)
+        if self.options.label_from_folder:
+            entries = folder.label_from_folder(entries)
+        if self.options.dots is None:
+            folder.check_torn(entries)
+        if self.options.portable:
+            return make_portable(entries)
+        folder.check_utf8(entries)
+        check_case(entries)
+        return entries
+
+    def _rules(self, root: bytes) -> ScanRules:
+        options = self.options
+        source, target = os.path.realpath(root), os.path.realpath(os.fsencode(self.pattern.folder or "."))
+        own = None
+        if (target + b"/").startswith(source.rstrip(b"/") + b"/"):
+            inside = target[len(source.rstrip(b"/")) + 1 :]
+            own = (inside + b"/" if inside else b""), self.pattern
+        return ScanRules(
+            options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
+        )
+
+
+def _check_root(source: str) -> bytes:
+    """Return the root's path, ending in a slash.
+
+    Raises:
+        InvalidRequest: There is no such folder.
+    """
+    expected = "a folder of samples"
+    if not os.path.exists(source):
+        raise InvalidRequest(source, "no such file or folder", expected=expected)
+    if not os.path.isdir(source):
+        raise InvalidRequest(source, "no folder", expected=expected)
+    return os.fsencode(source).rstrip(b"/") + b"/"
+
+
+def _check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError) -> None:
+    """Refuse a source with files that cannot be packed, unless they are to be skipped."""
+    failed = [one for one in left_out if one.code != NO_FIELD]
+    if failed and on_error == "stop":
+        named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
+        raise SampleFailed(
+            source, f"{len(failed):,} cannot be packed: {named}",
+            remedy="Mend or --exclude them, or leave them out with --on-error skip. Nothing was written.",
+        )  # fmt: skip
+
+
+def _left_out_notes(entries: Entries) -> list[str]:
+    by_code: dict[str, list[str]] = {}
+    for one in entries.left_out:
+        by_code.setdefault(one.code, []).append(printable(one.path))
+    text = {NO_FIELD: "files have no ending that could name a field, and are left out"}
+    return [f"{len(paths):,} {text.get(code, f'left out ({code})')}: {listing(paths, 3)}" for code, paths in by_code.items()]
+
+
+def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:
+    from shardtool.interop.portability import misreads
+
+    found = misreads(entries)
+    if options.portable or not any(one.mendable for one in found):
+        return found
+    return [replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found]
+
+
+class _Run:
+    """A plan being carried out, under the lock."""
+
+    def __init__(self, job: _Job, plan: Plan, begun: float) -> None:
+        self.job, self.plan = job, plan
+        # Whole seconds, and before anything was listed: see `_trusted`.
+        self.mtime_ns = (int(begun) - _CLOCK_SLACK_S) * _SECOND_NS
+        self.entries: dict[int, ShardEntry] = {}
+        self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
+        self.digest = self.kept = self.field_bytes = 0
+        self.field_counts = [0] * len(plan.entries.fields)
+        self.schema: dict[str, str] = {}
+        self._working: dict[int, ShardSamples] = {}
+        self._reported: dict[int, tuple[int, int]] = {}
+
+    def pack(self, pool: LocalPool) -> None:
+        """Have every shard written, and publish each as it is done."""
+        plan, observer = self.plan, self.job.observer
+        existing, names = self.job.publisher.existing, [self.job.pattern.shard(at) for at in range(plan.shards)]
+        resume = self.job.options.if_exists == "resume"
+        new = [
+            int(size) for name, size in zip(names, plan.sizes, strict=True)
+            if not (resume and name in existing and existing[name].size == size)
+        ]  # fmt: skip
+        self.job.publisher.check_space(new)
+        observer.start(len(plan.entries), int(plan.sizes.sum()), plan.shards)
+        for _, result in pool.map(pack_shard, self._tasks(), self._progress):
+            self._publish(result)
+        written = sum(shard.samples for shard in self.entries.values())
+        left_out = len(self.skipped) - len(plan.entries.left_out) - len(plan.left_out)
+        if written + left_out != len(plan.entries):
+            message = f"{written} written + {left_out} skipped != {len(plan.entries)} planned"
+            raise AssertionError(message)
+
+    def publish_dataset(self) -> DatasetFile:
+        """Publish what was skipped and the dataset file; return what it says."""
+        job, plan = self.job, self.plan
+        self.skipped.sort(key=lambda one: (os.fsencode(one.path), os.fsencode(one.key)))
+        counts = {name: count for name, count in zip(plan.entries.fields, self.field_counts, strict=True) if count}
+        dataset = DatasetFile(
+            name=job.pattern.base,
+            pattern=job.pattern.text,
+            format=job.pattern.format,
+            shards=tuple(self.entries[shard] for shard in range(plan.shards)),
+            fields=counts,
+            field_bytes=self.field_bytes,
+            skipped=len(self.skipped),
+            schema=self.schema,
+            classes=plan.entries.classes,
+            made={
+                "verb": "create",
+                "source": printable(os.path.basename(os.path.realpath(job.source))),
+                "options": job.options.recorded(),
+                "tool": f"shardtool {__version__}",
+            },
+            fingerprint=show_fingerprint(self.digest),
+        )
+        job.publisher.finish([shard.name for shard in dataset.shards], dataset.encode(), self.skipped)
+        return dataset
+
+    def _tasks(self) -> Iterator[ShardTask]:
+        for shard in range(self.plan.shards):
+            samples = self._working[shard] = self.plan.samples(shard)
+            name = self.job.pattern.shard(shard)
+            kept = self._kept(shard, name, samples)
+            yield ShardTask(shard, name, self.job.folder, samples, self.job.options.on_error, self.mtime_ns, kept)
+
+    def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
+        """Return what is known of a file that an earlier run has left; None where it must be written."""
+        fact = self.job.publisher.existing.get(name)
+        if self.job.options.if_exists != "resume" or fact is None or fact.size != self.plan.sizes[shard]:
+            return None
+        if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS:
+            return Kept()
+        # Nothing that leads to the source's files has changed since before that run listed them. (A time that is no
+        # whole second is not from us: a copy of the shard, say, which tells nothing of when its source was read.)
+        from shardtool import sidecar
+
+        path = self.job.folder.full_path(sidecar_name(name))
+        try:
+            said = sidecar.read_facts(path)
+            if said.plan != self._fingerprint(samples) or (said.name, said.size) != (name, fact.size):
+                return Kept()
+            crcs = sidecar.read_field_crcs(path)
+        except ShardError:
+            return Kept()
+        return Kept(said.crc, crcs) if len(crcs) == 2 * len(samples.codes) else Kept()
+
+    def _fingerprint(self, samples: ShardSamples) -> str:
+        from shardtool.plan import fingerprint
+
+        return fingerprint(samples, source_paths=self.plan.entries.source_paths)
+
+    def _publish(self, result: ShardResult) -> None:
+        """Publish a shard and its sidecar, and add it to the totals."""
+        from shardtool.sidecar import ShardFact, encode, index_of
+
+        shard, samples = result.shard, self._working.pop(result.shard)
+        name = self.job.pattern.shard(shard)
+        left_out = tuple(place for place, _ in result.skipped)
+        index = index_of(samples, result.field_crcs, left_out, source_paths=self.plan.entries.source_paths)
+        fact = ShardFact(name, result.size, result.crc, self._fingerprint(samples))
+        data, self.schema = encode(index, fact)
+        self.job.publisher.add(result.staged, data, name)
+        keys = index.keys[:-1].split(b"\0") if index.keys else [b""]
+        self.entries[shard] = ShardEntry(
+            name, len(index.counts), result.size, result.crc, sidecar_name(name), len(data), crc32c(data, 0),
+            keys[0].decode(), keys[-1].decode(),
+        )  # fmt: skip
+        self.skipped += [one for _, one in result.skipped]
+        self.digest += result.digest
+        self.kept += result.staged is None
+        self.field_bytes += int(index.sizes.sum())
+        for code, count in index.field_counts():
+            self.field_counts[code] += count
+        done_samples, done_bytes = self._reported.pop(shard, (0, 0))
+        more = self.plan.count(shard) - done_samples, int(self.plan.sizes[shard]) - done_bytes
+        self.job.observer.advance(max(0, more[0]), max(0, more[1]), 1)
+        state = "kept" if result.staged is None else "written"
+        self.job.observer.log(f"{name}: {state}, {len(index.counts):,} samples, {result.size:,} bytes")
+
+    def _progress(self, shard: int, samples: int, size: int) -> None:
+        done = self._reported.get(shard, (0, 0))
+        self._reported[shard] = done[0] + samples, done[1] + size
+        self.job.observer.advance(samples, size, 0)

@@ -1,0 +1,139 @@
+"""Every error that a user can meet: one base, few children, one line each.
+
+An error says where it happened, what was found, what was expected and what to do, and keeps
+these apart so that `--json` can print them as data. `ShardError.__reduce__` makes each of them
+survive the way out of a worker process.
+
+The children differ in whose fault it is, which the exit code tells a script: the request's
+(`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel run's
+(`OutputExists`), or the machine's (`OutputFailed`, `WorkerDied`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str | bytes) -> str:
+    r"""Return `text` with what could steer a terminal, or is no UTF-8, written as `\x1b`."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+
+    def escape(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, smuggled through by surrogateescape
+            code -= 0xDC00
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+    return _CONTROL.sub(escape, text)
+
+
+class ShardError(Exception):
+    """An error that a user can understand and act upon.
+
+    Attributes:
+        where: The file, sample or option.
+        found: What is there.
+        expected: What should be there; empty where that is plain.
+        remedy: What to do; empty where there is nothing.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
+        super().__init__(where, found)
+        self.where = printable(where)
+        self.found = printable(found)
+        self.expected = printable(expected)
+        self.remedy = printable(remedy)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.found}"
+        if self.expected:
+            text += f"; expected {self.expected}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (type(self), self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """Return the error as data, the way `--json` prints it."""
+        return {
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "where": self.where,
+            "found": self.found,
+            "expected": self.expected,
+            "remedy": self.remedy,
+        }
+
+
+def _restore(kind: type[ShardError], fields: dict[str, str]) -> ShardError:
+    return kind(fields["where"], fields["found"], expected=fields["expected"], remedy=fields["remedy"])
+
+
+class InvalidRequest(ShardError):
+    """The request makes no sense: an option, a pattern, or a source that cannot become this output."""
+
+    code = "invalid-request"
+    exit_code = 2
+
+
+class CorruptShard(ShardError):
+    """A shard, sidecar or dataset file is not what its format says."""
+
+    code = "corrupt-shard"
+    exit_code = 4
+
+
+class OutputExists(ShardError):
+    """The output is there already, or another run is writing it."""
+
+    code = "output-exists"
+    exit_code = 5
+
+
+class SampleFailed(ShardError):
+    """Samples could not be read, or changed while they were packed."""
+
+    code = "sample-failed"
+    exit_code = 6
+
+
+class OutputFailed(ShardError):
+    """The output could not be written: a full disk, a missing permission, a device error."""
+
+    code = "output-failed"
+    exit_code = 7
+
+
+class WorkerDied(ShardError):
+    """A worker process was killed, or crashed."""
+
+    code = "worker-died"
+    exit_code = 7
+
+
+class WorkerBug(ShardError):
+    """A worker met an exception that is no `ShardError`: a bug of ours."""
+
+    code = "bug"
+    exit_code = 1
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to end (SIGTERM, SIGHUP); no `Exception`, so that nothing swallows it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def listing(items: list[str], most: int = 5) -> str:
+    """Return the first few of `items`, comma-separated, and how many more there are."""
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest:,} more" if rest > 0 else "")

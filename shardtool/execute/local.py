@@ -1,0 +1,212 @@
+"""A pool of worker processes on this machine.
+
+Why not `concurrent.futures` or `multiprocessing.Pool`? Both need semaphores in /dev/shm, which
+containers keep tiny or read-only; the latter hangs for ever when a worker is killed; the former
+leaves workers behind when its parent is killed, and a spawned worker of either runs the user's
+main script again. Here a worker has a pipe each way, and one that tells it of its parent's death.
+
+Workers are forked where that is safe (no other thread runs yet: it costs 5 ms, and the command
+line does it before anything heavy is imported), and started afresh elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from shardtool.errors import InvalidRequest, WorkerDied
+from shardtool.execute import worker
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    Progress = Callable[[int, int, int], None]
+
+StartMethod = Literal["auto", "fork", "spawn"]
+Task = TypeVar("Task")
+_GRACE_S = 0.2  # for a signal to the whole process group to reach us too
+
+
+def cores() -> int:
+    """Return how many cores this process may use: affinity, and the container's CPU quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+        quota, period = file.read().split()
+        count = min(count, max(1, -(-int(quota) // int(period))))  # "max" is no number, and no limit
+    return count
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int
+    tasks: int  # the writing end of a pipe
+    results: int  # the reading end of another
+    lifeline: int  # the writing end of the third, which is never written to
+    process: subprocess.Popen[bytes] | None
+    number: int | None = None  # the task that it works on
+    status: int | None = None  # once it has ended
+
+    def kill(self) -> None:
+        """End the process, if it still runs: a pid that was waited for may be somebody else's by now."""
+        if self.status is None:
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the process to end; return its exit status, negative for a signal."""
+        if self.status is None:
+            self.status = 0
+            if self.process is not None:
+                self.status = self.process.wait()
+            else:
+                with suppress(ChildProcessError):
+                    self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+
+class LocalPool:
+    """Worker processes, to be used in a `with` block; leaving it ends them all.
+
+    Args:
+        workers: How many.
+        start: `auto` forks where no other thread runs.
+
+    Raises:
+        InvalidRequest: `workers` is less than one.
+    """
+
+    def __init__(self, workers: int, start: StartMethod = "auto") -> None:
+        if workers < 1:
+            raise InvalidRequest("--workers", str(workers), expected="one or more")
+        fork = start == "fork" or (start == "auto" and _may_fork())
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._fork() if fork else self._spawn())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the workers and wait for them; what they have staged is the caller's to discard."""
+        for one in self._workers:
+            one.kill()
+        for one in self._workers:
+            for fd in (one.tasks, one.results, one.lifeline):
+                os.close(fd)
+            one.wait()
+        self._workers = []
+
+    def map(
+        self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
+
+        Args:
+            function: A function of a module; it gets the task and, where it has an attribute `reports`, a callable
+                to tell of progress.
+            tasks: What to do, in order.
+            progress: Called with a task's number, and the samples and bytes that its worker told of.
+
+        Raises:
+            WorkerDied: A worker was killed, or crashed.
+            ShardError: What `function` raised.
+        """
+        queue = enumerate(tasks)
+        poll = select.poll()
+        by_fd = {one.results: one for one in self._workers}
+        for one in self._workers:
+            poll.register(one.results, select.POLLIN)
+            self._feed(one, function, queue)
+        while any(one.number is not None for one in self._workers):
+            for fd, _ in poll.poll():
+                one = by_fd[fd]
+                try:
+                    kind, number, value = worker.receive(fd)
+                except worker.Closed:
+                    raise self._death(one) from None
+                if kind == worker.PROGRESS:
+                    if progress is not None:
+                        progress(number, *value)
+                    continue
+                one.number = None
+                if kind == worker.FAILED:
+                    raise value
+                self._feed(one, function, queue)  # before the result is used, so that no worker waits for that
+                yield number, value
+
+    def _feed(self, one: _Worker, function: Callable[..., Any], queue: Iterator[tuple[int, object]]) -> None:
+        for number, task in queue:
+            one.number = number
+            try:
+                worker.send(one.tasks, (function, number, task))
+            except BrokenPipeError:
+                raise self._death(one) from None
+            return
+
+    def _death(self, one: _Worker) -> WorkerDied:
+        """Return the error for a worker that is gone."""
+        status = one.wait()
+        if -status in (signal.SIGTERM, signal.SIGHUP):
+            time.sleep(_GRACE_S)  # the same signal may be on its way to us, and says more
+        died = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        remedy = "Run the same command with --resume: finished shards are kept."
+        if status == -signal.SIGKILL:
+            died += " (out of memory?)"
+            remedy += " Fewer --workers use less memory."
+        return WorkerDied(f"worker process {one.pid}", died, remedy=remedy)
+
+    def _fork(self) -> _Worker:
+        (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for fd in (tasks, results, lifeline):
+                    os.close(fd)
+                for other in self._workers:
+                    for fd in (other.tasks, other.results, other.lifeline):
+                        os.close(fd)
+                worker.run(task_end, result_end, life_end)
+            except BaseException:  # noqa: BLE001 - nothing may run on into the parent's code
+                os._exit(1)
+            os._exit(0)
+        for fd in (task_end, result_end, life_end):
+            os.close(fd)
+        return _Worker(pid, tasks, results, lifeline, None)
+
+    def _spawn(self) -> _Worker:
+        import subprocess
+
+        (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
+        ends = (task_end, result_end, life_end)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        command = f"import sys; sys.path.insert(0, {root!r}); from shardtool.execute import worker; worker.run{ends}"
+        process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
+        for fd in ends:
+            os.close(fd)
+        return _Worker(process.pid, tasks, results, lifeline, process)
+
+
+def _may_fork() -> bool:
+    """Tell whether this process has a single thread, counting those that Python does not know."""
+    if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
+        return False
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False

@@ -1,0 +1,109 @@
+"""The loop that a worker process runs.
+
+Messages are pickles, each behind its length (4 bytes, little-endian), over a pipe each way. A worker
+ends when its parent closes its side. It does not outlive its parent even in the middle of a task: the
+kernel sends SIGIO, whose default is to end the process, when the last holder of the other end of a
+third pipe, the lifeline, is gone. (A thread that waits would do it too, and cost every system call
+of a process with threads its 2 to 5 %.)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DONE, FAILED, PROGRESS = 0, 1, 2
+_PROGRESS_S = 0.1
+_LENGTH = 4
+
+
+class Closed(Exception):  # noqa: N818 - the other side is gone, which may be right
+    """The other side closed the pipe."""
+
+
+def send(fd: int, message: object) -> None:
+    """Send one message, all of it."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    for part in (len(data).to_bytes(_LENGTH, "little"), data):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+def receive(fd: int) -> Any:
+    """Return the next message.
+
+    Raises:
+        Closed: The other side is gone.
+    """
+    return pickle.loads(_exactly(fd, int.from_bytes(_exactly(fd, _LENGTH), "little")))  # noqa: S301 - our own process
+
+
+def _exactly(fd: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        try:
+            got = os.readv(fd, (view[done:],))
+        except ConnectionError:
+            got = 0
+        if not got:
+            raise Closed
+        done += got
+    return data
+
+
+def run(tasks: int, results: int, lifeline: int) -> None:
+    """Serve tasks until the parent closes its side; the arguments are file descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
+        signal.signal(signum, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        return  # the parent died before the kernel knew whom to tell
+    try:
+        while True:
+            function, number, task = receive(tasks)
+            send(results, _call(function, number, task, results))
+    except (Closed, BrokenPipeError):
+        return
+
+
+def _call(function: Callable[..., object], number: int, task: object, results: int) -> tuple[int, int, object]:
+    from shardtool.errors import ShardError, WorkerBug
+
+    try:
+        if getattr(function, "reports", False):
+            return DONE, number, function(task, _reporter(results, number))
+        return DONE, number, function(task)
+    except ShardError as error:
+        return FAILED, number, error
+    except MemoryError:
+        return FAILED, number, WorkerBug("worker", "out of memory", remedy="Use fewer --workers.")
+    except Exception:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        import traceback
+
+        return FAILED, number, WorkerBug("worker", traceback.format_exc())
+
+
+def _reporter(results: int, number: int) -> Callable[[int, int], None]:
+    last, samples, size = time.monotonic(), 0, 0
+
+    def report(more_samples: int, more_bytes: int) -> None:
+        nonlocal last, samples, size
+        samples, size = samples + more_samples, size + more_bytes
+        if time.monotonic() - last > _PROGRESS_S:
+            send(results, (PROGRESS, number, (samples, size)))
+            last, samples, size = time.monotonic(), 0, 0
+
+    return report
+

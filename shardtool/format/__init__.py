@@ -1,0 +1,1 @@
+"""The bytes of the shard formats: no paths, no processes, no I/O."""

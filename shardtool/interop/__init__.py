@@ -1,0 +1,1 @@
+"""Formats and rules of other tools, a module each."""

@@ -1,0 +1,171 @@
+"""Names that every reader reads alike: what each reader gets wrong, and how to write around it.
+
+A shard is plain tar, but readers split names by rules of their own and drop what they do not
+expect, without a word. These are the ones that were seen doing it (interop.md, 1, 2, 4 and 11;
+webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0, megatron-energon 7.4.1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
+from shardtool.source.entries import Names
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.source.entries import Entries
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
+_HASH_LENGTH = 16
+
+# Each pattern matches from what offends to the NUL that ends the key, so once a key.
+_KEY_RULES: tuple[tuple[str, str, str, re.Pattern[bytes]], ...] = (
+    ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
+     "keys with a dot in the last part", re.compile(rb"\.[^\0/]*\0")),
+    ("space-in-key", "DALI's index (wds2idx) breaks at white space",
+     "keys with white space", re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
+    ("meta-key", "webdataset and Hugging Face datasets pass over names that start with two underscores",
+     "keys with a part that starts with two underscores", re.compile(rb"(?<![^\0/])__[^\0]*\0")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """Something that a reader would get wrong.
+
+    Attributes:
+        code: Stable, for programs.
+        readers: Who, and what they do.
+        what: What it is about, as a plural noun.
+        count: How many there are.
+        example: The first of them.
+        mendable: Whether `make_portable` ends it.
+    """
+
+    code: str
+    readers: str
+    what: str
+    count: int
+    example: str
+    mendable: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.readers}: {self.count:,} {self.what} (such as {self.example!r})"
+
+
+def misreads(entries: Entries) -> list[Misread]:
+    """Return what readers would get wrong about these samples in a tar shard, each kind once."""
+    found = []
+    for code, readers, what, pattern in _KEY_RULES:
+        first = pattern.search(entries.keys.data)
+        if first:
+            sample = int(np.searchsorted(entries.keys.starts, first.start(), "right")) - 1
+            count = sum(1 for _ in pattern.finditer(entries.keys.data))
+            found.append(Misread(code, readers, what, count, printable(entries.keys[sample])))
+    found += _long_names(entries)
+    upper = [at for at, name in enumerate(entries.fields) if name != name.lower()]
+    if upper:
+        rows = int(np.isin(entries.code, upper).sum())
+        readers = "webdataset lower-cases fields; DALI and Hugging Face datasets do not"
+        found.append(Misread("upper-case-field", readers, "fields in upper case", rows, entries.fields[upper[0]]))
+    large = np.flatnonzero(entries.size > SIZE_LIMIT)
+    if len(large):
+        example = printable(entries.path(int(large[0])))
+        found.append(Misread("large-member", "wids cannot read members of 8 GiB or more", "fields", len(large), example, mendable=False))
+    return found + _uneven(entries)
+
+
+def _long_names(entries: Entries) -> list[Misread]:
+    longest = max((len(field) for field in entries.fields), default=0) + 1
+    suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
+    rows = entries.rows_of(suspects)
+    names = [entries.keys[sample] for sample in suspects.tolist() for _ in range(int(entries.counts()[sample]))]
+    fields = [entries.fields[code].encode("utf-8", "surrogateescape") for code in entries.code[rows].tolist()]
+    long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
+    if not long:
+        return []
+    readers = "wids cuts names at 100 bytes, and DALI loses the field of some without an index"
+    return [Misread("long-name", readers, "names over 100 bytes", len(long), printable(long[0]))]
+
+
+def _uneven(entries: Entries) -> list[Misread]:
+    """Find samples that lack a field which most others have."""
+    total = len(entries)
+    has = np.bincount(entries.code, minlength=len(entries.fields))
+    missing = [(name, total - int(count)) for name, count in zip(entries.fields, has, strict=True)]
+    found = []
+    for name, lack in missing:
+        if 0 < lack <= total // 2:
+            rows = np.flatnonzero(entries.code == entries.fields.index(name))
+            holders = np.searchsorted(entries.first, rows, "right") - 1
+            lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
+            readers = "Hugging Face datasets wants the same fields in every sample"
+            example = printable(entries.key(int(lacking[0])))
+            found.append(Misread("missing-field", readers, f"samples without {name!r}", lack, example, mendable=False))
+    return found
+
+
+def make_portable(entries: Entries) -> Entries:
+    """Return the samples under names that every reader reads alike, in the order of their new keys.
+
+    What is unsafe in a key becomes `%` and two hex digits, so that `urllib.parse.unquote` gives it
+    back; fields are lower-cased; a key too long for the header's name field is cut and ends in a
+    hash of the whole. The source's names go into the sidecar.
+
+    Raises:
+        InvalidRequest: Two fields of a sample differ in case only.
+    """
+    fields = tuple(re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode()) for name in entries.fields)
+    room = NAME_LIMIT - 1 - max(map(len, fields), default=0)
+    original = [entries.keys[at] for at in range(len(entries))]
+    keys = [_portable_key(key, room) for key in original]
+    if len(set(keys)) < len(keys):
+        raise InvalidRequest("--portable", "two keys become one", remedy="Rename one of them.")
+    by_key = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    unique = tuple(sorted(set(fields), key=str.encode))
+    new_code = np.array([unique.index(name) for name in fields], np.uint16)
+    paths = Names.of(entries.path(row) for row in range(len(entries.code)))
+    renamed = replace(
+        entries, keys=Names.of(keys), fields=unique, code=new_code[entries.code], paths=paths, source_paths=True
+    )
+    check_case(renamed)
+    return renamed.take(by_key)
+
+
+def _portable_key(key: bytes, room: int) -> bytes:
+    safe = _UNSAFE.sub(lambda match: b"".join(b"%%%02X" % byte for byte in match[0]), key)
+    safe = re.sub(rb"/__", b"/%5F%5F", safe)
+    if len(safe) <= room:
+        return safe
+    digest = blake2b(key, digest_size=_HASH_LENGTH // 2).hexdigest().encode()
+    cut = safe[: room - _HASH_LENGTH - 1]
+    return cut[: len(cut) - (2 - cut[::-1].find(b"%") if b"%" in cut[-2:] else 0)] + b"~" + digest
+
+
+def check_case(entries: Entries) -> None:
+    """Refuse samples with two fields that differ in case only: webdataset, which lower-cases, fails on them.
+
+    Raises:
+        InvalidRequest: There are such samples.
+    """
+    lower = [name.lower() for name in entries.fields]
+    twins: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
+    if len(set(lower)) == len(lower) and not entries.source_paths:
+        return
+    samples = np.repeat(np.arange(len(entries)), entries.counts())
+    pairs = samples * (len(lower) + 1) + (twins[entries.code] if len(twins) else 0)
+    values, counts = np.unique(pairs, return_counts=True)
+    clash = values[counts > 1] // (len(lower) + 1)
+    if len(clash):
+        raise InvalidRequest(
+            "SOURCE", f"fields that differ in case only: {listing([entries.key(int(at)) for at in clash[:6]])}",
+            expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
+        )  # fmt: skip

@@ -1,0 +1,205 @@
+"""Shard patterns: the names of a dataset's shards, and of the files beside them.
+
+`out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
+`out-{000000..}.tar`, and a list of names all become one `ShardPattern`. The ending picks the
+format. A pattern names files in one folder, which may be a URL; it touches none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, listing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIDECAR_SUFFIX = ".index"
+SKIPPED_SUFFIX = ".skipped"
+DATASET_SUFFIX = ".json"
+FORMATS = {".tar": "tar"}
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
+_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
+_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPattern:
+    """The names of a dataset's shards.
+
+    Attributes:
+        folder: Where all files of the dataset lie; "" is the current folder.
+        prefix: What stands before the number.
+        suffix: What stands after it, the format's ending included.
+        first: The first number.
+        width: Digits, zero-padded.
+        count: How many names there are; None for an open range.
+        names: The names themselves where a list was given (then the number is the place in it).
+        text: The pattern as the dataset file records it.
+    """
+
+    folder: str
+    prefix: str
+    suffix: str
+    first: int
+    width: int
+    count: int | None
+    names: tuple[str, ...] | None
+    text: str
+
+    @property
+    def format(self) -> str:
+        """`tar`."""
+        return FORMATS[_ending(self.suffix if self.names is None else self.names[0])]
+
+    @property
+    def base(self) -> str:
+        """What the dataset is called: `out` for `out-{000000..}.tar`."""
+        rest = self.suffix.removesuffix(_ending(self.suffix))
+        return f"{self.prefix}{rest}".strip("-_. ") or "dataset"
+
+    @property
+    def dataset_file(self) -> str:
+        """The dataset file's name, in `folder`."""
+        return self.base + DATASET_SUFFIX
+
+    @property
+    def skipped_file(self) -> str:
+        """The name of the list of what was left out, in `folder`."""
+        return self.base + SKIPPED_SUFFIX
+
+    def shard(self, number: int) -> str:
+        """Return the name of shard `number`, counted from 0."""
+        if self.names is not None:
+            return self.names[number]
+        return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
+
+    def owns(self, name: str) -> bool:
+        """Tell whether a file called `name` in `folder` belongs to this dataset, whatever its number."""
+        if name in (self.dataset_file, self.skipped_file):
+            return True
+        ending = _ending(self.suffix)
+        stem = name.removesuffix(ending) if name.endswith(ending) else name.removesuffix(SIDECAR_SUFFIX)
+        if stem == name:
+            return False
+        if self.names is not None and stem + ending in self.names:
+            return True
+        head, tail = self.prefix, self.suffix.removesuffix(ending)
+        number = stem[len(head) : len(stem) - len(tail)]
+        return (
+            len(stem) > len(head) + len(tail)
+            and stem.startswith(head)
+            and stem.endswith(tail)
+            and number.isascii()
+            and number.isdigit()
+        )
+
+
+def sidecar_name(shard: str) -> str:
+    """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
+    return shard.removesuffix(_ending(shard)) + SIDECAR_SUFFIX
+
+
+def parse_pattern(output: str | Sequence[str]) -> ShardPattern:
+    """Return the pattern that `output` means: one pattern, or the names that a shell made of one.
+
+    Raises:
+        InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
+    """
+    texts = [output] if isinstance(output, str) else list(output)
+    if not texts:
+        raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
+    ranges = list(_RANGE.finditer(texts[0]))
+    if len(texts) > 1 or not ranges:
+        return _from_names(_expand(texts))
+    return _from_range(texts[0], ranges)
+
+
+def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
+    match = ranges[0]
+    folder, _, _ = text[: match.start()].rpartition("/")
+    if len(ranges) > 1 or "/" in text[match.end() :]:
+        raise InvalidRequest(text, "a range in a folder's name, or several ranges", expected="one range, in the file name")
+    digits, last = match[1] or match[3], match[2] or match[4]
+    if digits is None:
+        first, width, count = 0, int(match[5] or 1), None
+    else:
+        first, width = int(digits), len(digits)
+        count = int(last) - first + 1 if last else None
+        if count is not None and count < 1:
+            raise InvalidRequest(text, f"the range ends at {last}, before it starts", expected=_EXAMPLE)
+    prefix = text[len(folder) + 1 if folder or text.startswith("/") else 0 : match.start()]
+    if text.startswith("/") and not folder:
+        folder = "/"
+    suffix = text[match.end() :]
+    _check_ending(text, suffix)
+    body = f"{digits}..{last or str()}" if digits is not None else f"{0:0{width}d}.."
+    return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
+
+
+def _expand(texts: list[str]) -> list[str]:
+    """Expand what braces are left: a script may have quoted one of several patterns."""
+    if any("{" in text for text in texts):
+        from braceexpand import braceexpand  # type: ignore[attr-defined,unused-ignore]
+
+        return [name for text in texts for name in braceexpand(text)]
+    return texts
+
+
+def _from_names(names: list[str]) -> ShardPattern:
+    if len(names) == 1:
+        _check_ending(names[0], names[0])
+    folders = {name.rpartition("/")[0] for name in names}
+    if len(folders) > 1:
+        found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"
+        raise InvalidRequest("OUTPUT", found, expected="one folder")
+    plain = [name.rpartition("/")[2] for name in names]
+    for name in plain:
+        _check_ending(name, name)
+    if len(set(map(_ending, plain))) > 1:
+        raise InvalidRequest("OUTPUT", f"several formats: {listing(sorted(set(map(_ending, plain))))}", expected="one")
+    if twice := sorted({name for name in plain if plain.count(name) > 1} if len(set(plain)) < len(plain) else ()):
+        raise InvalidRequest("OUTPUT", f"names given twice: {listing(twice)}")
+    stems = [name.removesuffix(_ending(name)) for name in plain]
+    prefix, digits = _common(stems)
+    folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
+    ending = _ending(plain[0])
+    width = len(digits)
+    text = _ranged(plain, prefix, ending) or ",".join([plain[0], "...", plain[-1]] if len(plain) > 2 else plain)
+    return ShardPattern(folder, prefix, ending, 0, width, len(plain), tuple(plain), text)
+
+
+def _common(stems: list[str]) -> tuple[str, str]:
+    """Return what all stems start with, and the number that ends the first of them."""
+    prefix = stems[0]
+    for stem in stems:
+        while not stem.startswith(prefix):
+            prefix = prefix[:-1]
+    prefix = prefix.rstrip("0123456789") if len(stems) > 1 else prefix
+    return prefix, stems[0][len(prefix) :]
+
+
+def _ranged(names: list[str], prefix: str, ending: str) -> str | None:
+    """Return the pattern that these names are, where they are one: a shell that expanded it changes nothing."""
+    numbers = [name[len(prefix) : -len(ending)] for name in names]
+    if not all(number.isdigit() and number.isascii() for number in numbers):
+        return None
+    first, width = int(numbers[0]), len(numbers[0])
+    if numbers != [f"{first + at:0{width}d}" for at in range(len(numbers))]:
+        return None
+    return f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
+
+
+def _ending(name: str) -> str:
+    match = _ENDING.search(name)
+    return match[0] if match else ""
+
+
+def _check_ending(where: str, name: str) -> None:
+    if _ending(name) not in FORMATS:
+        known = ", ".join(sorted(FORMATS))
+        found = f"the ending {_ending(name)!r}" if _ending(name) else "no ending"
+        raise InvalidRequest(where, found, expected=f"{_EXAMPLE} (formats: {known})")

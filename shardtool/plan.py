@@ -1,0 +1,299 @@
+"""Which sample goes into which shard, decided before a byte is written.
+
+A `Plan` is pure: entries and bounds in, columns out, no file opened. Because the size of every
+record is known beforehand, a shard is a task of its own with a known name and size, which is what
+makes workers, resume and "no shard is ever larger than asked" simple.
+
+Samples keep their order, or are put into one global random order; shards are contiguous runs of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, listing
+from shardtool.format.measure import TRAILER_SIZE, sample_sizes
+from shardtool.sample import ShardSamples, Skipped, show_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.source.entries import Entries
+
+Oversize = Literal["error", "alone", "skip"]
+DEFAULT_MAX_SIZE = 10**9
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What limits a shard.
+
+    Attributes:
+        max_size: Bytes of the finished file; None: no such bound was asked for.
+        max_count: Samples; likewise.
+        equal_count: Whether shards hold equally many samples, give or take one.
+        multiple_of: The number of shards is a multiple of this.
+        oversize: What becomes of a sample that fits in no shard: an error, a shard of its own, or left out.
+    """
+
+    max_size: int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    multiple_of: int = 1
+    oversize: Oversize = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Samples in shard order, and where the shards end.
+
+    Attributes:
+        entries: The samples.
+        order: int64[samples]: which sample stands where; None for the entries' own order.
+        total: int64[samples + 1]: bytes of the records before each place.
+        ends: int64[shards]: the place after each shard's last sample.
+        sizes: int64[shards]: bytes of each finished file, exact.
+        left_out: Samples that `oversize` left out.
+        notes: What the user should know, such as shards over the bound.
+    """
+
+    entries: Entries
+    order: NDArray[np.int64] | None
+    total: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    left_out: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return len(self.ends)
+
+    def span(self, shard: int) -> tuple[int, int]:
+        """Return the first place of a shard, and the place after its last."""
+        return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
+
+    def count(self, shard: int) -> int:
+        """Return how many samples a shard holds."""
+        first, last = self.span(shard)
+        return last - first
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the sample at a place of the plan's order."""
+        return self.entries.key(place if self.order is None else int(self.order[place]))
+
+    def samples(self, shard: int) -> ShardSamples:
+        """Return what a worker must know to write a shard: plain bytes, no arrays."""
+        e = self.entries
+        first, last = self.span(shard)
+        if self.order is None:
+            rows = slice(int(e.first[first]), int(e.first[last]))
+            keys = e.keys.span(first, last)
+            counts = np.diff(e.first[first : last + 1])
+            pick = [names.span(rows.start, rows.stop) if names else None for names in (e.paths, e.inline)]
+        else:
+            which = self.order[first:last]
+            index = e.rows_of(which)
+            keys, counts, rows = e.keys.gather(which), e.counts()[which], index  # type: ignore[assignment]
+            pick = [names.gather(index) if names else None for names in (e.paths, e.inline)]
+        return ShardSamples(
+            root=e.root,
+            keys=keys,
+            needs=np.diff(self.total[first : last + 1]).tobytes(),
+            counts=counts.astype(np.uint16).tobytes(),
+            fields=tuple(name.encode("utf-8", "surrogateescape") for name in e.fields),
+            codes=e.code[rows].tobytes(),
+            kinds=e.kind[rows].tobytes(),
+            sizes=e.size[rows].tobytes(),
+            mtimes=e.mtime_ns[rows].tobytes(),
+            paths=pick[0],
+            inline=pick[1],
+        )
+
+    def changed_ns(self, shard: int) -> int:
+        """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
+        e = self.entries
+        first, last = self.span(shard)
+        if self.order is None:
+            rows: NDArray[np.int64] | slice = slice(int(e.first[first]), int(e.first[last]))
+        else:
+            rows = e.rows_of(self.order[first:last])
+        return int(e.changed_ns[rows].max(initial=0))
+
+
+def fingerprint(samples: ShardSamples, source_paths: bool) -> str:  # noqa: FBT001 - a column's presence
+    """Return a hash of what the plan says of a shard: another one means other bytes.
+
+    Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.
+    """
+    digest = blake2b(digest_size=16)
+    paths = samples.paths if source_paths else None
+    parts = (samples.keys, samples.counts, b"\0".join(samples.fields), samples.codes, samples.sizes, paths, samples.inline)
+    digest.update(b"shardtool plan %d" % FORMAT_VERSION)
+    for part in parts:
+        digest.update(b"%d:" % len(part or b""))
+        digest.update(part or b"")
+    return digest.hexdigest()
+
+
+def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_seed: int | None = None) -> Plan:
+    """Return the plan for `entries`.
+
+    Args:
+        entries: The samples.
+        pattern: Whose number of names is the capacity, or, where nothing bounds a shard, what is asked for.
+        bounds: What limits a shard.
+        shuffle_seed: Puts the samples into the random order of that seed.
+
+    Raises:
+        InvalidRequest: No samples, a sample over the bound, or more shards than the pattern has names.
+    """
+    if not len(entries):
+        raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=_why_empty(entries))
+    trailer = TRAILER_SIZE[pattern.format]
+    exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
+    max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
+    room = max_size - trailer if max_size else 2**62
+    sizes = sample_sizes(entries)
+    entries, sizes, left_out, notes = _fit(entries, sizes, room, bounds.oversize, trailer)
+    order = None if shuffle_seed is None else shuffled(len(entries), shuffle_seed)
+    ordered = sizes if order is None else sizes[order]
+    total = np.empty(len(ordered) + 1, np.int64)  # total[i]: bytes of the samples before place i
+    total[0] = 0
+    np.cumsum(ordered, out=total[1:])
+    if exact and pattern.count is not None:
+        ends = _exactly(total, pattern, bounds)
+    else:
+        ends = _bounded(total, room, bounds)
+    if pattern.count is not None and len(ends) > pattern.count:
+        raise InvalidRequest(
+            pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
+            remedy="Use an open range such as out-{000000..}.tar, a wider range, or larger shards.",
+        )  # fmt: skip
+    starts = np.concatenate(([0], ends[:-1]))
+    return Plan(entries, order, total, ends, total[ends] - total[starts] + trailer, left_out, notes)
+
+
+def shuffled(count: int, seed: int) -> NDArray[np.int64]:
+    """Return a uniform random permutation of `count` places, the same on every machine and NumPy version.
+
+    Each place gets a 64-bit number from SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); they are sorted.
+    """
+    state = np.arange(1, count + 1, dtype=np.uint64)
+    offset = int.from_bytes(blake2b(b"shuffle %d" % seed, digest_size=8).digest(), "little")
+    state *= np.uint64(0x9E3779B97F4A7C15)
+    state += np.uint64(offset)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state ^= state >> np.uint64(shift)
+        state *= np.uint64(factor)
+    state ^= state >> np.uint64(31)
+    return np.argsort(state, kind="stable")
+
+
+def _why_empty(entries: Entries) -> str:
+    if entries.left_out:
+        return f"All {len(entries.left_out):,} files were left out, such as {entries.left_out[0].path}."
+    return "Is it the right folder? Look at --include, --exclude and --hidden."
+
+
+def _fit(
+    entries: Entries, sizes: NDArray[np.int64], room: int, oversize: Oversize, trailer: int
+) -> tuple[Entries, NDArray[np.int64], tuple[Skipped, ...], tuple[str, ...]]:
+    """Apply the rule for samples that fit in no shard."""
+    too_large = np.flatnonzero(sizes > room)
+    if not len(too_large):
+        return entries, sizes, (), ()
+    names = [f"{entries.key(at)} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:6].tolist()]
+    names += [""] * (len(too_large) - len(names))
+    found = f"{len(too_large):,} samples are larger than a shard of {show_size(room + trailer)} may be: {listing(names)}"
+    if oversize == "error":
+        remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
+        raise InvalidRequest("--max-size", found, remedy=remedy)
+    if oversize == "alone":
+        return entries, sizes, (), (f"{found}; each gets a shard of its own",)
+    left_out = tuple(
+        Skipped(entries.key(at), "", "oversize", f"{int(sizes[at]) + trailer:,} bytes, over --max-size")
+        for at in too_large.tolist()
+    )
+    keep = np.flatnonzero(sizes <= room)
+    kept = replace(entries.take(keep), left_out=entries.left_out)
+    if not len(keep):
+        raise InvalidRequest("--max-size", found, remedy="Raise --max-size: no sample is left.")
+    return kept, sizes[keep], left_out, ()
+
+
+def _bounded(total: NDArray[np.int64], room: int, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as few shards as the bounds allow."""
+    ends = _greedy(total, room, bounds.max_count)
+    if not bounds.equal_count and bounds.multiple_of == 1:
+        return ends
+    samples = len(total) - 1
+    # A sample that has a shard of its own may be over the bound; whether the others are within it still counts.
+    limit = max(room, int(np.diff(total).max()))
+    count = -(-len(ends) // bounds.multiple_of) * bounds.multiple_of
+    while count <= samples:
+        ends = _even_count(samples, count) if bounds.equal_count else _even_bytes(total, count)
+        starts = np.concatenate(([0], ends[:-1]))
+        fits = (total[ends] - total[starts]).max() <= limit
+        if fits and (bounds.max_count is None or (ends - starts).max() <= bounds.max_count):
+            return ends
+        step = max(1, count // (64 * bounds.multiple_of))  # near enough to the least, in a bounded number of tries
+        count += step * bounds.multiple_of
+    if samples % bounds.multiple_of == 0:
+        return np.arange(1, samples + 1, dtype=np.int64)
+    raise InvalidRequest(
+        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {bounds.multiple_of:,} shards",
+        expected="at least one sample a shard",
+    )  # fmt: skip
+
+
+def _greedy(total: NDArray[np.int64], room: int, max_count: int | None) -> NDArray[np.int64]:
+    """Fill each shard as far as it goes; a sample that is larger than a shard stands alone."""
+    ends, at, samples = [], 0, len(total) - 1
+    while at < samples:
+        end = int(np.searchsorted(total, total[at] + room, "right")) - 1
+        if max_count is not None:
+            end = min(end, at + max_count)
+        at = max(end, at + 1)
+        ends.append(at)
+    return np.array(ends, np.int64)
+
+
+def _exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as many shards as the pattern has names."""
+    count, samples = pattern.count or 0, len(total) - 1
+    if count % bounds.multiple_of:
+        raise InvalidRequest(
+            "--shards-multiple-of", f"{pattern.text} asks for {count:,} shards",
+            expected=f"a multiple of {bounds.multiple_of:,}",
+        )  # fmt: skip
+    if count > samples:
+        raise InvalidRequest(
+            pattern.text, f"{count:,} shards for {samples:,} samples", expected="at least one sample a shard",
+            remedy="Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with --max-size.",
+        )  # fmt: skip
+    return _even_count(samples, count) if bounds.equal_count else _even_bytes(total, count)
+
+
+def _even_count(samples: int, count: int) -> NDArray[np.int64]:
+    return np.arange(1, count + 1, dtype=np.int64) * samples // count
+
+
+def _even_bytes(total: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Cut at the places nearest to equal shares of the bytes, at least one sample a shard."""
+    samples = len(total) - 1
+    share = np.array([int(total[-1]) * number // count for number in range(1, count + 1)], np.int64)
+    after = np.searchsorted(total, share, "left")
+    before = np.maximum(after - 1, 0)
+    ends = np.where(share - total[before] < total[after] - share, before, after).astype(np.int64)
+    steps = np.arange(count, dtype=np.int64)
+    ends = np.maximum.accumulate(ends - steps) + steps  # strictly increasing from the left
+    ends = np.maximum(ends, steps + 1)
+    return np.minimum(ends, samples - (count - 1 - steps))  # and room for one sample in each that follows

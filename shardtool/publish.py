@@ -1,0 +1,165 @@
+"""Staged files become visible: shard, then sidecar, and after all of them the dataset file.
+
+One `Publisher` a run, in the parent process, which alone gives final names: a worker that outlived
+its time could never publish. It holds the rules about what may be there already, and the order
+that makes every instant safe:
+
+- the dataset file names only files that are there and whole: whatever replaces or removes one of
+  its shards removes the dataset file first;
+- `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from shardtool.errors import OutputExists, OutputFailed, listing
+from shardtool.pattern import sidecar_name
+from shardtool.sample import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.sample import Skipped
+    from shardtool.storage import FileFact, LocalFolder, Staged
+
+IfExists = Literal["error", "resume", "overwrite"]
+_SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
+
+
+class Publisher:
+    """The output of one run.
+
+    Args:
+        folder: Where it goes.
+        pattern: Its names.
+        if_exists: What to do about an earlier output.
+    """
+
+    def __init__(self, folder: LocalFolder, pattern: ShardPattern, if_exists: IfExists) -> None:
+        self.folder, self.pattern, self.if_exists = folder, pattern, if_exists
+        self.existing: dict[str, FileFact] = {}
+        self._waiting: list[Staged] = []
+        self._announced = False
+
+    def check(self) -> None:
+        """Find what is there, and refuse to touch it where nobody asked for that.
+
+        Raises:
+            OutputExists: There is output, and `if_exists` is `error`.
+        """
+        self.existing = {name: fact for name, fact in self.folder.files().items() if self.pattern.owns(name)}
+        if self.existing and self.if_exists == "error":
+            names = sorted(self.existing)
+            complete = self.pattern.dataset_file in self.existing
+            remedy = "Choose another name, or --overwrite" + ("." if complete else ", or finish that run with --resume.")
+            found = f"{len(names):,} files are there already: {listing(names, 3)}"
+            raise OutputExists(self.folder.path or ".", found, remedy=remedy)
+
+    def clean(self) -> None:
+        """Remove what a killed run has left under temporary names. Call it under the lock."""
+        self.folder.discard_staged([name for name in self.folder.staged_names() if self.pattern.owns(name)])
+
+    def check_space(self, sizes: Sequence[int]) -> None:
+        """Refuse to start what cannot end.
+
+        Args:
+            sizes: Bytes of the shards that are yet to be written.
+
+        Raises:
+            OutputFailed: The folder has less space than the shards take.
+        """
+        need, free = int(sum(sizes) * _SPACE_FOR_INDEXES), self.folder.free_bytes()
+        if need > free:
+            overwrite = self.if_exists == "overwrite" and bool(self.existing)
+            why = "Make space: the old dataset stays until the new one is complete." if overwrite else "Make space"
+            remedy = why if overwrite else f"{why}, then run the same command{' again' if not self.existing else ''}."
+            raise OutputFailed(
+                self.folder.path or ".", f"{show_size(free)} free, {show_size(need)} needed; nothing was written",
+                remedy=remedy,
+            )  # fmt: skip
+
+    def add(self, shard: Staged | None, sidecar: bytes, name: str) -> None:
+        """Publish a shard and its sidecar, or keep them for the end of an `--overwrite`.
+
+        Args:
+            shard: The staged shard; None: the one that is there stays.
+            sidecar: Its sidecar's bytes.
+            name: The shard's final name.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        staged = [] if shard is None else [shard]
+        index = sidecar_name(name)
+        if shard is not None or not self._has(index, sidecar):
+            staged.append(self._stage(index, sidecar))
+        if self.if_exists == "overwrite":
+            self._waiting += staged
+        elif staged:
+            self._withdraw_dataset_file()
+            self.folder.publish(*staged)
+
+    def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
+        """Publish what waits, remove what is stale, and publish the dataset file, last.
+
+        Args:
+            shards: The final names of all shards.
+            dataset_file: Its bytes.
+            skipped: What was left out.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        wanted = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
+        ledger = b"".join(_row(one) for one in skipped)
+        if ledger:
+            wanted.add(self.pattern.skipped_file)
+        stale = sorted(set(self.existing) - wanted)
+        if ledger and not self._has(self.pattern.skipped_file, ledger):
+            self._waiting.append(self._stage(self.pattern.skipped_file, ledger))
+        if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
+            return
+        last = self._stage(self.pattern.dataset_file, dataset_file)
+        if self._waiting or stale:
+            self._withdraw_dataset_file()
+        if self._waiting:
+            self.folder.publish(*self._waiting)
+        self.folder.remove(stale)
+        self.folder.publish(last)
+        self._waiting = []
+
+    def _withdraw_dataset_file(self) -> None:
+        """Remove the old dataset file before the first of its shards changes."""
+        if not self._announced and self.pattern.dataset_file in self.existing:
+            self.folder.remove([self.pattern.dataset_file])
+            self.existing.pop(self.pattern.dataset_file, None)
+        self._announced = True
+
+    def _stage(self, name: str, data: bytes) -> Staged:
+        output = self.folder.stage(name)
+        try:
+            output.write(data)
+            return output.finish()
+        except BaseException:
+            output.abandon()
+            raise
+
+    def _has(self, name: str, data: bytes) -> bool:
+        """Tell whether a file is there with exactly these bytes."""
+        fact = self.existing.get(name)
+        if fact is None or fact.size != len(data):
+            return False
+        with suppress(OSError):
+            return self.folder.read(name) == data
+        return False
+
+
+def _row(one: Skipped) -> bytes:
+    from shardtool.errors import printable
+
+    row = {"key": printable(one.key), "path": printable(one.path), "code": one.code, "message": printable(one.message)}
+    return json.dumps(row, ensure_ascii=True).encode() + b"\n"

@@ -1,0 +1,106 @@
+"""Values that every layer shares: sizes, the key and field rule, and why a sample was left out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from shardtool.errors import InvalidRequest
+
+Dots = Literal["first", "last"]
+OnError = Literal["stop", "skip"]
+
+FILE, LINK, INLINE = 0, 1, 2  # how a field is read: a file, a file behind a link, or carried in the plan
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_STEP = 1000
+
+
+def parse_size(text: str | int) -> int:
+    """Return bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a bare number is bytes.
+
+    Raises:
+        InvalidRequest: `text` is no size, or is zero.
+    """
+    match = _SIZE.fullmatch(str(text))
+    size = 0
+    if match:
+        number, power, binary = match.groups()
+        size = int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])
+    if size < 1:
+        raise InvalidRequest(f"size {str(text)!r}", "no size", expected="a number and a unit, such as 500MB or 1.5GiB")
+    return size
+
+
+def show_size(size: float) -> str:
+    """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < _STEP:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}" if size < 10 else f"{size:.1f} {unit}"
+        size /= _STEP
+    return f"{size:.1f} PB"
+
+
+def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
+    """Return (stem, field) of a file name without its folder; None where no key and field can be told.
+
+    `first` is WebDataset's rule: the stem ends at the first dot. `last`: at the last one. A dot
+    that starts the name belongs to the stem: `.a.jpg` is the field `jpg` of `.a`.
+
+    Source: interop.md 1; webdataset/tariterators.py, `base_plus_ext`.
+    """
+    at = name.find(b".", 1) if dots == "first" else name.rfind(b".")
+    if at < 1 or at == len(name) - 1:
+        return None
+    return name[:at], name[at + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Something that was left out: a row of `out.skipped`.
+
+    Attributes:
+        key: The sample's key; empty where the file belongs to none.
+        path: Relative to the source.
+        code: Stable, for programs: `unreadable`, `vanished`, `changed`, `oversize`, `no-field`, `special-file`, ...
+        message: For people.
+    """
+
+    key: str
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSamples:
+    """What a worker must know of the samples of one shard: plain bytes that travel fast.
+
+    Attributes:
+        root: What paths count from, ending in a slash.
+        keys: One a sample, a NUL after each.
+        needs: int64 a sample: bytes of its records, headers and padding included.
+        counts: uint16 a sample: how many fields it has. What follows is one a field.
+        fields: The names that `codes` stands for.
+        codes: uint16, the field's name.
+        kinds: uint8, how it is read: FILE, LINK or INLINE.
+        sizes: int64, payload bytes.
+        mtimes: int64, nanoseconds, as the plan saw it.
+        paths: Relative to `root`, a NUL after each; None: key + "." + field.
+        inline: The payload of INLINE fields, a NUL after each, empty for others; None where there are none.
+    """
+
+    root: bytes
+    keys: bytes
+    needs: bytes
+    counts: bytes
+    fields: tuple[bytes, ...]
+    codes: bytes
+    kinds: bytes
+    sizes: bytes
+    mtimes: bytes
+    paths: bytes | None
+    inline: bytes | None

@@ -1,0 +1,145 @@
+"""`Entries`: the samples of a source as columns, with no object per sample.
+
+Ten million samples must fit a laptop's memory (design.md, promise 7), so names lie end to end in
+one buffer and numbers in NumPy arrays: about 45 bytes a field, plus the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardtool.sample import Skipped
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Byte strings without NULs in one buffer, a NUL after each.
+
+    Attributes:
+        data: The buffer.
+        starts: int64[n + 1]; string i is `data[starts[i] : starts[i + 1] - 1]`.
+    """
+
+    data: bytes
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Names:
+        """Return the names in a buffer where each ends with a NUL."""
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
+        starts = np.empty(len(ends) + 1, np.int64)
+        starts[0] = 0
+        np.add(ends, 1, out=starts[1:])
+        return cls(data, starts)
+
+    @classmethod
+    def of(cls, names: Iterable[bytes]) -> Names:
+        """Return `names` as columns."""
+        return cls.parse(b"".join([name + b"\0" for name in names]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, at: int) -> bytes:
+        return self.data[self.starts[at] : self.starts[at + 1] - 1]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the bytes of each name, its NUL not counted."""
+        return np.diff(self.starts) - 1
+
+    def span(self, first: int, last: int) -> bytes:
+        """Return names `first` to `last` (exclusive), a NUL after each."""
+        return self.data[self.starts[first] : self.starts[last]]
+
+    def gather(self, which: NDArray[np.int64]) -> bytes:
+        """Return the names `which`, in that order, a NUL after each."""
+        starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
+        return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+    def take(self, which: NDArray[np.int64]) -> Names:
+        """Return the names `which`, in that order."""
+        return Names.parse(self.gather(which))
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The samples of a source, ordered by the bytes of key and field.
+
+    Sample i has the rows `first[i]` to `first[i + 1]` (exclusive) of the columns below `first`.
+
+    Attributes:
+        root: What paths count from, ending in a slash.
+        keys: One a sample.
+        first: int64[samples + 1].
+        fields: The names that `code` stands for.
+        code: uint16[rows], a field's name.
+        kind: uint8[rows]: FILE, LINK or INLINE.
+        size: int64[rows], payload bytes.
+        mtime_ns: int64[rows], as seen when the source was listed.
+        changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
+        paths: One a row, relative to `root`; None where each is key + "." + field.
+        inline: One a row, the payload of INLINE rows; None where there are none.
+        source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
+        classes: Field to the names of its class numbers.
+        left_out: What the source holds but cannot be part of a sample.
+    """
+
+    root: bytes
+    keys: Names
+    first: NDArray[np.int64]
+    fields: tuple[str, ...]
+    code: NDArray[np.uint16]
+    kind: NDArray[np.uint8]
+    size: NDArray[np.int64]
+    mtime_ns: NDArray[np.int64]
+    changed_ns: NDArray[np.int64]
+    paths: Names | None
+    inline: Names | None
+    source_paths: bool
+    classes: Mapping[str, list[str]]
+    left_out: tuple[Skipped, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def key(self, sample: int) -> str:
+        """Return a sample's key, for messages too: undecodable bytes become surrogates."""
+        return self.keys[sample].decode("utf-8", "surrogateescape")
+
+    def path(self, row: int) -> bytes:
+        """Return the path of a row, relative to `root`."""
+        if self.paths is not None:
+            return self.paths[row]
+        sample = int(np.searchsorted(self.first, row, "right")) - 1
+        return self.keys[sample] + b"." + self.fields[self.code[row]].encode("utf-8", "surrogateescape")
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many fields each sample has."""
+        return np.diff(self.first)
+
+    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of `samples`, in that order."""
+        starts = self.first[samples]
+        counts = self.first[samples + 1] - starts
+        offsets = np.cumsum(counts) - counts
+        return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+    def take(self, samples: NDArray[np.int64]) -> Entries:
+        """Return `samples`, in that order."""
+        rows = self.rows_of(samples)
+        first = np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64)
+        return replace(
+            self,
+            keys=self.keys.take(samples),
+            first=first,
+            **{name: getattr(self, name)[rows] for name in ("code", "kind", "size", "mtime_ns", "changed_ns")},
+            paths=self.paths.take(rows) if self.paths is not None else None,
+            inline=self.inline.take(rows) if self.inline is not None else None,
+        )

@@ -1,0 +1,201 @@
+"""The folder source: a tree of files becomes `Entries`.
+
+A sample is the files that share a key. What a tree holds besides samples is not passed over in
+silence: it comes back as `left_out`, and `create` decides what that means.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.sample import INLINE
+from shardtool.source.entries import Entries, Names
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from shardtool.sample import Skipped
+    from shardtool.source.scan import ScanPart
+
+Number = TypeVar("Number", np.uint16, np.int64)
+_FIELD_LIMIT = 2**16 - 1
+
+
+def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entries:
+    """Return the samples that were found below `root`.
+
+    Args:
+        root: Ending in a slash.
+        parts: What `scan` returned, in key order.
+        left_out: What the top of the tree holds besides samples.
+
+    Raises:
+        InvalidRequest: Too many different fields.
+    """
+    left_out = sorted([*left_out, *(one for part in parts for one in part.left_out)], key=lambda one: os.fsencode(one.path))
+    names = sorted({name for part in parts for name in part.fields})
+    if len(names) > _FIELD_LIMIT:
+        raise InvalidRequest(
+            printable(root), f"{len(names):,} different fields, such as {printable(names[0])!r}", expected="a few",
+            remedy="If the names have dots in them, --dots last makes the last ending the field.",
+        )  # fmt: skip
+    place = {name: at for at, name in enumerate(names)}
+    codes = [
+        np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint16)]
+        for part in parts
+        if part.fields
+    ]
+    counts = _joined((part.counts for part in parts), np.uint16).astype(np.int64)
+    return Entries(
+        root=root,
+        keys=Names.parse(b"".join(part.keys[0] for part in parts)),
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        fields=tuple(os.fsdecode(name) for name in names),
+        code=np.concatenate(codes) if codes else np.zeros(0, np.uint16),
+        kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
+        size=_joined((part.sizes for part in parts), np.int64),
+        mtime_ns=_joined((part.mtimes for part in parts), np.int64),
+        changed_ns=_joined((part.changed for part in parts), np.int64),
+        paths=None,
+        inline=None,
+        source_paths=False,
+        classes={},
+        left_out=tuple(left_out),
+    )
+
+
+def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
+    arrays = [np.frombuffer(part, kind) for part in parts if len(part)]
+    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
+
+
+def check_torn(entries: Entries) -> None:
+    """Refuse names that WebDataset's rule would tear apart, such as `scan.2019.01.jpg`, before anybody chose.
+
+    A field with a dot is common (`a.seg.png`). It is suspicious where a part of it is a number, or
+    where nearly every file has such a field of its own.
+
+    Raises:
+        InvalidRequest: Names look torn.
+    """
+    dotted = [code for code, name in enumerate(entries.fields) if "." in name]
+    if not dotted:
+        return
+    uses = np.bincount(entries.code, minlength=len(entries.fields))
+    numbered = [code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])]
+    rows = int(uses[dotted].sum())
+    lonely = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
+    if not numbered and not lonely:
+        return
+    row = int(np.flatnonzero(entries.code == (numbered or dotted)[0])[0])
+    name = printable(entries.path(row))
+    field = printable(entries.fields[entries.code[row]])
+    key = printable(entries.keys[int(np.searchsorted(entries.first, row, "right")) - 1])
+    raise InvalidRequest(
+        name, f"dots in {rows:,} names: by WebDataset's rule the key of this one is {key!r} and its field {field!r}",
+        remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
+        "the first dot), or --dots first if that is what you want.",
+    )  # fmt: skip
+
+
+def check_utf8(entries: Entries) -> None:
+    """Refuse names that are not UTF-8: sidecars, JSON and most readers cannot hold them.
+
+    Raises:
+        InvalidRequest: There are such names.
+    """
+    bad = []
+    try:
+        entries.keys.data.decode()
+    except UnicodeDecodeError:
+        bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not _is_utf8(key)]
+    bad += [printable(name) for name in entries.fields if not _is_utf8(os.fsencode(name))]
+    if bad:
+        raise InvalidRequest(
+            "SOURCE", f"{len(bad):,} names are not UTF-8: {listing(bad)}",
+            remedy="Rename them, or pack them under safe names with --portable.",
+        )  # fmt: skip
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def label_from_folder(entries: Entries) -> Entries:
+    """Give each sample the field `cls`: the number of its top folder, in the order of the names.
+
+    This is torchvision's ImageFolder convention.
+
+    Raises:
+        InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
+    """
+    if "cls" in entries.fields:
+        raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
+    classes, ends = _top_folders(entries.keys)
+    label = np.repeat(np.arange(len(classes)), np.diff([0, *ends]))
+    fields = tuple(sorted((*entries.fields, "cls"), key=os.fsencode))
+    cls = fields.index("cls")
+    code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
+    before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
+    at = entries.first[:-1] + before
+    digits = [b"%d" % number for number in range(len(classes))]
+    new_first = entries.first + np.arange(len(entries) + 1)
+    rows = at + np.arange(len(entries))
+    inline_lengths = np.zeros(int(new_first[-1]), np.int64)
+    inline_lengths[rows] = np.array([len(text) for text in digits])[label]
+    starts = np.concatenate(([0], np.cumsum(inline_lengths + 1))).astype(np.int64)
+    buffer = np.zeros(int(starts[-1]), np.uint8)
+    for place in range(max(map(len, digits), default=0)):
+        has = inline_lengths[rows] > place
+        column = np.array([text[place] if len(text) > place else 0 for text in digits], np.uint8)
+        buffer[starts[rows[has]] + place] = column[label[has]]
+    return replace(
+        entries,
+        first=new_first,
+        fields=fields,
+        code=np.insert(code, at, cls),
+        kind=np.insert(entries.kind, at, INLINE),
+        size=np.insert(entries.size, at, inline_lengths[rows]),
+        mtime_ns=np.insert(entries.mtime_ns, at, 0),
+        changed_ns=np.insert(entries.changed_ns, at, 0),
+        inline=Names(buffer.tobytes(), starts),
+        classes={"cls": [os.fsdecode(name) for name in classes]},
+    )
+
+
+def _top_folders(keys: Names) -> tuple[list[bytes], list[int]]:
+    """Return the top folders, and where the samples of each end. Keys are sorted, so this is a few bisections."""
+    classes: list[bytes] = []
+    ends: list[int] = []
+    at, beside = 0, []
+    while at < len(keys):
+        name, slash, _ = keys[at].partition(b"/")
+        if not slash:
+            beside.append(printable(name))
+            at += 1
+            continue
+        low, high = at, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if keys[middle] < name + b"0" else (low, middle)  # "0" follows "/"
+        classes.append(name)
+        ends.append(low)
+        at = low
+    if beside:
+        raise InvalidRequest(
+            "--label-from-folder", f"{len(beside):,} samples lie in no class folder: {listing(beside)}",
+            expected="SOURCE/CLASS/FILE", remedy="Move them, or leave them out with --exclude.",
+        )  # fmt: skip
+    return classes, ends

@@ -1,0 +1,321 @@
+"""Where bytes live: the only module that knows of paths, descriptors, fsync and rename.
+
+Two small things are behind this seam, so that an object store can take a local disk's place:
+
+- an *output folder*: its files are staged (written where no reader sees them), then published
+  (they appear whole, under their final name) or discarded;
+- a *source*: its files are read into memory that the caller owns.
+
+Locally, staging is a file called `.NAME.part` beside the final one, and publishing is fsync,
+rename, and fsync of the folder. An object store's is a multipart upload and its completion.
+A `Staged` file travels between processes: a worker stages, its parent publishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat as stat_module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STAGED_SUFFIX = ".part"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
+READ_FOLLOWING = _READ
+READ_PLAIN = _READ | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A file that is whole and durable, but not visible yet."""
+
+    name: str
+    token: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """What a listing tells about a file: bytes, and the modification time in nanoseconds."""
+
+    size: int
+    mtime_ns: int
+
+
+class StagedFile:
+    """A file being written under its temporary name; `finish` or `abandon` ends it."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name, self.size = path, name, 0
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        try:
+            self._fd = os.open(path, _CREATE, 0o666)
+        except OSError as error:
+            raise _failed(path, error) from None
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it.
+
+        Raises:
+            OutputFailed: The disk is full, or refuses.
+        """
+        total = len(data)
+        try:
+            done = os.write(self._fd, data)
+            while done < total:
+                done += os.write(self._fd, memoryview(data)[done:])
+        except OSError as error:
+            raise _failed(self._name, error) from None
+        self.size += total
+
+    def finish(self, mtime_ns: int | None = None) -> Staged:
+        """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
+        try:
+            if mtime_ns is not None:
+                os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+            os.fsync(self._fd)
+            os.close(self._fd)
+        except OSError as error:
+            raise _failed(self._name, error) from None
+        return Staged(self._name, self._path, self.size)
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """An output folder on a file system. A plain value: it may travel to a worker.
+
+    Attributes:
+        path: As the user gave it; "" is the current folder.
+    """
+
+    path: str
+
+    def ready(self) -> None:
+        """Make the folder where it is missing, durably, and prove that it is one.
+
+        Raises:
+            OutputFailed: It cannot be made, or is no folder.
+        """
+        path = self.path or "."
+        try:
+            missing = []
+            while not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path.rstrip("/")) or "."
+                if path == missing[-1]:
+                    break
+            for path in reversed(missing):
+                os.mkdir(path)
+                _sync_folder(os.path.dirname(path.rstrip("/")) or ".")
+        except OSError as error:
+            raise _failed(self.path, error) from None
+
+    def files(self) -> dict[str, FileFact]:
+        """Return the folder's regular files by name; empty where there is no folder."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path or ".") as listing:
+            for entry in listing:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        fact = entry.stat(follow_symlinks=False)
+                        found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns)
+        return found
+
+    def stage(self, name: str) -> StagedFile:
+        """Start a file that will be called `name`.
+
+        Raises:
+            OutputFailed: The folder cannot be written to.
+        """
+        return StagedFile(self._join(f".{name}{_STAGED_SUFFIX}"), name)
+
+    def publish(self, *staged: Staged) -> None:
+        """Give staged files their final names, each in place of what had it, and make that durable.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        try:
+            for one in staged:
+                os.rename(one.token, self._join(one.name))
+            _sync_folder(self.path or ".")
+        except OSError as error:
+            raise _failed(staged[0].name, error) from None
+
+    def discard_staged(self, names: list[str] | None = None) -> None:
+        """Remove what a run has left under temporary names: that of the files `names`, or all that is found."""
+        if names is None:
+            names = [name[1 : -len(_STAGED_SUFFIX)] for name in self.files() if is_staged(name)]
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(self._join(f".{name}{_STAGED_SUFFIX}"))
+
+    def staged_names(self) -> list[str]:
+        """Return the final names of the files that lie here under temporary ones."""
+        return [name[1 : -len(_STAGED_SUFFIX)] for name in self.files() if is_staged(name)]
+
+    def remove(self, names: list[str]) -> None:
+        """Remove published files, durably; those that are gone already are no error."""
+        if not names:
+            return
+        try:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._join(name))
+            _sync_folder(self.path or ".")
+        except OSError as error:
+            raise _failed(names[0], error) from None
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file, which must be small.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with open(os.open(self._join(name), READ_PLAIN), "rb") as file:
+            return file.read()
+
+    def full_path(self, name: str) -> str:
+        """Return where `name` lies, for messages and for libraries that want a path."""
+        return self._join(name)
+
+    def free_bytes(self) -> int:
+        """Return how many more bytes fit."""
+        fact = os.statvfs(self.path or ".")
+        return fact.f_bavail * fact.f_frsize
+
+    @contextlib.contextmanager
+    def lock(self, base: str) -> Iterator[None]:
+        """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
+
+        Raises:
+            OutputExists: Another run holds it.
+        """
+        path = self._join(f".{base}.lock")
+        fd = self._locked(path)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            os.close(fd)
+
+    def _locked(self, path: str) -> int:
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            except OSError as error:
+                raise _failed(path, error) from None
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The last holder removes the file: a lock on a name that is gone guards nothing.
+                if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                    return fd
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                os.close(fd)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise OutputExists(
+                        path, "another run is writing this dataset", remedy="Wait for it to end, or write elsewhere."
+                    ) from None
+                raise _failed(path, error) from None
+            os.close(fd)
+
+    def _join(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+
+def open_folder(path: str) -> LocalFolder:
+    """Return the output folder that `path` means.
+
+    Raises:
+        InvalidRequest: A URL: only local folders can be written so far.
+    """
+    if "://" in path:
+        raise InvalidRequest(path, "a URL", expected="a local folder")
+    return LocalFolder(path)
+
+
+def is_staged(name: str) -> bool:
+    """Tell whether a file of this name is an unfinished one."""
+    return name.startswith(".") and name.endswith(_STAGED_SUFFIX)
+
+
+def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, os.stat_result]:
+    """Fill `into` from the start of a file; return how much there was, and what fstat says after that.
+
+    A hot path: one call a source file. The caller compares both with what was planned, so a file
+    of another size, or one that changed while it was read, cannot pass.
+
+    Raises:
+        OSError: It cannot be opened or read.
+    """
+    fd = _open(path, flags)
+    try:
+        got = _readv(fd, (into,))
+        while got < len(into) and (more := _readv(fd, (into[got:],))):  # a network file system may return less
+            got += more
+        return got, _fstat(fd)
+    finally:
+        _close(fd)
+
+
+def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
+    """Read a file of any size block by block: fill `into`, yield the bytes that are new, and again.
+
+    At its end, yields what fstat says of the file.
+
+    Raises:
+        OSError: It cannot be opened or read.
+    """
+    fd = _open(path, flags)
+    try:
+        if stat_module.S_ISREG(_fstat(fd).st_mode):
+            while got := _readv(fd, (into,)):
+                yield got
+        yield _fstat(fd)
+    finally:
+        _close(fd)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "Make space, then run the same command with --resume.",
+    errno.EDQUOT: "Raise the quota, then run the same command with --resume.",
+    errno.EFBIG: "Choose a smaller --max-size, or raise the file size limit (ulimit -f).",
+    errno.EACCES: "Choose a folder that you may write to.",
+    errno.EPERM: "Choose a folder that you may write to.",
+    errno.EROFS: "Choose a folder that you may write to.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}
+
+
+def _failed(where: str, error: OSError) -> OutputFailed:
+    found = (error.strerror or str(error)).lower()
+    return OutputFailed(where, f"cannot write: {found}", remedy=_REMEDIES.get(error.errno or 0, ""))
