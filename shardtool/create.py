@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shardtool import __version__
 from shardtool.checksum import crc32c, show_fingerprint
@@ -24,7 +24,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing, 
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish import IfExists, Publisher
-from shardtool.sample import Dots, OnError, Skipped, parse_size
+from shardtool.sample import Dots, OnError, Skipped, parse_size, to_bytes
 from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
 from shardtool.storage import open_folder
 from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
@@ -163,9 +163,7 @@ class DryRun:
         return {
             "dry_run": True,
             "dataset_file": self.dataset_file,
-            "shards": [
-                {one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards
-            ],
+            "shards": [{one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards],
             "totals": {
                 "shards": len(self.shards),
                 "samples": sum(shard.samples for shard in self.shards),
@@ -307,9 +305,7 @@ class _Job:
         from shardtool.plan import Bounds, make_plan
 
         max_size = None if options.max_size is None else parse_size(options.max_size)
-        bounds = Bounds(
-            max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize
-        )
+        bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
         plan = make_plan(entries, self.pattern, bounds, options.seed if options.shuffle else None)
         notes = [*plan.notes, *_left_out_notes(entries), *map(str, _misreads(plan.entries, options))]
         if plan.shards == 1:
@@ -389,7 +385,9 @@ def _left_out_notes(entries: Entries) -> list[str]:
     for one in entries.left_out:
         by_code.setdefault(one.code, []).append(printable(one.path))
     text = {NO_FIELD: "files have no ending that could name a field, and are left out"}
-    return [f"{len(paths):,} {text.get(code, f'left out ({code})')}: {listing(paths, 3)}" for code, paths in by_code.items()]
+    return [
+        f"{len(paths):,} {text.get(code, f'left out ({code})')}: {listing(paths, 3)}" for code, paths in by_code.items()
+    ]
 
 
 def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:
@@ -398,7 +396,9 @@ def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:
     found = misreads(entries)
     if options.portable or not any(one.mendable for one in found):
         return found
-    return [replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found]
+    return [
+        replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
+    ]
 
 
 class _Run:
@@ -438,7 +438,7 @@ class _Run:
     def publish_dataset(self) -> DatasetFile:
         """Publish what was skipped and the dataset file; return what it says."""
         job, plan = self.job, self.plan
-        self.skipped.sort(key=lambda one: (os.fsencode(one.path), os.fsencode(one.key)))
+        self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         counts = {name: count for name, count in zip(plan.entries.fields, self.field_counts, strict=True) if count}
         dataset = DatasetFile(
             name=job.pattern.base,

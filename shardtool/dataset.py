@@ -104,5 +104,7 @@ class DatasetFile:
                 "fingerprint": self.fingerprint,
             },
         }
-        body = json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
+        body = (
+            json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
+        )
         return body + b'%08x"\n}\n' % crc32c(body, 0)

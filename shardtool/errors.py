@@ -23,10 +23,15 @@ def printable(text: str | bytes) -> str:
         text = text.decode("utf-8", "surrogateescape")
 
     def escape(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, smuggled through by surrogateescape
-            code -= 0xDC00
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+        char = match[0]
+        try:
+            byte = char.encode("latin-1")
+        except UnicodeEncodeError:
+            try:
+                byte = char.encode("ascii", "surrogateescape")  # a byte that was no UTF-8
+            except UnicodeEncodeError:
+                return f"\\u{ord(char):04x}"
+        return f"\\x{byte.hex()}"
 
     return _CONTROL.sub(escape, text)
 

@@ -122,7 +122,9 @@ def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
     match = ranges[0]
     folder, _, _ = text[: match.start()].rpartition("/")
     if len(ranges) > 1 or "/" in text[match.end() :]:
-        raise InvalidRequest(text, "a range in a folder's name, or several ranges", expected="one range, in the file name")
+        raise InvalidRequest(
+            text, "a range in a folder's name, or several ranges", expected="one range, in the file name"
+        )
     digits, last = match[1] or match[3], match[2] or match[4]
     if digits is None:
         first, width, count = 0, int(match[5] or 1), None
@@ -136,7 +138,7 @@ def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
         folder = "/"
     suffix = text[match.end() :]
     _check_ending(text, suffix)
-    body = f"{digits}..{last or str()}" if digits is not None else f"{0:0{width}d}.."
+    body = f"{digits}..{last or ''}" if digits is not None else f"{0:0{width}d}.."
     return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
 
 
@@ -168,7 +170,7 @@ def _from_names(names: list[str]) -> ShardPattern:
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
     ending = _ending(plain[0])
     width = len(digits)
-    text = _ranged(plain, prefix, ending) or ",".join([plain[0], "...", plain[-1]] if len(plain) > 2 else plain)
+    text = _ranged(plain, prefix, ending) or ",".join(plain if len(plain) < 3 else (plain[0], "...", plain[-1]))  # noqa: PLR2004
     return ShardPattern(folder, prefix, ending, 0, width, len(plain), tuple(plain), text)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.format.measure import TRAILER_SIZE, sample_sizes
-from shardtool.sample import ShardSamples, Skipped, show_size
+from shardtool.sample import ShardSamples, Skipped, show_size, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +108,7 @@ class Plan:
             keys=keys,
             needs=np.diff(self.total[first : last + 1]).tobytes(),
             counts=counts.astype(np.uint16).tobytes(),
-            fields=tuple(name.encode("utf-8", "surrogateescape") for name in e.fields),
+            fields=tuple(map(to_bytes, e.fields)),
             codes=e.code[rows].tobytes(),
             kinds=e.kind[rows].tobytes(),
             sizes=e.size[rows].tobytes(),
@@ -135,7 +135,15 @@ def fingerprint(samples: ShardSamples, source_paths: bool) -> str:  # noqa: FBT0
     """
     digest = blake2b(digest_size=16)
     paths = samples.paths if source_paths else None
-    parts = (samples.keys, samples.counts, b"\0".join(samples.fields), samples.codes, samples.sizes, paths, samples.inline)
+    parts = (
+        samples.keys,
+        samples.counts,
+        b"\0".join(samples.fields),
+        samples.codes,
+        samples.sizes,
+        paths,
+        samples.inline,
+    )
     digest.update(b"shardtool plan %d" % FORMAT_VERSION)
     for part in parts:
         digest.update(b"%d:" % len(part or b""))
@@ -168,10 +176,7 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
     total = np.empty(len(ordered) + 1, np.int64)  # total[i]: bytes of the samples before place i
     total[0] = 0
     np.cumsum(ordered, out=total[1:])
-    if exact and pattern.count is not None:
-        ends = _exactly(total, pattern, bounds)
-    else:
-        ends = _bounded(total, room, bounds)
+    ends = _exactly(total, pattern, bounds) if exact else _bounded(total, room, bounds)
     if pattern.count is not None and len(ends) > pattern.count:
         raise InvalidRequest(
             pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
@@ -212,7 +217,9 @@ def _fit(
         return entries, sizes, (), ()
     names = [f"{entries.key(at)} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:6].tolist()]
     names += [""] * (len(too_large) - len(names))
-    found = f"{len(too_large):,} samples are larger than a shard of {show_size(room + trailer)} may be: {listing(names)}"
+    found = (
+        f"{len(too_large):,} samples are larger than a shard of {show_size(room + trailer)} may be: {listing(names)}"
+    )
     if oversize == "error":
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)

@@ -55,7 +55,9 @@ class Publisher:
         if self.existing and self.if_exists == "error":
             names = sorted(self.existing)
             complete = self.pattern.dataset_file in self.existing
-            remedy = "Choose another name, or --overwrite" + ("." if complete else ", or finish that run with --resume.")
+            remedy = "Choose another name, or --overwrite" + (
+                "." if complete else ", or finish that run with --resume."
+            )
             found = f"{len(names):,} files are there already: {listing(names, 3)}"
             raise OutputExists(self.folder.path or ".", found, remedy=remedy)
 

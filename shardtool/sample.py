@@ -19,6 +19,16 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _STEP = 1000
 
 
+def to_text(name: bytes) -> str:
+    """Return a name as text, in any locale: bytes that are no UTF-8 become surrogates, which `to_bytes` turns back."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(name: str) -> bytes:
+    """Return the bytes of a name."""
+    return name.encode("utf-8", "surrogateescape")
+
+
 def parse_size(text: str | int) -> int:
     """Return bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a bare number is bytes.
 
@@ -39,9 +49,9 @@ def show_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < _STEP:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}" if size < 10 else f"{size:.1f} {unit}"
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _STEP
-    return f"{size:.1f} PB"
+    return f"{size:,.1f} PB"
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:

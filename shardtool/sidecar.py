@@ -83,7 +83,6 @@ class ShardIndex:
     crcs: NDArray[np.uint32]
     columns: dict[str, Any]
 
-
     def field_counts(self) -> list[tuple[int, int]]:
         """Return (code, how often) of the fields that occur."""
         counts = np.bincount(self.codes, minlength=len(self.names))
@@ -210,7 +209,9 @@ def read_facts(path: str) -> ShardFact:
         facts = {name.decode().removeprefix(_PREFIX): value.decode() for name, value in found.items()}
         if int(facts["format_version"]) != FORMAT_VERSION:
             version = facts["format_version"]
-            raise CorruptShard(path, f"format version {version}", expected=str(FORMAT_VERSION), remedy="Use a newer shardtool.")
+            raise CorruptShard(
+                path, f"format version {version}", expected=str(FORMAT_VERSION), remedy="Use a newer shardtool."
+            )
         return ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"])
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise CorruptShard(path, f"no sidecar: {error}", remedy="`create --resume` makes it again.") from None

@@ -16,14 +16,18 @@ from shardtool.cli.options import Size, common
 @click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]")
 @click.option("--max-count", type=click.IntRange(1), metavar="N", help="Samples in a shard at most.")
 @click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one.")
-@click.option("--shards-multiple-of", type=click.IntRange(1), default=1, metavar="N", help="So that ranks x workers divide them.")
+@click.option(
+    "--shards-multiple-of", type=click.IntRange(1), default=1, metavar="N", help="So that ranks x workers divide them."
+)
 @click.option(
     "--oversize", type=click.Choice(["error", "alone", "skip"]), default="error", show_default=True,
     help="A sample that fits in no shard: an error, a shard of its own, or left out.",
 )  # fmt: skip
 @click.option("--shuffle", is_flag=True, help="One global random order.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Only files that match ('*.jpg', 'train/*'); repeatable.")
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="Only files that match ('*.jpg', 'train/*'); repeatable."
+)
 @click.option("--exclude", multiple=True, metavar="GLOB", help="No files or folders that match; repeatable.")
 @click.option("--hidden", is_flag=True, help="Names that start with a dot, too.")
 @click.option(

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """Bytes: `500MB`, `1.5GiB`, `1000000`."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes that `value` means."""
         try:
             return parse_size(value)
         except InvalidRequest as error:

@@ -70,9 +70,9 @@ def summary(result: CreateResult) -> str:
     """Return what a finished run tells."""
     rate = result.size / max(result.seconds, 1e-9)
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    speed = f"{show_size(result.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
     lines = [
-        f"{result.samples:,} samples in {result.shards:,} shards{kept}, {show_size(result.size)}, "
-        f"{result.seconds:.1f} s, {show_size(rate)}/s",
+        f"{result.samples:,} samples in {result.shards:,} shards{kept}, {speed}",
         f"dataset file  {result.dataset_file}",
         f"fingerprint   {result.fingerprint}",
     ]
@@ -91,7 +91,9 @@ def plan_table(plan: DryRun) -> str:
         gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
     samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    total = f"{samples:,} samples in {len(plan.shards):,} shards, {show_size(size)} ({size:,} bytes); nothing was written"
+    total = (
+        f"{samples:,} samples in {len(plan.shards):,} shards, {show_size(size)} ({size:,} bytes); nothing was written"
+    )
     if plan.skipped:
         total += f"; {plan.skipped:,} left out"
     return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])

@@ -96,10 +96,12 @@ class LocalPool:
             self.close()
             raise
 
-    def __enter__(self) -> LocalPool:
+    def __enter__(self) -> LocalPool:  # noqa: PYI034 - typing.Self is new in 3.11
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

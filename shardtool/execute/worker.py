@@ -25,7 +25,7 @@ _PROGRESS_S = 0.1
 _LENGTH = 4
 
 
-class Closed(Exception):  # noqa: N818 - the other side is gone, which may be right
+class Closed(Exception):
     """The other side closed the pipe."""
 
 
@@ -106,4 +106,3 @@ def _reporter(results: int, number: int) -> Callable[[int, int], None]:
             last, samples, size = time.monotonic(), 0, 0
 
     return report
-

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.format import tar
+from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,7 @@ def sample_sizes(entries: Entries) -> NDArray[np.int64]:
 
 
 def _row_sizes(entries: Entries) -> NDArray[np.int64]:
-    endings = np.array([len(field.encode("utf-8", "surrogateescape")) + 1 for field in entries.fields], np.int64)
+    endings = np.array([len(to_bytes(field)) + 1 for field in entries.fields], np.int64)
     names = np.repeat(entries.keys.lengths(), entries.counts())
     if len(endings):
         names += endings[entries.code]
@@ -33,7 +34,7 @@ def _row_sizes(entries: Entries) -> NDArray[np.int64]:
     sizes += tar.BLOCK
     for row in np.flatnonzero((names > tar.NAME_LIMIT) | (entries.size > tar.SIZE_LIMIT)).tolist():
         sample = int(np.searchsorted(entries.first, row, "right")) - 1
-        name = entries.keys[sample] + b"." + entries.fields[entries.code[row]].encode("utf-8", "surrogateescape")
+        name = entries.keys[sample] + b"." + to_bytes(entries.fields[entries.code[row]])
         splits = tar.split_prefix(name) is not None
         sizes[row] += tar.header_size(len(name), int(entries.size[row]), splits=splits) - tar.BLOCK
     return sizes

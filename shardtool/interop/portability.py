@@ -16,6 +16,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
+from shardtool.sample import to_bytes
 from shardtool.source.entries import Names
 
 if TYPE_CHECKING:
@@ -79,7 +80,16 @@ def misreads(entries: Entries) -> list[Misread]:
     large = np.flatnonzero(entries.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
-        found.append(Misread("large-member", "wids cannot read members of 8 GiB or more", "fields", len(large), example, mendable=False))
+        found.append(
+            Misread(
+                "large-member",
+                "wids cannot read members of 8 GiB or more",
+                "fields",
+                len(large),
+                example,
+                mendable=False,
+            )
+        )
     return found + _uneven(entries)
 
 
@@ -88,7 +98,7 @@ def _long_names(entries: Entries) -> list[Misread]:
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
     rows = entries.rows_of(suspects)
     names = [entries.keys[sample] for sample in suspects.tolist() for _ in range(int(entries.counts()[sample]))]
-    fields = [entries.fields[code].encode("utf-8", "surrogateescape") for code in entries.code[rows].tolist()]
+    fields = [to_bytes(entries.fields[code]) for code in entries.code[rows].tolist()]
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
@@ -123,7 +133,9 @@ def make_portable(entries: Entries) -> Entries:
     Raises:
         InvalidRequest: Two fields of a sample differ in case only.
     """
-    fields = tuple(re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode()) for name in entries.fields)
+    fields = tuple(
+        re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode()) for name in entries.fields
+    )
     room = NAME_LIMIT - 1 - max(map(len, fields), default=0)
     original = [entries.keys[at] for at in range(len(entries))]
     keys = [_portable_key(key, room) for key in original]

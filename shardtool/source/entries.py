@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.sample import to_bytes, to_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from shardtool.sample import Skipped
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -48,7 +51,7 @@ class Names:
         return len(self.starts) - 1
 
     def __getitem__(self, at: int) -> bytes:
-        return self.data[self.starts[at] : self.starts[at + 1] - 1]
+        return self.data[int(self.starts[at]) : int(self.starts[at + 1]) - 1]
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each name, its NUL not counted."""
@@ -111,14 +114,14 @@ class Entries:
 
     def key(self, sample: int) -> str:
         """Return a sample's key, for messages too: undecodable bytes become surrogates."""
-        return self.keys[sample].decode("utf-8", "surrogateescape")
+        return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
         """Return the path of a row, relative to `root`."""
         if self.paths is not None:
             return self.paths[row]
         sample = int(np.searchsorted(self.first, row, "right")) - 1
-        return self.keys[sample] + b"." + self.fields[self.code[row]].encode("utf-8", "surrogateescape")
+        return self.keys[sample] + b"." + to_bytes(self.fields[int(self.code[row])])
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""

@@ -6,14 +6,13 @@ silence: it comes back as `left_out`, and `create` decides what that means.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE
+from shardtool.sample import INLINE, to_bytes, to_text
 from shardtool.source.entries import Entries, Names
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
     Raises:
         InvalidRequest: Too many different fields.
     """
-    left_out = sorted([*left_out, *(one for part in parts for one in part.left_out)], key=lambda one: os.fsencode(one.path))
+    left_out = sorted(
+        [*left_out, *(one for part in parts for one in part.left_out)], key=lambda one: to_bytes(one.path)
+    )
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
         raise InvalidRequest(
@@ -58,7 +59,7 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         root=root,
         keys=Names.parse(b"".join(part.keys[0] for part in parts)),
         first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        fields=tuple(os.fsdecode(name) for name in names),
+        fields=tuple(to_text(name) for name in names),
         code=np.concatenate(codes) if codes else np.zeros(0, np.uint16),
         kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
         size=_joined((part.sizes for part in parts), np.int64),
@@ -90,7 +91,9 @@ def check_torn(entries: Entries) -> None:
     if not dotted:
         return
     uses = np.bincount(entries.code, minlength=len(entries.fields))
-    numbered = [code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])]
+    numbered = [
+        code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])
+    ]
     rows = int(uses[dotted].sum())
     lonely = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
     if not numbered and not lonely:
@@ -117,7 +120,7 @@ def check_utf8(entries: Entries) -> None:
         entries.keys.data.decode()
     except UnicodeDecodeError:
         bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not _is_utf8(key)]
-    bad += [printable(name) for name in entries.fields if not _is_utf8(os.fsencode(name))]
+    bad += [printable(name) for name in entries.fields if not _is_utf8(to_bytes(name))]
     if bad:
         raise InvalidRequest(
             "SOURCE", f"{len(bad):,} names are not UTF-8: {listing(bad)}",
@@ -145,7 +148,7 @@ def label_from_folder(entries: Entries) -> Entries:
         raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
     classes, ends = _top_folders(entries.keys)
     label = np.repeat(np.arange(len(classes)), np.diff([0, *ends]))
-    fields = tuple(sorted((*entries.fields, "cls"), key=os.fsencode))
+    fields = tuple(sorted((*entries.fields, "cls"), key=to_bytes))
     cls = fields.index("cls")
     code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
     before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
@@ -171,7 +174,7 @@ def label_from_folder(entries: Entries) -> Entries:
         mtime_ns=np.insert(entries.mtime_ns, at, 0),
         changed_ns=np.insert(entries.changed_ns, at, 0),
         inline=Names(buffer.tobytes(), starts),
-        classes={"cls": [os.fsdecode(name) for name in classes]},
+        classes={"cls": [to_text(name) for name in classes]},
     )
 
 

@@ -10,16 +10,16 @@ costs more than the work.
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
-import re
 
 from shardtool.errors import printable
-from shardtool.sample import FILE, LINK, Dots, Skipped, split_name
+from shardtool.sample import FILE, LINK, Dots, Skipped, split_name, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,8 +92,10 @@ def _matches(globs: list[tuple[bool, re.Pattern[bytes]]], prefix: bytes, name: b
 
 def _is_output(pattern: ShardPattern, name: bytes) -> bool:
     text = os.fsdecode(name)
-    return pattern.owns(text) or text == f".{pattern.base}.lock" or (
-        text.startswith(".") and text.endswith(".part") and pattern.owns(text[1:-5])
+    return (
+        pattern.owns(text)
+        or text == f".{pattern.base}.lock"
+        or (text.startswith(".") and text.endswith(".part") and pattern.owns(text[1:-5]))
     )
 
 
@@ -162,9 +164,7 @@ def share_out(root: bytes, rules: ScanRules, parts: int, left_out: list[Skipped]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
-        items = [
-            new for item in items for new in ([item] if item.names else expand(root, rules, item, left_out))
-        ]
+        items = [new for item in items for new in ([item] if item.names else expand(root, rules, item, left_out))]
     items = [piece for item in items for piece in _pieces(item)]
     size = max(1, len(items) // parts)
     for at in range(0, len(items), size):
@@ -194,7 +194,7 @@ def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -
     return items
 
 
-def _list_folder(
+def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     root: bytes, rules: ScanRules, prefix: bytes, left_out: list[Skipped]
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes]]:
     """Return a folder's files as sorted `stem NUL field`, those of them that are links, and its folders."""
@@ -239,32 +239,38 @@ def _list_folder(
 
 def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out: list[Skipped]) -> str:
     """Return what a name that is no plain file or folder stands for: `file`, `folder`, or nothing."""
-    path = root + prefix + name
-    shown = prefix + name
+    path, wanted = root + prefix + name, rules.takes_file(prefix, name)
     if not os.path.islink(path):
-        if rules.takes_file(prefix, name):
-            left_out.append(_skip(b"", shown, "special-file", "a fifo, socket or device; only files can be packed"))
+        if wanted:
+            message = "a fifo, socket or device; only files can be packed"
+            left_out.append(_skip(b"", prefix + name, "special-file", message))
         return ""
-    if rules.symlinks == "skip" or not (rules.takes_file(prefix, name) or rules.takes_folder(prefix, name)):
+    if rules.symlinks == "skip":
         return ""
     target = os.path.realpath(path)
-    if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
-        if rules.takes_file(prefix, name):
-            message = f"a link out of the tree, to {printable(target)}; --symlinks follow packs it, skip leaves it out"
-            left_out.append(_skip(b"", shown, "link-outside", message))
+    is_folder = os.path.isdir(target)
+    if not (rules.takes_folder(prefix, name) if is_folder else wanted):
         return ""
+    problem = _link_problem(root, rules, prefix, target)
+    if problem:
+        left_out.append(_skip(b"", prefix + name, *problem))
+        return ""
+    return "folder" if is_folder else "file"
+
+
+def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, target: bytes) -> tuple[str, str] | None:
+    """Return the code and message of why a link to `target` cannot be followed."""
+    if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
+        where = printable(target)
+        return "link-outside", f"a link out of the tree, to {where}; --symlinks follow packs it, skip leaves it out"
     if os.path.isdir(target):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
-            left_out.append(_skip(b"", shown, "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"))
-            return ""
-        return "folder" if rules.takes_folder(prefix, name) else ""
-    if os.path.isfile(target):
-        return "file"
-    if rules.takes_file(prefix, name):
-        gone = not os.path.lexists(target)
-        code, message = ("dangling-link", "a link to nothing") if gone else ("special-file", "a link to no file")
-        left_out.append(_skip(b"", shown, code, message))
-    return ""
+            return "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"
+    elif not os.path.lexists(target):
+        return "dangling-link", "a link to nothing"
+    elif not os.path.isfile(target):
+        return "special-file", "a link to a fifo, socket or device"
+    return None
 
 
 def _below(path: bytes, folder: bytes) -> bool:
@@ -322,7 +328,8 @@ def _add(part: ScanPart, root: bytes, item: Item) -> None:
 
 def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_result | None]:
     """Return what stat says of each file, in order; None, and a row of `left_out`, for those that it fails on."""
-    stat, links, facts = os.stat, item.links, []
+    stat, links = os.stat, item.links
+    facts: list[os.stat_result | None] = []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -343,7 +350,7 @@ def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_
 
 
 def _skip(key: bytes, path: bytes, code: str, message: str) -> Skipped:
-    return Skipped(os.fsdecode(key), os.fsdecode(path), code, message)
+    return Skipped(to_text(key), to_text(path), code, message)
 
 
 def _no_field(prefix: bytes, name: bytes) -> Skipped:
