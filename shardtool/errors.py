@@ -131,7 +131,7 @@ class WorkerBug(ShardError):
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end (SIGTERM, SIGHUP); no `Exception`, so that nothing swallows it."""
+    """A signal asked the run to end (SIGINT, SIGTERM, SIGHUP); no `Exception`, so that nothing swallows it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,7 @@ from shardtool.errors import Interrupted, ShardError
 if TYPE_CHECKING:
     from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _VERBS = {"create": "Pack a folder of samples into shards."}
 
 
@@ -58,13 +60,18 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _interrupt)
+    for fd in range(3):  # closed ones would be given to the files that we write
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for signum in _SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
+            signal.signal(signum, _interrupt)
     code = _run(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        code = code or _complain("stdout", f"cannot write: {(error.strerror or '').lower()}")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, AttributeError):  # closed, or none: what mattered was flushed by `render.show`
+            stream.flush()
     # Nothing is left to do, and taking an interpreter with pyarrow and NumPy apart would take another 50 ms.
     os._exit(code)
 
@@ -80,13 +87,8 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         _show_usage(error, as_json=as_json)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return _interrupted(signal.SIGINT)
     except Interrupted as interrupt:
         return _interrupted(interrupt.signum)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - whoever read it has seen enough
-        return 0
     return result if isinstance(result, int) else 0
 
 
@@ -108,12 +110,10 @@ def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
         error.show()
 
 
-def _complain(where: str, found: str) -> int:
-    click.echo(f"shardtool: {where}: {found}", err=True)
-    return 7
-
-
 def _interrupt(signum: int, _frame: FrameType | None) -> None:
+    """End the run; what follows is killing workers and removing temporary files, not to be stopped."""
+    for other in _SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     raise Interrupted(signum)
 
 

@@ -83,7 +83,7 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --resume
     """
-    from shardtool.cli.render import Terminal, plan_table, summary
+    from shardtool.cli.render import Terminal, plan_table, show, summary
     from shardtool.create import CreateOptions
     from shardtool.create import create as run
     from shardtool.create import dry_run as run_dry
@@ -103,4 +103,4 @@ def create(  # noqa: PLR0913 - an option each
     finally:
         terminal.close()
     if text:
-        click.echo(text)
+        show(text)

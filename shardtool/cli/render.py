@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardtool.errors import OutputFailed
 from shardtool.sample import show_size
 
 if TYPE_CHECKING:
@@ -15,6 +17,23 @@ if TYPE_CHECKING:
     from shardtool.create import CreateResult, DryRun
 
 _MOST_ROWS = 40
+
+
+def show(text: str) -> None:
+    """Print a result on stdout, all of it.
+
+    Raises:
+        OutputFailed: It cannot be written. That whoever reads it has seen enough (`| head`) is no error.
+    """
+    try:
+        click.echo(text)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
+    except OSError as error:
+        where = (error.strerror or str(error)).lower()
+        raise OutputFailed("stdout", f"cannot write: {where}", remedy="The dataset itself is complete.") from None
 
 
 class Terminal:

@@ -65,7 +65,8 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     """Serve tasks until the parent closes its side; the arguments are file descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
-        signal.signal(signum, signal.SIG_DFL)
+        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
+            signal.signal(signum, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:

@@ -1,0 +1,65 @@
+"""Plan ten million made samples: time and resident memory, of the plan with and without a shuffle.
+
+    python benchmarks/plan10m.py [SAMPLES]
+
+The entries are made in memory (keys of 23 bytes, one field); nothing is read from disk. What is
+measured is the whole process: the entries, the plan, and cutting every shard's task out of it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+import numpy as np
+
+from shardtool.pattern import parse_pattern
+from shardtool.plan import Bounds, make_plan
+from shardtool.source.entries import Entries, Names
+
+
+def made_entries(samples: int) -> Entries:
+    """Return `samples` made samples in 1,000 folders, of about 100 kB each."""
+    folder = np.arange(samples) * 1000 // samples
+    digits = np.empty((samples, 24), np.uint8)
+    digits[:] = np.frombuffer(b"c0000/image-0000000000.\0"[:24], np.uint8)
+    for place, power in enumerate((1000, 100, 10, 1)):
+        digits[:, 1 + place] = 48 + folder // power % 10
+    number = np.arange(samples)
+    for place in range(10):
+        digits[:, 12 + place] = 48 + number // 10 ** (9 - place) % 10
+    digits[:, 22] = ord("a")
+    keys = Names(digits.tobytes(), np.arange(0, 24 * samples + 1, 24, dtype=np.int64))
+    rng = np.random.default_rng(1)
+    return Entries(
+        root=b"made/", keys=keys, first=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
+        code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
+        size=rng.integers(50_000, 150_000, samples), mtime_ns=np.zeros(samples, np.int64),
+        changed_ns=np.zeros(samples, np.int64), paths=None, inline=None, source_paths=False, classes={}, left_out=(),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print a row for each way to plan."""
+    samples = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    entries = made_entries(samples)
+    print(f"entries of {samples:,} samples: {_peak_mb():,} MB peak")
+    for seed in (None, 1):
+        start = time.perf_counter()
+        plan = make_plan(entries, parse_pattern("out-{000000..}.tar"), Bounds(max_size=10**9), seed)
+        planned = time.perf_counter()
+        cut = sum(len(plan.samples(shard).keys) for shard in range(plan.shards))
+        done = time.perf_counter()
+        print(
+            f"{'shuffled' if seed else 'in order'}: {plan.shards:,} shards, plan {planned - start:.1f} s, "
+            f"tasks {done - planned:.1f} s ({cut:,} key bytes), {_peak_mb():,} MB peak"
+        )
+
+
+def _peak_mb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+if __name__ == "__main__":
+    main()
