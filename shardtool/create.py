@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardtool import __version__
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.dataset import DatasetFile, ShardEntry
-from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing, printable
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, printable
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish import IfExists, Publisher
@@ -432,8 +432,8 @@ class _Run:
         written = sum(shard.samples for shard in self.entries.values())
         left_out = len(self.skipped) - len(plan.entries.left_out) - len(plan.left_out)
         if written + left_out != len(plan.entries):
-            message = f"{written} written + {left_out} skipped != {len(plan.entries)} planned"
-            raise AssertionError(message)
+            found = f"{written:,} written and {left_out:,} skipped of {len(plan.entries):,} planned samples"
+            raise Bug(self.job.pattern.text, found, remedy="The dataset file was not written. Please report this.")
 
     def publish_dataset(self) -> DatasetFile:
         """Publish what was skipped and the dataset file; return what it says."""

@@ -123,8 +123,8 @@ class WorkerDied(ShardError):
     exit_code = 7
 
 
-class WorkerBug(ShardError):
-    """A worker met an exception that is no `ShardError`: a bug of ours."""
+class Bug(ShardError):
+    """Something that cannot be, or an exception in a worker that is no `ShardError`: a bug of ours."""
 
     code = "bug"
     exit_code = 1

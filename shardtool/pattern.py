@@ -7,6 +7,7 @@ format. A pattern names files in one folder, which may be a URL; it touches none
 
 from __future__ import annotations
 
+import os.path
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ class ShardPattern:
         first: The first number.
         width: Digits, zero-padded.
         count: How many names there are; None for an open range.
-        names: The names themselves where a list was given (then the number is the place in it).
+        names: The names themselves where a list was given that is no range.
         text: The pattern as the dataset file records it.
     """
 
@@ -78,24 +79,22 @@ class ShardPattern:
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
     def owns(self, name: str) -> bool:
-        """Tell whether a file called `name` in `folder` belongs to this dataset, whatever its number."""
+        """Tell whether a file called `name` in `folder` is, or could be, one of this dataset.
+
+        Of numbers only the way that this pattern writes them counts: `out-2024.tar` is no shard of
+        `out-{000000..}.tar`, and what is owned may be replaced.
+        """
         if name in (self.dataset_file, self.skipped_file):
             return True
         ending = _ending(self.suffix)
         stem = name.removesuffix(ending) if name.endswith(ending) else name.removesuffix(SIDECAR_SUFFIX)
-        if stem == name:
+        if self.names is not None:
+            return stem + ending in self.names and stem != name
+        tail = self.suffix.removesuffix(ending)
+        if stem == name or not stem.startswith(self.prefix) or not stem.endswith(tail):
             return False
-        if self.names is not None and stem + ending in self.names:
-            return True
-        head, tail = self.prefix, self.suffix.removesuffix(ending)
-        number = stem[len(head) : len(stem) - len(tail)]
-        return (
-            len(stem) > len(head) + len(tail)
-            and stem.startswith(head)
-            and stem.endswith(tail)
-            and number.isascii()
-            and number.isdigit()
-        )
+        digits = stem[len(self.prefix) : len(stem) - len(tail)]
+        return digits.isascii() and digits.isdigit() and digits == f"{int(digits):0{self.width}d}"
 
 
 def sidecar_name(shard: str) -> str:
@@ -166,33 +165,28 @@ def _from_names(names: list[str]) -> ShardPattern:
     if twice := sorted({name for name in plain if plain.count(name) > 1} if len(set(plain)) < len(plain) else ()):
         raise InvalidRequest("OUTPUT", f"names given twice: {listing(twice)}")
     stems = [name.removesuffix(_ending(name)) for name in plain]
-    prefix, digits = _common(stems)
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
-    ending = _ending(plain[0])
-    width = len(digits)
-    text = _ranged(plain, prefix, ending) or ",".join(plain if len(plain) < 3 else (plain[0], "...", plain[-1]))  # noqa: PLR2004
-    return ShardPattern(folder, prefix, ending, 0, width, len(plain), tuple(plain), text)
+    prefix, ending = _common(stems), _ending(plain[0])
+    numbers = [stem[len(prefix) :] for stem in stems]
+    if len(plain) > 1 and _is_range(numbers):
+        text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
+        return ShardPattern(folder, prefix, ending, int(numbers[0]), len(numbers[0]), len(plain), None, text)
+    text = ",".join(plain if len(plain) < 3 else (plain[0], "...", plain[-1]))  # noqa: PLR2004
+    return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), text)
 
 
-def _common(stems: list[str]) -> tuple[str, str]:
-    """Return what all stems start with, and the number that ends the first of them."""
-    prefix = stems[0]
-    for stem in stems:
-        while not stem.startswith(prefix):
-            prefix = prefix[:-1]
-    prefix = prefix.rstrip("0123456789") if len(stems) > 1 else prefix
-    return prefix, stems[0][len(prefix) :]
+def _common(stems: list[str]) -> str:
+    """Return what all stems start with, a number at its end left out."""
+    prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
+    return prefix.rstrip("0123456789") if len(stems) > 1 else prefix
 
 
-def _ranged(names: list[str], prefix: str, ending: str) -> str | None:
-    """Return the pattern that these names are, where they are one: a shell that expanded it changes nothing."""
-    numbers = [name[len(prefix) : -len(ending)] for name in names]
+def _is_range(numbers: list[str]) -> bool:
+    """Tell whether a shell made these of one range."""
     if not all(number.isdigit() and number.isascii() for number in numbers):
-        return None
+        return False
     first, width = int(numbers[0]), len(numbers[0])
-    if numbers != [f"{first + at:0{width}d}" for at in range(len(numbers))]:
-        return None
-    return f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
+    return numbers == [f"{first + at:0{width}d}" for at in range(len(numbers))]
 
 
 def _ending(name: str) -> str:

@@ -128,7 +128,7 @@ class Plan:
         return int(e.changed_ns[rows].max(initial=0))
 
 
-def fingerprint(samples: ShardSamples, source_paths: bool) -> str:  # noqa: FBT001 - a column's presence
+def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
     """Return a hash of what the plan says of a shard: another one means other bytes.
 
     Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.

@@ -43,7 +43,7 @@ class Publisher:
         self.folder, self.pattern, self.if_exists = folder, pattern, if_exists
         self.existing: dict[str, FileFact] = {}
         self._waiting: list[Staged] = []
-        self._announced = False
+        self._withdrawn = False
 
     def check(self) -> None:
         """Find what is there, and refuse to touch it where nobody asked for that.
@@ -136,10 +136,10 @@ class Publisher:
 
     def _withdraw_dataset_file(self) -> None:
         """Remove the old dataset file before the first of its shards changes."""
-        if not self._announced and self.pattern.dataset_file in self.existing:
+        if not self._withdrawn and self.pattern.dataset_file in self.existing:
             self.folder.remove([self.pattern.dataset_file])
-            self.existing.pop(self.pattern.dataset_file, None)
-        self._announced = True
+            del self.existing[self.pattern.dataset_file]
+        self._withdrawn = True
 
     def _stage(self, name: str, data: bytes) -> Staged:
         output = self.folder.stage(name)

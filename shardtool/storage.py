@@ -129,14 +129,23 @@ class LocalFolder:
             raise _failed(self.path, error) from None
 
     def files(self) -> dict[str, FileFact]:
-        """Return the folder's regular files by name; empty where there is no folder."""
+        """Return what the folder holds besides folders, by name; empty where there is no folder.
+
+        Raises:
+            OutputFailed: It cannot be listed.
+        """
         found = {}
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path or ".") as listing:
-            for entry in listing:
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.is_file(follow_symlinks=False):
-                        fact = entry.stat(follow_symlinks=False)
-                        found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns)
+        try:
+            with os.scandir(self.path or ".") as listing:
+                for entry in listing:
+                    with contextlib.suppress(FileNotFoundError):
+                        if not entry.is_dir(follow_symlinks=False):
+                            fact = entry.stat(follow_symlinks=False)
+                            found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise _failed(self.path, error) from None
         return found
 
     def stage(self, name: str) -> StagedFile:
@@ -199,7 +208,10 @@ class LocalFolder:
 
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""
-        fact = os.statvfs(self.path or ".")
+        try:
+            fact = os.statvfs(self.path or ".")
+        except OSError as error:
+            raise _failed(self.path, error) from None
         return fact.f_bavail * fact.f_frsize
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ def show(text: str) -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
     except OSError as error:
         where = (error.strerror or str(error)).lower()
-        raise OutputFailed("stdout", f"cannot write: {where}", remedy="The dataset itself is complete.") from None
+        raise OutputFailed("stdout", f"cannot write: {where}") from None
 
 
 class Terminal:
@@ -57,7 +57,7 @@ class Terminal:
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
         self._shards = (0, shards)
-        if not self._quiet and sys.stderr.isatty():
+        if not self._quiet and sys.stderr is not None and sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -91,7 +91,7 @@ def summary(result: CreateResult) -> str:
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
     speed = f"{show_size(result.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
     lines = [
-        f"{result.samples:,} samples in {result.shards:,} shards{kept}, {speed}",
+        f"{_count(result.samples, 'sample')} in {_count(result.shards, 'shard')}{kept}, {speed}",
         f"dataset file  {result.dataset_file}",
         f"fingerprint   {result.fingerprint}",
     ]
@@ -110,12 +110,15 @@ def plan_table(plan: DryRun) -> str:
         gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
     samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    total = (
-        f"{samples:,} samples in {len(plan.shards):,} shards, {show_size(size)} ({size:,} bytes); nothing was written"
-    )
+    held = f"{_count(samples, 'sample')} in {_count(len(plan.shards), 'shard')}"
+    total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} left out"
     return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -80,7 +80,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
 
 
 def _call(function: Callable[..., object], number: int, task: object, results: int) -> tuple[int, int, object]:
-    from shardtool.errors import ShardError, WorkerBug
+    from shardtool.errors import Bug, ShardError
 
     try:
         if getattr(function, "reports", False):
@@ -89,11 +89,11 @@ def _call(function: Callable[..., object], number: int, task: object, results: i
     except ShardError as error:
         return FAILED, number, error
     except MemoryError:
-        return FAILED, number, WorkerBug("worker", "out of memory", remedy="Use fewer --workers.")
+        return FAILED, number, Bug("worker", "out of memory", remedy="Use fewer --workers.")
     except Exception:  # noqa: BLE001 - whatever it is, the parent must hear of it
         import traceback
 
-        return FAILED, number, WorkerBug("worker", traceback.format_exc())
+        return FAILED, number, Bug("worker", traceback.format_exc())
 
 
 def _reporter(results: int, number: int) -> Callable[[int, int], None]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.sample import Skipped
     from shardtool.source.scan import ScanPart
 
-Number = TypeVar("Number", np.uint16, np.int64)
+Number = TypeVar("Number", np.uint32, np.int64)
 _FIELD_LIMIT = 2**16 - 1
 
 
@@ -50,11 +50,11 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         )  # fmt: skip
     place = {name: at for at, name in enumerate(names)}
     codes = [
-        np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint16)]
+        np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint32)]
         for part in parts
         if part.fields
     ]
-    counts = _joined((part.counts for part in parts), np.uint16).astype(np.int64)
+    counts = _joined((part.counts for part in parts), np.uint32).astype(np.int64)
     return Entries(
         root=root,
         keys=Names.parse(b"".join(part.keys[0] for part in parts)),

@@ -130,8 +130,8 @@ class ScanPart:
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
-    counts: array[int] = field(default_factory=lambda: array("H"))
-    codes: array[int] = field(default_factory=lambda: array("H"))
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    codes: array[int] = field(default_factory=lambda: array("I"))
     kinds: bytearray = field(default_factory=bytearray)
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
