@@ -11,12 +11,14 @@ import sys
 from hashlib import blake2b
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    Crc32c = Callable[[bytes | bytearray | memoryview, int], int]
+    class Crc32c(Protocol):  # noqa: D101 - a type, for the checker
+        def __call__(self, data: bytes | bytearray | memoryview, crc: int = 0, /) -> int: ...  # noqa: D102
+
 
 _MODULUS = 2**256
 DIGEST_SIZE = 32
@@ -38,24 +40,42 @@ def _find_crc32c() -> Crc32c:
 crc32c = _find_crc32c()
 
 
-def content_digest(keys: Sequence[bytes], counts: Sequence[int], fields: Iterable[tuple[bytes, int, int]]) -> int:
+def content_digest(  # noqa: PLR0913 - columns
+    keys: Sequence[bytes],
+    counts: Sequence[int],
+    names: Sequence[bytes],
+    *,
+    codes: bytes,
+    lengths: bytes,
+    crcs: bytes,
+) -> int:
     """Return the fingerprint of samples: the sum, modulo 2^256, of a BLAKE2b hash of each.
 
-    A sum, so that neither the order of samples nor what shard they lie in changes it.
+    A sum, so that neither the order of samples nor what shard they lie in changes it. What is hashed is
+    the key and the fields' names, a NUL after each, then the lengths and then the checksums of the fields,
+    which stand in the order of the bytes of their names.
 
     Args:
         keys: One a sample.
         counts: Fields a sample.
-        fields: (name, length, crc32c) of each field, in order.
+        names: What `codes` stands for.
+        codes: uint16 a field, little-endian.
+        lengths: uint64 a field, likewise.
+        crcs: uint32 a field, likewise.
 
     Source: docs/format.md, "Content fingerprint".
     """
-    total, rows = 0, iter(fields)
+    total = end = 0
     from_bytes = int.from_bytes
+    names_of: dict[bytes, bytes] = {}
     for key, count in zip(keys, counts, strict=True):
-        text = key
-        for _ in range(count):
-            text += b"\0%b\0%d\0%d" % next(rows)
+        row, end = end, end + count
+        code = codes[2 * row : 2 * end]
+        if code not in names_of:
+            names_of[code] = b"\0%b\0" % b"\0".join(
+                names[code[at] + 256 * code[at + 1]] for at in range(0, 2 * count, 2)
+            )
+        text = key + names_of[code] + lengths[8 * row : 8 * end] + crcs[4 * row : 4 * end]
         total += from_bytes(blake2b(text, digest_size=DIGEST_SIZE).digest(), "little")
     return total % _MODULUS
 

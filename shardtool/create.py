@@ -507,7 +507,7 @@ class _Run:
         self.job.publisher.add(result.staged, data, name)
         keys = index.keys[:-1].split(b"\0") if index.keys else [b""]
         self.entries[shard] = ShardEntry(
-            name, len(index.counts), result.size, result.crc, sidecar_name(name), len(data), crc32c(data, 0),
+            name, len(index.counts), result.size, result.crc, sidecar_name(name), len(data), crc32c(data),
             keys[0].decode(), keys[-1].decode(),
         )  # fmt: skip
         self.skipped += [one for _, one in result.skipped]

@@ -107,4 +107,4 @@ class DatasetFile:
         body = (
             json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
         )
-        return body + b'%08x"\n}\n' % crc32c(body, 0)
+        return body + b'%08x"\n}\n' % crc32c(body)

@@ -223,14 +223,14 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
                 link = True
             if filters and not rules.takes_file(prefix, name):
                 continue
-            stem, _, ending = name.partition(b".") if first else name.rpartition(b".")
-            if not stem or not ending:
+            file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
+            if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or one where it starts or ends a name
                 split = split_name(name, rules.dots)
                 if split is None:
                     left_out.append(_no_field(prefix, name))
                     continue
-                stem, ending = split
-            files.append(stem + b"\0" + ending)
+                file = b"\0".join(split)
+            files.append(file)
             if link:
                 links.add(files[-1])
     files.sort()
