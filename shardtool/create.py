@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardtool.plan import Oversize, Plan
     from shardtool.sample import ShardSamples
     from shardtool.source.entries import Entries
+    from shardtool.source.scan import ScanPart
     from shardtool.storage import LocalFolder
 
 _SCAN_TASKS = 32  # enough to keep a few workers busy to the end
@@ -115,6 +116,9 @@ class Observer(Protocol):
     def log(self, text: str) -> None:
         """Take a detail."""
 
+    def listed(self, samples: int) -> None:
+        """Take how many more samples were found."""
+
     def start(self, samples: int, size: int, shards: int) -> None:
         """Take how much there is to do, sizes in bytes."""
 
@@ -129,6 +133,9 @@ class Silent:
         """Ignore."""
 
     def log(self, text: str) -> None:
+        """Ignore."""
+
+    def listed(self, samples: int) -> None:
         """Ignore."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
@@ -326,7 +333,11 @@ class _Job:
         left_out: list[Skipped] = []
         tasks = share_out(root, rules, _SCAN_TASKS, left_out)
         ahead.start()
-        parts = [part for _, part in sorted(pool.map(scan, tasks), key=lambda found: found[0])]
+        found: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan, tasks):
+            found[number] = part
+            self.observer.listed(len(part.counts))
+        parts = [found[number] for number in sorted(found)]
         ahead.join()
         from shardtool.interop.portability import check_case, make_portable
         from shardtool.source import folder

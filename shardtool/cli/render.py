@@ -54,15 +54,27 @@ class Terminal:
         if self._verbose:
             self._line(text)
 
+    def listed(self, samples: int) -> None:
+        """Count what was found."""
+        if self._bar is None:
+            self._start_bar("listing", None, " samples", leave=False)
+        if self._bar is not None:
+            self._bar.update(samples)
+
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
+        self.close()
         self._shards = (0, shards)
-        if not self._quiet and sys.stderr is not None and sys.stderr.isatty():
-            from tqdm import tqdm
+        self._start_bar(f"{samples:,} samples", size, "B", leave=True)
 
-            self._bar = tqdm(
-                total=size, unit="B", unit_scale=True, dynamic_ncols=True, desc=f"{samples:,} samples", file=sys.stderr
-            )
+    def _start_bar(self, label: str, total: int | None, unit: str, *, leave: bool) -> None:
+        if self._quiet or sys.stderr is None or not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=label, total=total, unit=unit, unit_scale=True, leave=leave, dynamic_ncols=True, file=sys.stderr
+        )
 
     def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes tell the most
         """Move the bar."""
