@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardtool.create import CreateOptions, CreateResult, create, dry_run
     from shardtool.errors import (
         CorruptShard,
         InvalidRequest,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
+    from shardtool.verbs.create import CreateOptions, CreateResult, create, dry_run
 
 __version__ = "0.1.0"
 
@@ -46,9 +46,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(msg)
     from importlib import import_module
 
-    value: object = getattr(import_module(f"{__name__}.{'create' if name in _CREATE else 'errors'}"), name)
-    globals()[name] = value  # also shadows the submodule `shardtool.create`, which importing it has bound here
-    return value
+    names = _CREATE if name in _CREATE else set(__all__) - _CREATE - {"__version__"}
+    module = import_module(f"{__name__}.{'verbs.create' if name in _CREATE else 'errors'}")
+    globals().update({one: getattr(module, one) for one in names})
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

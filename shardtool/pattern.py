@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.sample import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +112,9 @@ def parse_pattern(output: str | Sequence[str]) -> ShardPattern:
     texts = [output] if isinstance(output, str) else list(output)
     if not texts:
         raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
+    for text in texts:
+        if not is_utf8(os.fsencode(text)):
+            raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
     ranges = list(_RANGE.finditer(texts[0]))
     if len(texts) > 1 or not ranges:
         return _from_names(_expand(texts))

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.format.measure import TRAILER_SIZE, sample_sizes
-from shardtool.sample import ShardSamples, Skipped, show_size, to_bytes
+from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,9 +217,8 @@ def _fit(
         return entries, sizes, (), ()
     names = [f"{entries.key(at)} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:6].tolist()]
     names += [""] * (len(too_large) - len(names))
-    found = (
-        f"{len(too_large):,} samples are larger than a shard of {show_size(room + trailer)} may be: {listing(names)}"
-    )
+    bound = show_size(room + trailer)
+    found = f"{counted(len(too_large), 'sample')} larger than a shard of {bound} may be: {listing(names)}"
     if oversize == "error":
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -52,6 +53,26 @@ def show_size(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _STEP
     return f"{size:,.1f} PB"
+
+
+def is_utf8(name: bytes) -> bool:
+    """Tell whether `name` is UTF-8."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def output_text(name: str) -> str:
+    """Return a name from the command line or the file system as it goes into an output: the same in any locale."""
+    return to_text(os.fsencode(name))
+
+
+def counted(number: int, thing: str) -> str:
+    """Return `1 file with a dot`, `2 files with a dot`."""
+    noun, _, rest = thing.partition(" ")
+    return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' + rest if rest else ''}"
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard
 from shardtool.format import tar
+from shardtool.sample import is_utf8
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from shardtool.sample import ShardSamples
 
 FORMAT_VERSION = 1
+_ROW_GROUP = 2**17  # samples
 _PREFIX = "shardtool."
+_REMEDY = "`create --resume` makes it again."
 _FIELD = pa.struct(
     [
         pa.field("name", pa.string(), nullable=False),
@@ -116,25 +120,25 @@ def index_of(samples: ShardSamples, field_crcs: bytes, left_out: tuple[int, ...]
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     """Return the sidecar's bytes, and its columns with their types."""
-    table = _table(index)
+    table, sink = _table(index), pa.BufferOutputStream()
     facts = {
-        "format_version": FORMAT_VERSION,
+        "format_version": f"{FORMAT_VERSION}",
         "shard": shard.name,
-        "size": shard.size,
+        "size": f"{shard.size}",
         "crc32c": f"{shard.crc:08x}",
         "plan": shard.plan,
     }
-    table = table.replace_schema_metadata({_PREFIX + name: str(value) for name, value in facts.items()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         sink,
+        table.schema,
         compression="zstd",
         use_dictionary=["__fields__.list.element.name", *index.columns],
         write_page_checksum=True,
         store_schema=False,
-        row_group_size=2**17,
-    )
+    ) as writer:
+        writer.write_table(table, row_group_size=_ROW_GROUP)
+        for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
+            writer.add_key_value_metadata({_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes()), {column.name: str(column.type) for column in table.schema}
 
 
@@ -191,41 +195,51 @@ def _strings(data: bytes, lengths: NDArray[np.int64]) -> Any:
 
 
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
-    """Return a list of strings a sample: `names` in turn, `counts` at a time."""
-    names = [printable(name).encode() for name in names]
+    """Return a list of strings a sample: `names` in turn, `counts` at a time; what is no UTF-8 is percent-encoded."""
+    names = [name if is_utf8(name) else quote(name).encode() for name in names]
     values = _strings(b"".join(names), np.array([len(name) for name in names], np.int64))
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return pa.ListArray.from_arrays(_numbers(offsets), values)
+    kind = pa.list_(pa.field("element", pa.string(), nullable=False))
+    return pa.ListArray.from_arrays(_numbers(offsets), values, type=kind)
 
 
-def read_facts(path: str) -> ShardFact:
+def read_facts(data: bytes, name: str) -> ShardFact:
     """Return what a sidecar says of its shard.
+
+    Args:
+        data: The sidecar's bytes.
+        name: Its name, for messages.
 
     Raises:
         CorruptShard: It is no sidecar of a version that this program knows.
     """
     try:
-        found = pq.read_metadata(path).metadata or {}
+        found = pq.read_metadata(pa.BufferReader(data)).metadata or {}
         facts = {name.decode().removeprefix(_PREFIX): value.decode() for name, value in found.items()}
-        if int(facts["format_version"]) != FORMAT_VERSION:
-            version = facts["format_version"]
-            raise CorruptShard(
-                path, f"format version {version}", expected=str(FORMAT_VERSION), remedy="Use a newer shardtool."
-            )
-        return ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"])
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise CorruptShard(path, f"no sidecar: {error}", remedy="`create --resume` makes it again.") from None
+        version = int(facts["format_version"])
+        fact = ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"])
+    except (KeyError, ValueError, OSError, pa.ArrowException) as error:
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
+    if version != FORMAT_VERSION:
+        raise CorruptShard(
+            name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
+        )
+    return fact
 
 
-def read_field_crcs(path: str) -> bytes:
+def read_field_crcs(data: bytes, name: str) -> bytes:
     """Return the checksum of every field in a sidecar, as uint32, in order.
+
+    Args:
+        data: The sidecar's bytes.
+        name: Its name, for messages.
 
     Raises:
         CorruptShard: It cannot be read, or a page's checksum differs.
     """
     try:
-        table = pq.read_table(path, columns=["__fields__"], page_checksum_verification=True)
+        table = pq.read_table(pa.BufferReader(data), columns=["__fields__"], page_checksum_verification=True)
         fields = table.column("__fields__").combine_chunks().flatten()
         return bytes(fields.field("crc32c").to_numpy().astype(np.uint32).tobytes())
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise CorruptShard(path, f"no sidecar: {error}", remedy="`create --resume` makes it again.") from None
+    except (KeyError, ValueError, OSError, pa.ArrowException) as error:
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None

@@ -202,8 +202,12 @@ class LocalFolder:
         with open(os.open(self._join(name), READ_PLAIN), "rb") as file:
             return file.read()
 
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+        """Read a published file block by block; see `read_blocks`."""
+        return read_blocks(os.fsencode(self._join(name)), into, READ_PLAIN)
+
     def full_path(self, name: str) -> str:
-        """Return where `name` lies, for messages and for libraries that want a path."""
+        """Return where `name` lies, for messages."""
         return self._join(name)
 
     def free_bytes(self) -> int:

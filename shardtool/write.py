@@ -11,7 +11,6 @@ What comes back is numbers: checksums, and what was left out. The offsets follow
 
 from __future__ import annotations
 
-import os
 import time
 from array import array
 from contextlib import suppress
@@ -25,6 +24,7 @@ from shardtool.sample import FILE, INLINE, OnError, ShardSamples, Skipped, to_te
 from shardtool.storage import READ_FOLLOWING, READ_PLAIN, LocalFolder, Staged, read_blocks, read_file
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     Report = Callable[[int, int], None]
@@ -131,7 +131,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         OutputFailed: The file cannot be written.
     """
     if task.kept is not None and (result := _keep(task, task.kept)):
-        report(len(result.field_crcs) and len(_keys(task.samples)), result.size)
+        report(len(_keys(task.samples)), result.size)
         return result
     without: dict[int, Skipped] = {}
     while True:
@@ -153,7 +153,7 @@ pack_shard.reports = True  # type: ignore[attr-defined]  # the pool hands it a c
 def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
     """Return the result for a file that is there already; None where it is not what the plan wants."""
     try:
-        size, crc = _file_crc(os.fsencode(task.folder.full_path(task.name)))
+        size, crc = _file_crc(task)
     except OSError:
         return None
     if kept.crc is None:
@@ -168,11 +168,11 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
     return ShardResult(task.shard, None, size, crc, kept.field_crcs, _digest(task.samples, kept.field_crcs, ()), ())
 
 
-def _file_crc(path: bytes) -> tuple[int, int]:
-    """Return the size and CRC-32C of a file."""
+def _file_crc(task: ShardTask) -> tuple[int, int]:
+    """Return the size and CRC-32C of the file that is there."""
     view = _shared_buffer()
     size = crc = 0
-    for got in read_blocks(path, view, READ_PLAIN):
+    for got in task.folder.blocks(task.name, view):
         if isinstance(got, int):
             crc = crc32c(view[:got], crc)
             size += got

@@ -88,7 +88,7 @@ def _run(arguments: list[str]) -> int:
         _show_usage(error, as_json=as_json)
         return error.exit_code
     except Interrupted as interrupt:
-        return _interrupted(interrupt.signum)
+        return _interrupted(interrupt.signum, as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
@@ -96,7 +96,10 @@ def _show(error: str | dict[str, Any]) -> None:
     if isinstance(error, dict):
         import json
 
-        click.echo(json.dumps({"error": error}, indent=2))
+        try:
+            click.echo(json.dumps({"error": error}, indent=2))
+        except OSError:
+            click.echo(f"shardtool: {error['where']}: {error['found']}", err=True)
     else:
         click.echo(f"shardtool: {error}", err=True)
 
@@ -117,7 +120,9 @@ def _interrupt(signum: int, _frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
-def _interrupted(signum: int) -> int:
-    name = signal.Signals(signum).name
-    click.echo(f"shardtool: interrupted by {name}; finished shards are kept, --resume goes on from there.", err=True)
-    return 128 + signum
+def _interrupted(signum: int, *, as_json: bool) -> int:
+    found, code = f"interrupted by {signal.Signals(signum).name}", 128 + signum
+    remedy = "What is there is finished files only; --resume goes on from them."
+    error = {"code": "interrupted", "exit_code": code, "where": "shardtool", "found": found, "expected": ""}
+    _show(error | {"remedy": remedy} if as_json else f"{found}. {remedy}")
+    return code

@@ -84,9 +84,9 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --resume
     """
     from shardtool.cli.render import Terminal, plan_table, show, summary
-    from shardtool.create import CreateOptions
-    from shardtool.create import create as run
-    from shardtool.create import dry_run as run_dry
+    from shardtool.verbs.create import CreateOptions
+    from shardtool.verbs.create import create as run
+    from shardtool.verbs.create import dry_run as run_dry
 
     if resume and overwrite:
         message = "--resume keeps what is there and --overwrite replaces it: choose one."

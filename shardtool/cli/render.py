@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardtool.errors import OutputFailed
-from shardtool.sample import show_size
+from shardtool.sample import counted, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.create import CreateResult, DryRun
+    from shardtool.verbs.create import CreateResult, DryRun
 
 _MOST_ROWS = 40
 
@@ -59,7 +59,10 @@ class Terminal:
         if self._bar is None:
             self._start_bar("listing", None, " samples", leave=False)
         if self._bar is not None:
-            self._bar.update(samples)
+            try:
+                self._bar.update(samples)
+            except OSError:
+                self._nobody_reads()
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
@@ -81,8 +84,11 @@ class Terminal:
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
-            self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
-            self._bar.update(size)
+            try:
+                self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
+                self._bar.update(size)
+            except OSError:
+                self._nobody_reads()
 
     def close(self) -> None:
         """Leave the bar as it is, and the cursor below it."""
@@ -91,10 +97,19 @@ class Terminal:
             self._bar = None
 
     def _line(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            click.echo(text, err=True)
+        try:
+            if self._bar is not None:
+                self._bar.write(text, file=sys.stderr)
+            elif sys.stderr is not None:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+        except OSError:
+            self._nobody_reads()
+
+    def _nobody_reads(self) -> None:
+        """Stop telling: whoever read stderr is gone, which is no reason to stop the run."""
+        self._quiet, self._verbose, self._bar = True, False, None
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
 
 
 def summary(result: CreateResult) -> str:
@@ -103,7 +118,7 @@ def summary(result: CreateResult) -> str:
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
     speed = f"{show_size(result.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
     lines = [
-        f"{_count(result.samples, 'sample')} in {_count(result.shards, 'shard')}{kept}, {speed}",
+        f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}, {speed}",
         f"dataset file  {result.dataset_file}",
         f"fingerprint   {result.fingerprint}",
     ]
@@ -122,15 +137,11 @@ def plan_table(plan: DryRun) -> str:
         gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
     samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    held = f"{_count(samples, 'sample')} in {_count(len(plan.shards), 'shard')}"
+    held = f"{counted(samples, 'sample')} in {counted(len(plan.shards), 'shard')}"
     total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} left out"
     return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

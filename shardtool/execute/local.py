@@ -82,6 +82,7 @@ class LocalPool:
 
     Raises:
         InvalidRequest: `workers` is less than one.
+        WorkerDied: They cannot be started.
     """
 
     def __init__(self, workers: int, start: StartMethod = "auto") -> None:
@@ -92,6 +93,10 @@ class LocalPool:
         try:
             for _ in range(workers):
                 self._workers.append(self._fork() if fork else self._spawn())
+        except OSError as error:
+            where, found = f"worker {len(self._workers) + 1} of {workers}", (error.strerror or str(error)).lower()
+            self.close()
+            raise WorkerDied(where, f"cannot start: {found}", remedy="Use fewer --workers.") from None
         except BaseException:
             self.close()
             raise
@@ -198,7 +203,12 @@ class LocalPool:
         ends = (task_end, result_end, life_end)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         command = f"import sys; sys.path.insert(0, {root!r}); from shardtool.execute import worker; worker.run{ends}"
-        process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
+        # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for fd in ends:
             os.close(fd)
         return _Worker(process.pid, tasks, results, lifeline, process)

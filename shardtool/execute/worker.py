@@ -64,6 +64,7 @@ def _exactly(fd: int, size: int) -> bytearray:
 def run(tasks: int, results: int, lifeline: int) -> None:
     """Serve tasks until the parent closes its side; the arguments are file descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
         if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
             signal.signal(signum, signal.SIG_DFL)

@@ -104,13 +104,20 @@ def _long_header(name: bytes, size: int) -> bytes:
             prefix, short = split
         else:
             records += _pax_record(b"path", name)
-            short = name[:NAME_LIMIT]
+            short = _cut(name, NAME_LIMIT)
     if size > SIZE_LIMIT:
         records += _pax_record(b"size", b"%d" % size)
     block = _block(short, 0 if size > SIZE_LIMIT else size, b"0", prefix)
     if not records:
         return block
     return _block(_PAX_NAME, len(records), b"x", b"") + records + bytes(padding(len(records))) + block
+
+
+def _cut(name: bytes, length: int) -> bytes:
+    """Return the start of a name, cut between letters: a half one makes strict readers refuse the whole shard."""
+    while length and name[length] & 0xC0 == 0x80:  # noqa: PLR2004 - a byte that goes on with a letter, in UTF-8
+        length -= 1
+    return name[:length]
 
 
 def _block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:

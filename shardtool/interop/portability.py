@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
-from shardtool.sample import to_bytes
+from shardtool.sample import counted, to_bytes
 from shardtool.source.entries import Names
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ _HASH_LENGTH = 16
 # Each pattern matches from what offends to the NUL that ends the key, so once a key.
 _KEY_RULES: tuple[tuple[str, str, str, re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
-     "keys with a dot in the last part", re.compile(rb"\.[^\0/]*\0")),
+     "key with a dot in the last part", re.compile(rb"\.[^\0/]*\0")),
     ("space-in-key", "DALI's index (wds2idx) breaks at white space",
-     "keys with white space", re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
+     "key with white space", re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-key", "webdataset and Hugging Face datasets pass over names that start with two underscores",
-     "keys with a part that starts with two underscores", re.compile(rb"(?<![^\0/])__[^\0]*\0")),
+     "key with a part that starts with two underscores", re.compile(rb"(?<![^\0/])__[^\0]*\0")),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ class Misread:
     Attributes:
         code: Stable, for programs.
         readers: Who, and what they do.
-        what: What it is about, as a plural noun.
+        what: What it is about; its first word is the noun.
         count: How many there are.
         example: The first of them.
         mendable: Whether `make_portable` ends it.
@@ -59,7 +59,7 @@ class Misread:
     mendable: bool = True
 
     def __str__(self) -> str:
-        return f"{self.readers}: {self.count:,} {self.what} (such as {self.example!r})"
+        return f"{self.readers}: {counted(self.count, self.what)} (such as {self.example!r})"
 
 
 def misreads(entries: Entries) -> list[Misread]:
@@ -76,7 +76,7 @@ def misreads(entries: Entries) -> list[Misread]:
     if upper:
         rows = int(np.isin(entries.code, upper).sum())
         readers = "webdataset lower-cases fields; DALI and Hugging Face datasets do not"
-        found.append(Misread("upper-case-field", readers, "fields in upper case", rows, entries.fields[upper[0]]))
+        found.append(Misread("upper-case-field", readers, "field in upper case", rows, entries.fields[upper[0]]))
     large = np.flatnonzero(entries.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
@@ -103,7 +103,7 @@ def _long_names(entries: Entries) -> list[Misread]:
     if not long:
         return []
     readers = "wids cuts names at 100 bytes, and DALI loses the field of some without an index"
-    return [Misread("long-name", readers, "names over 100 bytes", len(long), printable(long[0]))]
+    return [Misread("long-name", readers, "name over 100 bytes", len(long), printable(long[0]))]
 
 
 def _uneven(entries: Entries) -> list[Misread]:
@@ -119,7 +119,7 @@ def _uneven(entries: Entries) -> list[Misread]:
             lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
             readers = "Hugging Face datasets wants the same fields in every sample"
             example = printable(entries.key(int(lacking[0])))
-            found.append(Misread("missing-field", readers, f"samples without {name!r}", lack, example, mendable=False))
+            found.append(Misread("missing-field", readers, f"sample without {name!r}", lack, example, mendable=False))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE, to_bytes, to_text
+from shardtool.sample import INLINE, is_utf8, to_bytes, to_text
 from shardtool.source.entries import Entries, Names
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         for part in parts
         if part.fields
     ]
+    torn = {to_bytes(one.key) for one in left_out if one.key}
     counts = _joined((part.counts for part in parts), np.uint32).astype(np.int64)
-    return Entries(
+    entries = Entries(
         root=root,
         keys=Names.parse(b"".join(part.keys[0] for part in parts)),
         first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
@@ -71,6 +72,11 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         classes={},
         left_out=tuple(left_out),
     )
+    if not torn:
+        return entries
+    # A sample that lost a field is left out whole.
+    whole = [sample for sample in range(len(entries)) if entries.keys[sample] not in torn]
+    return entries.take(np.array(whole, np.int64))
 
 
 def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
@@ -119,21 +125,13 @@ def check_utf8(entries: Entries) -> None:
     try:
         entries.keys.data.decode()
     except UnicodeDecodeError:
-        bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not _is_utf8(key)]
-    bad += [printable(name) for name in entries.fields if not _is_utf8(to_bytes(name))]
+        bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not is_utf8(key)]
+    bad += [printable(name) for name in entries.fields if not is_utf8(to_bytes(name))]
     if bad:
         raise InvalidRequest(
             "SOURCE", f"{len(bad):,} names are not UTF-8: {listing(bad)}",
             remedy="Rename them, or pack them under safe names with --portable.",
         )  # fmt: skip
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def label_from_folder(entries: Entries) -> Entries:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Symlinks = Literal["inside", "follow", "skip"]
 NO_FIELD = "no-field"
+ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
 _CHUNK = 8192  # files of one folder that a worker takes at a time
 
 
@@ -175,8 +176,9 @@ def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -
     """Return a folder's files and folders, in key order."""
     path = root + item.prefix
     try:
-        changed = max(item.changed_ns, os.stat(path).st_ctime_ns)
-        files, links, folders = _list_folder(root, rules, item.prefix, left_out)
+        fact = os.stat(path)
+        changed = max(item.changed_ns, fact.st_ctime_ns if fact.st_dev == os.stat(root).st_dev else ALWAYS)
+        files, links, folders, linked = _list_folder(root, rules, item.prefix, left_out)
     except OSError as error:
         left_out.append(_failure(b"", item.prefix, error))
         return []
@@ -187,7 +189,7 @@ def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -
         at = bisect_left(files, name, done)
         if at > done:
             items.append(Item(item.prefix, files[done:at], changed, links))
-        items.append(Item(item.prefix + name, None, changed))
+        items.append(Item(item.prefix + name, None, ALWAYS if name[:-1] in linked else changed))
         done = at
     if done < len(files):
         items.append(Item(item.prefix, files[done:], changed, links))
@@ -196,11 +198,12 @@ def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -
 
 def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     root: bytes, rules: ScanRules, prefix: bytes, left_out: list[Skipped]
-) -> tuple[list[bytes], frozenset[bytes], list[bytes]]:
-    """Return a folder's files as sorted `stem NUL field`, those of them that are links, and its folders."""
+) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
+    """Return a folder's files as sorted `stem NUL field`, those of them that are links, its folders, and likewise."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []
+    linked: set[bytes] = set()
     first, filters = rules.dots == "first", rules.filters
     with os.scandir(root + prefix) as listing:
         for entry in listing:
@@ -218,6 +221,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
                 kind = _look_at(root, rules, prefix, name, left_out)
                 if kind == "folder":
                     folders.append(name)
+                    linked.add(name)
                 if kind != "file":
                     continue
                 link = True
@@ -234,7 +238,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
             if link:
                 links.add(files[-1])
     files.sort()
-    return files, frozenset(links), folders
+    return files, frozenset(links), folders, linked
 
 
 def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out: list[Skipped]) -> str:
@@ -243,7 +247,7 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out
     if not os.path.islink(path):
         if wanted:
             message = "a fifo, socket or device; only files can be packed"
-            left_out.append(_skip(b"", prefix + name, "special-file", message))
+            left_out.append(_skip(_key(rules, prefix, name), prefix + name, "special-file", message))
         return ""
     if rules.symlinks == "skip":
         return ""
@@ -253,7 +257,8 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out
         return ""
     problem = _link_problem(root, rules, prefix, target)
     if problem:
-        left_out.append(_skip(b"", prefix + name, *problem))
+        key = b"" if is_folder else _key(rules, prefix, name)
+        left_out.append(_skip(key, prefix + name, *problem))
         return ""
     return "folder" if is_folder else "file"
 
@@ -308,6 +313,10 @@ def _add(part: ScanPart, root: bytes, item: Item) -> None:
     part.mtimes.extend([fact.st_mtime_ns for fact in found])
     changed_ns = item.changed_ns
     part.changed.extend([changed if (changed := fact.st_ctime_ns) > changed_ns else changed_ns for fact in found])
+    if item.links:
+        for at, name in enumerate(names, len(part.changed) - len(names)):
+            if name in item.links:
+                part.changed[at] = ALWAYS
     part.kinds += bytes([LINK if name in item.links else FILE for name in names]) if item.links else bytes(len(names))
     keys, counts, fields, last = part.keys, part.counts, part.fields, None
     codes = []
@@ -351,6 +360,11 @@ def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_
 
 def _skip(key: bytes, path: bytes, code: str, message: str) -> Skipped:
     return Skipped(to_text(key), to_text(path), code, message)
+
+
+def _key(rules: ScanRules, prefix: bytes, name: bytes) -> bytes:
+    split = split_name(name, rules.dots)
+    return prefix + split[0] if split else b""
 
 
 def _no_field(prefix: bytes, name: bytes) -> Skipped:

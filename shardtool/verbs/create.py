@@ -24,7 +24,7 @@ from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, list
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish import IfExists, Publisher
-from shardtool.sample import Dots, OnError, Skipped, parse_size, to_bytes
+from shardtool.sample import Dots, OnError, Skipped, counted, output_text, parse_size, to_bytes
 from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
 from shardtool.storage import open_folder
 from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
@@ -386,7 +386,7 @@ def _check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnErro
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
         raise SampleFailed(
-            source, f"{len(failed):,} cannot be packed: {named}",
+            source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
             remedy="Mend or --exclude them, or leave them out with --on-error skip. Nothing was written.",
         )  # fmt: skip
 
@@ -395,9 +395,10 @@ def _left_out_notes(entries: Entries) -> list[str]:
     by_code: dict[str, list[str]] = {}
     for one in entries.left_out:
         by_code.setdefault(one.code, []).append(printable(one.path))
-    text = {NO_FIELD: "files have no ending that could name a field, and are left out"}
+    text = {NO_FIELD: "file left out, without an ending that could name a field"}
     return [
-        f"{len(paths):,} {text.get(code, f'left out ({code})')}: {listing(paths, 3)}" for code, paths in by_code.items()
+        f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"
+        for code, paths in by_code.items()
     ]
 
 
@@ -412,13 +413,19 @@ def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:
     ]
 
 
+def _root_stamp(root: bytes) -> int:
+    """Return nine digits for the folder that a path leads to now, such as could be a time's nanoseconds."""
+    fact = os.stat(root)
+    return crc32c(f"{fact.st_dev} {fact.st_ino}".encode()) % (_SECOND_NS - 1) + 1
+
+
 class _Run:
     """A plan being carried out, under the lock."""
 
     def __init__(self, job: _Job, plan: Plan, begun: float) -> None:
         self.job, self.plan = job, plan
-        # Whole seconds, and before anything was listed: see `_trusted`.
-        self.mtime_ns = (int(begun) - _CLOCK_SLACK_S) * _SECOND_NS
+        self.stamp = _root_stamp(plan.entries.root)
+        self.mtime_ns = (int(begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_kept`
         self.entries: dict[int, ShardEntry] = {}
         self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
         self.digest = self.kept = self.field_bytes = 0
@@ -452,8 +459,8 @@ class _Run:
         self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         counts = {name: count for name, count in zip(plan.entries.fields, self.field_counts, strict=True) if count}
         dataset = DatasetFile(
-            name=job.pattern.base,
-            pattern=job.pattern.text,
+            name=output_text(job.pattern.base),
+            pattern=output_text(job.pattern.text),
             format=job.pattern.format,
             shards=tuple(self.entries[shard] for shard in range(plan.shards)),
             fields=counts,
@@ -463,13 +470,14 @@ class _Run:
             classes=plan.entries.classes,
             made={
                 "verb": "create",
-                "source": printable(os.path.basename(os.path.realpath(job.source))),
+                "source": printable(os.fsencode(os.path.basename(os.path.realpath(job.source)))),
                 "options": job.options.recorded(),
                 "tool": f"shardtool {__version__}",
             },
             fingerprint=show_fingerprint(self.digest),
         )
-        job.publisher.finish([shard.name for shard in dataset.shards], dataset.encode(), self.skipped)
+        names = [job.pattern.shard(shard) for shard in range(plan.shards)]
+        job.publisher.finish(names, dataset.encode(), self.skipped)
         return dataset
 
     def _tasks(self) -> Iterator[ShardTask]:
@@ -484,19 +492,21 @@ class _Run:
         fact = self.job.publisher.existing.get(name)
         if self.job.options.if_exists != "resume" or fact is None or fact.size != self.plan.sizes[shard]:
             return None
-        if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS:
+        if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
             return Kept()
-        # Nothing that leads to the source's files has changed since before that run listed them. (A time that is no
-        # whole second is not from us: a copy of the shard, say, which tells nothing of when its source was read.)
+        # A shard's modification time is a while before its run listed the source, and its nanoseconds name the
+        # source's root. So nothing below this root that leads to the shard's files has changed since; and the time
+        # is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
         from shardtool import sidecar
 
-        path = self.job.folder.full_path(sidecar_name(name))
+        index = sidecar_name(name)
         try:
-            said = sidecar.read_facts(path)
-            if said.plan != self._fingerprint(samples) or (said.name, said.size) != (name, fact.size):
+            data = self.job.folder.read(index)
+            said = sidecar.read_facts(data, index)
+            if said.plan != self._fingerprint(samples) or (said.name, said.size) != (output_text(name), fact.size):
                 return Kept()
-            crcs = sidecar.read_field_crcs(path)
-        except ShardError:
+            crcs = sidecar.read_field_crcs(data, index)
+        except (OSError, ShardError):
             return Kept()
         return Kept(said.crc, crcs) if len(crcs) == 2 * len(samples.codes) else Kept()
 
@@ -513,12 +523,13 @@ class _Run:
         name = self.job.pattern.shard(shard)
         left_out = tuple(place for place, _ in result.skipped)
         index = index_of(samples, result.field_crcs, left_out, source_paths=self.plan.entries.source_paths)
-        fact = ShardFact(name, result.size, result.crc, self._fingerprint(samples))
+        shown = output_text(name)
+        fact = ShardFact(shown, result.size, result.crc, self._fingerprint(samples))
         data, self.schema = encode(index, fact)
         self.job.publisher.add(result.staged, data, name)
         keys = index.keys[:-1].split(b"\0") if index.keys else [b""]
         self.entries[shard] = ShardEntry(
-            name, len(index.counts), result.size, result.crc, sidecar_name(name), len(data), crc32c(data),
+            shown, len(index.counts), result.size, result.crc, sidecar_name(shown), len(data), crc32c(data),
             keys[0].decode(), keys[-1].decode(),
         )  # fmt: skip
         self.skipped += [one for _, one in result.skipped]

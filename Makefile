@@ -1,0 +1,64 @@
+# Every target makes the environment that it needs; `make PYTHON=python3.12 test` chooses the interpreter.
+
+PYTHON ?= python3
+PIP_INSTALL = -m pip install -qq --disable-pip-version-check
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench interop clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+demo: .venv/.installed  ## pack the sample photographs into ./demo, and show what that makes
+	rm -rf demo
+	shardtool create sample_data/photos 'demo/photos-{000000..}.tar' --max-size 500kB --label-from-folder
+	@echo
+	ls -l demo
+	@echo
+	tar tvf demo/photos-000000.tar | sed -n 1,6p
+	@echo
+	python -c 'import pyarrow.parquet as p; print(*p.read_table("demo/photos-000000.index").to_pylist()[:2], sep="\n")'
+	@echo
+	head -n 24 demo/photos.json
+
+test: .venv/.dev  ## run the tests; ARGS='-k name' picks some
+	.venv/bin/python -m pytest -q -n auto --ignore=tests/clients $(ARGS)
+
+lint: .venv/.dev  ## check style, formatting and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: .venv/.bench  ## measure against tar, ShardWriter and a C program: minutes; ARGS='--rounds 1 --only small' is quick
+	.venv/bin/python benchmarks/bench.py $(ARGS)
+
+interop: .venv-clients/.installed  ## read our shards with other tools: tar, webdataset, wids, DuckDB, datasets ...
+	.venv-clients/bin/python -m pytest -q -n auto -m clients --confcutdir=tests/clients tests/clients $(ARGS)
+
+clean:  ## remove all that is made here, the environments too
+	rm -rf .venv .venv-clients benchmarks/.venv-wds demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp stands in each environment for what was installed last; another pyproject.toml installs again.
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/.dev: .venv/.installed
+	.venv/bin/python $(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/.bench: .venv/.installed
+	.venv/bin/python $(PIP_INSTALL) numpy pillow
+	@touch $@
+
+# torch comes first and in one release, so that nothing after it chooses another build.
+.venv-clients/.installed: pyproject.toml tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python $(PIP_INSTALL) torch==2.13.0
+	.venv-clients/bin/python $(PIP_INSTALL) -e . -r tests/clients/requirements.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""Tests of shardtool; the folders mirror the package."""

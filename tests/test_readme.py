@@ -1,0 +1,124 @@
+"""What the documents say is what the program does: their code runs, and prints what they say it prints.
+
+In a document, a block marked `sh` or `python` runs, in order, in a folder that holds `sample_data`. A block marked
+`text` or `json` right behind it is what it prints on stdout; `...` there stands for anything. Blocks marked `bash` do
+not run (they set up an environment), nor does `python webdataset` where webdataset is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from doctest import ELLIPSIS, OutputChecker
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from shardtool import errors
+from shardtool.cli.create import create
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ["README.md", "docs/cli.md", "docs/format.md"]
+LINKED = [*DOCUMENTS, "CHANGELOG.md", *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
+
+_BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
+if find_spec("webdataset"):
+    _RUNS["python webdataset"] = [sys.executable, "-c"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of code in a document, and what it prints; None: the document does not say."""
+
+    line: int
+    command: list[str]
+    printed: str | None
+
+
+def read(document: str) -> str:
+    """Return a document's text."""
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the blocks that run."""
+    found = list(_BLOCK.finditer(text))
+    for at, match in enumerate(found):
+        if match[1] not in _RUNS:
+            continue
+        below = found[at + 1] if at + 1 < len(found) else None
+        printed = None
+        if below and below[1] in ("text", "json") and not text[match.end() : below.start()].strip():
+            printed = below[2]
+        yield Block(text[: match.start()].count("\n") + 1, [*_RUNS[match[1]], match[2]], printed)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a folder that holds `sample_data`, like a clone."""
+    shutil.copytree(ROOT / "sample_data", tmp_path / "clone" / "sample_data")
+    command = tmp_path / "bin" / "shardtool"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shardtool "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return tmp_path / "clone"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, place: Path) -> None:
+    """Whoever types a document's code, in order, sees what the document shows."""
+    path = f"{place.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    ran = 0
+    for block in blocks(read(document)):
+        done = subprocess.run(
+            block.command, cwd=place, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
+        )
+        where = f"{document}:{block.line}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, where
+        assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), where
+        ran += 1
+    assert ran > 1
+
+
+def test_the_make_targets_that_the_readme_names_exist() -> None:
+    """Every `make TARGET` in the README is a target of the Makefile."""
+    named = set(re.findall(r"\bmake ([a-z]+)", read("README.md")))
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("document", LINKED)
+def test_links_lead_to_files(document: str) -> None:
+    """Every link to a place in the repository leads somewhere."""
+    here = (ROOT / document).parent
+    broken = [link for link in _LINK.findall(read(document)) if not (here / link).exists()]
+    assert broken == []
+
+
+def test_the_command_line_document_names_every_option() -> None:
+    """docs/cli.md lists exactly the options that `shardtool create --help` lists."""
+    options = {name for one in create.params if isinstance(one, click.Option) for name in one.opts if name[:2] == "--"}
+    rows = re.findall(r"^\| `(--[a-z-]+)", read("docs/cli.md"), re.MULTILINE)
+    assert sorted(rows) == sorted({*options, "--help"})
+
+
+def test_the_command_line_document_lists_every_error_code() -> None:
+    """docs/cli.md lists each error's code with the exit code that comes with it, and no other."""
+    kinds = [errors.ShardError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", read("docs/cli.md"), re.MULTILINE)
+    assert sorted(rows) == sorted((kind.code, str(kind.exit_code)) for kind in kinds[1:])
