@@ -255,7 +255,7 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out
     is_folder = os.path.isdir(target)
     if not (rules.takes_folder(prefix, name) if is_folder else wanted):
         return ""
-    problem = _link_problem(root, rules, prefix, target)
+    problem = _link_problem(root, rules, prefix, path, target)
     if problem:
         key = b"" if is_folder else _key(rules, prefix, name)
         left_out.append(_skip(key, prefix + name, *problem))
@@ -263,10 +263,10 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out
     return "folder" if is_folder else "file"
 
 
-def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, target: bytes) -> tuple[str, str] | None:
-    """Return the code and message of why a link to `target` cannot be followed."""
+def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes) -> tuple[str, str] | None:
+    """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
-        where = printable(target)
+        where = printable(os.readlink(path))  # what the link says, not where that is on this machine
         return "link-outside", f"a link out of the tree, to {where}; --symlinks follow packs it, skip leaves it out"
     if os.path.isdir(target):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):

@@ -1,0 +1,1 @@
+"""Our shards in the hands of the tools that people read shards with; `make interop` runs these."""

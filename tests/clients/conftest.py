@@ -1,0 +1,118 @@
+"""The datasets that the clients read. Nothing here is collected where the clients are not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .packed import PHOTOS, Packed, pack, write_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+collect_ignore_glob = [] if find_spec("webdataset") else ["test_*.py"]
+
+_NAMES = [
+    "0",
+    "a/b/c/0001",
+    "a/b/c/0002",
+    "a/b/0001",
+    "sp ace/two  words",
+    "größe/ä ö ü",
+    "e\u0301/decomposed",
+    "\u00e9/composed",
+    "日本語/写真",
+    "🐈/🐈‍⬛",
+    'quote\'s/"double"',
+    "perc%20ent/star*",
+    "-dash/--dash",
+    "UPPER/lower",
+]
+_LONG_NAMES = [
+    "0",
+    "split/" + "a" * 96,
+    "n" * 96,  # with .txt the name field is full
+    "n" * 97,
+    "p" * 155 + "/" + "s" * 92,  # prefix and name field are full
+    "f/" * 70 + "leaf",
+    "pax" * 40,
+    ("d" * 200 + "/") * 3 + "over-512-bytes",
+    "ö" * 40 + "/" + "ü" * 30,
+    "a" + "ü" * 60,  # byte 100 is in the middle of a letter
+    "日" * 33 + "/" + "写" * 40,
+]
+_UNSAFE = [
+    "plain/0",
+    "scan.2019/scan.2019.01",
+    "scan.2019/scan.2019.02",
+    "sp ace/tab\there",
+    ".hidden/.dot",
+    "__meta__/__x__",
+    "größe/日本語",
+    "perc%20ent/100%",
+    "L" * 97 + "/" + "long.name" * 10,
+    "日" * 60,
+    "UPPER/Case",
+    "new\nline/x",
+    *(["not-utf8/\udcff"] if sys.platform == "linux" else []),
+]
+
+
+def _folder(factory: pytest.TempPathFactory, name: str) -> tuple[Path, Path]:
+    root = factory.mktemp(name)
+    for part in ("source", "shards"):
+        (root / part).mkdir()
+    return root / "source", root / "shards"
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """The sample photographs with a class number each, in about ten shards."""
+    _, shards = _folder(tmp_path_factory, "photos")
+    return pack(PHOTOS, shards, "--label-from-folder", "--max-size", "500kB")
+
+
+@pytest.fixture(scope="session")
+def one_shard(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """The sample photographs in a single shard."""
+    _, shards = _folder(tmp_path_factory, "one")
+    return pack(PHOTOS, shards)
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """Folders, spaces, quotes, letters from everywhere, empty files; beside the shards lies `out.skipped`."""
+    source, shards = _folder(tmp_path_factory, "names")
+    write_samples(source, _NAMES)
+    os.mkfifo(source / "pipe.bin")
+    packed = pack(source, shards, "--max-count", "5", "--on-error", "skip")
+    assert (shards / "out.skipped").is_file()
+    return packed
+
+
+@pytest.fixture(scope="session")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """Names that need the prefix field, and names that need a pax header."""
+    source, shards = _folder(tmp_path_factory, "long")
+    write_samples(source, _LONG_NAMES)
+    return pack(source, shards, "--max-count", "4")
+
+
+@pytest.fixture(scope="session")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """Names that one reader or another gets wrong, made safe."""
+    source, shards = _folder(tmp_path_factory, "portable")
+    write_samples(source, _UNSAFE, ("BIN", "txt"))
+    return pack(source, shards, "--portable", "--dots", "last", "--hidden", "--max-count", "5")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep Hugging Face and wids off the network and out of the home folder; set before they are imported."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf-home"))
+    os.environ["WIDS_CACHE"] = str(tmp_path_factory.mktemp("wids-cache"))

@@ -1,0 +1,88 @@
+"""A dataset that `shardtool create` wrote, and beside it what its source holds, found out without shardtool."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PHOTOS = Path(__file__).parents[2] / "sample_data" / "photos"
+Fields = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A dataset called `out`.
+
+    Attributes:
+        folder: Where it is.
+        source: The tree it was made from.
+        samples: Key to field to payload, as the source has them, in the order of the bytes of key and field.
+    """
+
+    folder: Path
+    source: Path
+    samples: dict[str, Fields]
+
+    @property
+    def shards(self) -> list[Path]:
+        """The shards in order."""
+        return sorted(self.folder.glob("out-*.tar"))
+
+    @property
+    def urls(self) -> str:
+        """The brace pattern that names all shards, as one gives it to webdataset."""
+        return f"{self.folder}/out-{{000000..{len(self.shards) - 1:06d}}}.tar"
+
+    @property
+    def members(self) -> list[tuple[str, bytes]]:
+        """Every tar member of every shard in order."""
+        return [
+            (f"{key}.{field}", payload) for key, fields in self.samples.items() for field, payload in fields.items()
+        ]
+
+
+def pack(source: Path, folder: Path, *options: str) -> Packed:
+    """Run `shardtool create` as a user does, and return what must be in its shards."""
+    command = [sys.executable, "-m", "shardtool", "create", str(source), "out-{000000..}.tar", *options]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    samples = _samples_of(source, last_dot="--dots" in options)
+    if "--label-from-folder" in options:
+        classes = sorted({key.split("/")[0] for key in samples}, key=os.fsencode)
+        for key, fields in samples.items():
+            fields["cls"] = str(classes.index(key.split("/")[0])).encode()
+    ordered = sorted(samples.items(), key=lambda item: os.fsencode(item[0]))
+    return Packed(folder, source, {key: dict(sorted(fields.items())) for key, fields in ordered})
+
+
+def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:
+    """Group a tree's files by WebDataset's rule (the key ends at the first dot of a file's name) or by the last dot."""
+    samples: dict[str, Fields] = {}
+    for path in source.rglob("*"):
+        if path.is_file():
+            name, _, field = path.name.rpartition(".") if last_dot else path.name.partition(".")
+            key = (path.parent.relative_to(source) / name).as_posix()
+            samples.setdefault(key, {})[field] = path.read_bytes()
+    return samples
+
+
+def write_samples(source: Path, stems: list[str], fields: tuple[str, ...] = ("bin", "seg.bin", "txt")) -> None:
+    """Write files whose payloads tell which file they are of, and whose sizes lie about a tar block's."""
+    for number, stem in enumerate(stems):
+        for field in fields:
+            path = source / f"{stem}.{field}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            head = f"{stem}.{field}\n".encode("utf-8", "backslashreplace") if number else b""  # the first: empty files
+            filled = max(len(head), 510 + number) if number else 0
+            path.write_bytes(head.ljust(filled, b"." if field == "txt" else b"\xff"))
+
+
+def payloads_of(samples: Iterable[Fields]) -> list[list[tuple[str, bytes]]]:
+    """Return samples without their keys and order: what `--portable` keeps, apart from the case of fields."""
+    return sorted(sorted((name.lower(), payload) for name, payload in fields.items()) for fields in samples)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wids
+
+from .packed import Fields, Packed, payloads_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.clients
+
+
+@contextmanager
+def _open(packed: Packed, cache: Path) -> Iterator[Any]:
+    dataset = wids.ShardListDataset(str(packed.folder / "out.json"), cache_dir=str(cache), transformations=[])
+    yield dataset
+    dataset.close()
+
+
+def _sample(dataset: Any, place: int) -> tuple[str, Fields]:
+    """Return a sample as we name things: wids has a dot before its fields, and hands out open files."""
+    sample = dataset[place]
+    return sample["__key__"], {name[1:]: value.read() for name, value in sample.items() if name.startswith(".")}
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "one_shard"])
+def test_opens_the_dataset_file(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """`ShardListDataset("out.json")` has the source's samples in order, with their exact bytes."""
+    packed: Packed = request.getfixturevalue(made)
+    with _open(packed, tmp_path) as dataset:
+        assert len(dataset) == len(packed.samples)
+        assert [_sample(dataset, place) for place in range(len(dataset))] == list(packed.samples.items())
+
+
+def test_reads_at_random(photos: Packed, tmp_path: Path) -> None:
+    """Samples are found by number in any order: the last first."""
+    with _open(photos, tmp_path) as dataset:
+        read = [_sample(dataset, place) for place in reversed(range(len(dataset)))]
+    assert read == list(reversed(photos.samples.items()))
+
+
+def test_reads_portable_names(portable: Packed, tmp_path: Path) -> None:
+    """Under `--portable` wids gives every sample of the source once and whole, whatever its name was."""
+    with _open(portable, tmp_path) as dataset:
+        read = [_sample(dataset, place) for place in range(len(dataset))]
+    assert len({key for key, _ in read}) == len(portable.samples)
+    assert payloads_of(fields for _, fields in read) == payloads_of(portable.samples.values())
+
+
+def test_the_totals_are_the_files(photos: Packed) -> None:
+    """What wids sums up, counts and sizes, is what lies on disk."""
+    listed = json.loads((photos.folder / "out.json").read_bytes())["shardlist"]
+    assert [(one["url"], one["filesize"]) for one in listed] == [
+        (shard.name, shard.stat().st_size) for shard in photos.shards
+    ]
+    assert sum(one["nsamples"] for one in listed) == len(photos.samples)

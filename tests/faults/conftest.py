@@ -1,0 +1,107 @@
+"""Folders in memory, and a source that takes long enough to be disturbed in the middle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .helpers import MEBIBYTE, contents, create, write_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SHM = "/dev/shm"  # noqa: S108 - only a place for a private folder
+_ROOM = 3 * 2**30
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A source of 24 shards of 8 MiB, and what an undisturbed run makes of it."""
+
+    source: Path
+    options: tuple[str, ...]
+    expected: dict[str, str]
+    shards: int = 24
+
+
+def _memory_folder() -> Path:
+    """Return a new folder, in memory where there is room: the faults are the same, and the disk is slow."""
+    try:
+        fact = os.statvfs(_SHM)
+        where = _SHM if fact.f_bavail * fact.f_frsize > _ROOM and os.access(_SHM, os.W_OK) else None
+    except OSError:
+        where = None
+    return Path(tempfile.mkdtemp(prefix="shardtool-faults-", dir=where))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Give a folder that is removed afterwards, gigabytes and all."""
+    folder = _memory_folder()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def bulk() -> Iterator[Bulk]:
+    """Make the large source once."""
+    folder = _memory_folder()
+    source = write_samples(folder / "src", 96, 2 * MEBIBYTE)
+    options = ("--max-count", "4", "--workers", "2", "--quiet")
+    run = create(source, folder / "out", *options)
+    assert run.code == 0, run.err
+    expected = contents(folder / "out")
+    shutil.rmtree(folder / "out")
+    yield Bulk(source, options, expected)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def small(place: Path) -> Path:
+    """Make a source of 12 samples of 60 kB, so of 36 files."""
+    return write_samples(place / "src", 12, 60_000)
+
+
+@pytest.fixture
+def disk(place: Path) -> Iterator[Callable[[str], Path]]:
+    """Give a function that mounts a file system in memory with options such as `size=1m`."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = place / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Iterator[Path]:
+    """Give what an undisturbed run, four samples a shard, makes of `small`."""
+    folder = _memory_folder()
+    source = write_samples(folder / "src", 12, 60_000)
+    run = create(source, folder / "out", "--max-count", "4", "--quiet")
+    assert run.code == 0, run.err
+    yield folder / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Path) -> dict[str, str]:
+    """Give hashes of those files."""
+    return contents(reference)

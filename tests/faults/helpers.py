@@ -1,0 +1,198 @@
+"""Run the command line as a user does, watch it from outside, and compare what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+REPO = Path(__file__).resolve().parents[2]
+PATTERN = "out-{000..}.tar"
+MEBIBYTE = 2**20
+PATIENCE_S = 30  # a hang, not slowness: nothing here takes a tenth of it
+_MARK = "SHARDTOOL_TEST_MARK"
+
+# Runs the command line in-process, after code that may wrap `Terminal.start`: it is called between plan and packing.
+HOOKED = """
+import sys
+from shardtool.cli import main
+from shardtool.cli.render import Terminal
+start = Terminal.start
+def hooked(self, *sizes):
+    {code}
+    start(self, *sizes)
+Terminal.start = hooked
+main()
+"""
+
+
+@dataclass
+class Run:
+    """A command line at work, in a session (so a process group) of its own."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    out: str = ""
+    err: str = ""
+
+    @property
+    def code(self) -> int:
+        """Its exit code; negative for a signal."""
+        code = self.process.returncode
+        assert code is not None
+        return code
+
+    def end(self) -> Run:
+        """Wait until it has ended, and every holder of its stderr with it."""
+        self.out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        return self
+
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to the parent, or to it and all its workers."""
+        with suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.process.pid, signum)
+
+    def processes(self) -> list[int]:
+        """Return every process of this run that is alive, found by its environment, whoever its parent is now."""
+        found, mark = [], f"{_MARK}={self.mark}".encode()
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with suppress(OSError):
+                    # Empty for a zombie.
+                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                        found.append(int(name))
+        return sorted(found)
+
+    def workers(self) -> list[int]:
+        """Return the parent's child processes."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text(encoding="ascii").split()]
+
+    def all_gone(self) -> bool:
+        """Tell whether, after a few seconds at most, no process is left."""
+        return settles(lambda: not self.processes(), 5)
+
+
+def start(
+    source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
+) -> Run:
+    """Start `create`; `output` is a folder, or a pattern. `code` runs between plan and packing."""
+    mark = uuid.uuid4().hex
+    target = str(output) if "{" in str(output) else f"{output}/{PATTERN}"
+    code = how.pop("code", None)
+    tool = ["-c", HOOKED.replace("{code}", str(code))] if code else ["-m", "shardtool"]
+    command = [*_words(how.pop("before", ())), sys.executable, *tool, "create", str(source), target, *more]
+    whole = {"PYTHONPATH": str(REPO), **(os.environ if env is None else env), _MARK: mark}
+    process = subprocess.Popen(
+        command, env=whole, cwd=str(how.pop("cwd", REPO)), text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert not how, f"unknown: {how}"
+    return Run(process, mark)
+
+
+def _words(value: object) -> list[str]:
+    assert isinstance(value, (list, tuple))
+    return [str(word) for word in value]
+
+
+def create(
+    source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
+) -> Run:
+    """Run `create` to its end."""
+    return start(source, output, *more, env=env, **how).end()
+
+
+def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: float = 0.02) -> bool:
+    """Tell whether a condition comes true in time."""
+    end = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(step_s)
+    return True
+
+
+def shards(folder: Path) -> list[str]:
+    """Return the names of the shards that are visible."""
+    with suppress(FileNotFoundError):
+        return sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+    return []
+
+
+def reach(run: Run, folder: Path, count: int) -> None:
+    """Wait until `count` shards are visible, and see that the run is still in the middle."""
+    assert settles(lambda: len(shards(folder)) >= count or run.process.poll() is not None, step_s=0.0005)
+    assert not (folder / "out.json").exists(), "the run was over too soon to be disturbed"
+
+
+def hold(run: Run, folder: Path, count: int) -> None:
+    """Stop all processes of a run when `count` shards are visible; `release` lets them go on."""
+    reach(run, folder, count)
+    run.signal(signal.SIGSTOP, group=True)
+
+
+def release(run: Run) -> None:
+    """Let a held run go on."""
+    run.signal(signal.SIGCONT, group=True)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return size and checksum of every file of a folder, hidden ones too, by name."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        size = crc = 0
+        with (folder / name).open("rb") as file:
+            while block := file.read(MEBIBYTE):
+                size, crc = size + len(block), crc32c.crc32c(block, crc)
+        found[name] = f"{size}:{crc:08x}"
+    return found
+
+
+def identity(folder: Path, names: list[str]) -> dict[str, tuple[int, int]]:
+    """Return (inode, modification time) of files: what a file that nobody touched keeps."""
+    facts = {name: (folder / name).stat() for name in names}
+    return {name: (fact.st_ino, fact.st_mtime_ns) for name, fact in facts.items()}
+
+
+def finished(folder: Path) -> list[str]:
+    """Return the shards that have their sidecar, and these."""
+    both = [(name, name.replace(".tar", ".index")) for name in shards(folder)]
+    return [name for pair in both if (folder / pair[1]).exists() for name in pair]
+
+
+def hidden(folder: Path) -> list[str]:
+    """Return temporary names and locks."""
+    return [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def write_samples(folder: Path, count: int, size: int) -> Path:
+    """Make `count` samples of a large file, sparse but for its ends, and a few small ones."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        with (folder / f"s{number:04}.bin").open("wb") as file:
+            file.write(b"first of %d" % number)
+            file.truncate(size)
+            file.seek(size - 20)
+            file.write(b"%20d" % number)
+        (folder / f"s{number:04}.txt").write_text(f"caption of {number}\n" * 50)
+        (folder / f"s{number:04}.cls").write_text(str(number % 7))
+    return folder
+
+
+def plain(run: Run) -> None:
+    """See that a run has told its user something, and no traceback."""
+    assert "Traceback" not in run.err, run.err
+    assert "Exception" not in run.err, run.err

@@ -1,0 +1,166 @@
+"""Seen with strace: the order of fsync and rename; and every such call failing, or being the last one, in turn."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .helpers import contents, create, finished, hidden, identity, plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTIONS = ("--max-count", "4", "--workers", "1", "--quiet")
+_RENAMES = "rename,renameat,renameat2"
+
+
+@pytest.fixture(scope="session")
+def strace() -> str:
+    """Find strace, and that it may trace."""
+    path = shutil.which("strace")
+    if path is None:
+        pytest.skip("strace is not installed (apt-get install strace)")
+    done = subprocess.run([path, "-f", "-qq", "-e", "trace=none", "true"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"strace may not trace here: {done.stderr.decode().strip()}")
+    return path
+
+
+def _events(log: Path, folder: Path) -> list[tuple[str, str]]:
+    """Return (`sync` or `name`, file) of each such call that worked, in order; "" is the folder."""
+    found = []
+    for line in _joined(log.read_text(errors="replace").splitlines()):
+        if match := re.search(r"(?:fsync|fdatasync)\(\d+<([^>]*)>\)\s+= 0", line):
+            call, path = "sync", match[1]
+        elif match := re.search(r'rename(?:at2?)?\(.*"([^"]*)"(?:, \w+)?\)\s+= 0', line):
+            call, path = "name", match[1]
+        else:
+            continue
+        if path == str(folder) or path.startswith(f"{folder}/"):
+            found.append((call, path[len(str(folder)) + 1 :]))
+    return found
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """Put together calls that strace shows in two halves because another process came between."""
+    waiting: dict[str, str] = {}
+    whole = []
+    for line in lines:
+        pid = line.split(maxsplit=1)[0]
+        if line.endswith("<unfinished ...>"):
+            waiting[pid] = line.removesuffix("<unfinished ...>")
+        elif "resumed>" in line:
+            whole.append(waiting.pop(pid).rstrip() + line.partition("resumed>")[2])
+        else:
+            whole.append(line)
+    return whole
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("verb", ["", "--overwrite"], ids=["fresh", "overwrite"])
+def test_order(strace: str, workers: str, verb: str, small: Path, place: Path) -> None:
+    """Each file is synced before its rename and the folder after; shard before sidecar; the dataset file last."""
+    out, log = place / "out", place / "log"
+    if verb:
+        assert create(small, out, *OPTIONS, "--include", "s000*").code == 0
+    traced = [strace, "-f", "-y", "-qq", "-s", "400", "-e", f"trace=fsync,fdatasync,{_RENAMES}", "-o", str(log)]
+    run = create(small, out, *OPTIONS, "--workers", workers, *([verb] if verb else []), before=traced)
+    assert run.code == 0, run.err
+    events = _events(log, out)
+    named = [file for call, file in events if call == "name"]
+    shards = [f"out-00{number}.tar" for number in range(3)]
+    assert sorted(named) == sorted([*shards, *(name.replace(".tar", ".index") for name in shards), "out.json"])
+    assert named[-1] == "out.json"
+    for file in named:
+        at = events.index(("name", file))
+        assert ("sync", f".{file}.part") in events[:at], f"{file} was renamed before it was synced"
+        assert ("sync", "") in events[at:], f"{file}: the folder was not synced after its rename"
+        if file.endswith(".index"):
+            assert ("name", file.replace(".index", ".tar")) in events[:at], f"{file} came before its shard"
+    last = events.index(("name", "out.json"))
+    others = max(events.index(("name", file)) for file in named[:-1])
+    assert ("sync", "") in events[others:last], "the dataset file was named before the others were durable"
+
+
+def test_new_folders_are_durable(strace: str, small: Path, place: Path) -> None:
+    """Folders that the run makes are synced into those above them before anything is named in them."""
+    out, log = place / "new" / "deep", place / "log"
+    traced = [strace, "-f", "-y", "-qq", "-s", "400", "-e", f"trace=fsync,{_RENAMES}", "-o", str(log)]
+    assert create(small, out, *OPTIONS, before=traced).code == 0
+    events = _events(log, place)
+    first = next(at for at, (call, _) in enumerate(events) if call == "name")
+    assert {("sync", ""), ("sync", "new")} <= set(events[:first])
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 6, 7])
+def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dict[str, str], place: Path) -> None:
+    """Killed at any of the renames, what has a final name is whole, and resume makes the same bytes."""
+    out = place / "out"
+    inject = f"inject={_RENAMES}:signal=SIGKILL:when={number}"
+    traced = [strace, "-f", "-qq", "-e", f"trace={_RENAMES}", "-e", inject, "-o", str(place / "log")]
+    run = create(small, out, *OPTIONS, before=traced)
+    assert run.code in {-signal.SIGKILL, 128 + signal.SIGKILL}
+    assert run.all_gone()
+    seen = {name: digest for name, digest in contents(out).items() if not name.startswith(".")}
+    assert seen.items() <= expected.items()
+    assert "out.json" not in seen
+    before = identity(out, finished(out))
+    again = create(small, out, *OPTIONS, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert identity(out, list(before)) == before
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("fsync", 1, "EIO", "input/output error"),
+        ("fsync", 3, "ENOSPC", "no space left"),
+        ("fsync", 8, "EDQUOT", "quota"),
+        (_RENAMES, 2, "ENOSPC", "no space left"),
+        (_RENAMES, 7, "EIO", "input/output error"),
+        ("utimensat", 1, "EIO", "input/output error"),
+    ],
+    ids=lambda fault: f"{fault[0].partition(',')[0]}-{fault[1]}",
+)
+def test_failing_call(
+    strace: str, fault: tuple[str, int, str, str], small: Path, expected: dict[str, str], place: Path
+) -> None:
+    """A failing fsync, rename or the like, whichever, ends the run with 7 and its name; resume makes the same bytes."""
+    out, (call, number, error, said) = place / "out", fault
+    inject = f"inject={call}:error={error}:when={number}"
+    traced = [strace, "-f", "-qq", "-e", f"trace={call}", "-e", inject, "-o", str(place / "log")]
+    run = create(small, out, *OPTIONS, before=traced)
+    assert run.code == 7, run.err
+    assert said in run.err
+    assert "out" in run.err
+    plain(run)
+    assert run.all_gone()
+    assert not hidden(out)
+    assert contents(out).items() <= expected.items()
+    again = create(small, out, *OPTIONS, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_source_read_error(strace: str, on_error: str, small: Path, place: Path) -> None:
+    """A read that fails with EIO, as of a bad sector, fails that sample by name; no zeros take its place."""
+    bad = small / "s0005.bin"
+    inject = "inject=readv,read,pread64,preadv:error=EIO"
+    traced = [strace, "-f", "-qq", "-P", str(bad), "-e", "trace=readv,read,pread64,preadv", "-e", inject]
+    out = place / "out"
+    run = create(small, out, *OPTIONS, "--on-error", on_error, before=[*traced, "-o", str(place / "log")])
+    plain(run)
+    assert not hidden(out)
+    if on_error == "stop":
+        assert run.code == 6
+        assert f"{bad}: input/output error" in run.err
+    else:
+        assert run.code == 0, run.err
+        assert '"code": "unreadable", "message": "input/output error"' in (out / "out.skipped").read_text()

@@ -1,0 +1,149 @@
+"""A disk that is full, or fills up; limits of inodes and file size: a clear error, nothing partial, resumable."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .helpers import contents, create, finished, hidden, identity, plain, shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .helpers import Run
+
+OPTIONS = ("--max-count", "4", "--workers", "2", "--quiet")
+_PAGE = 4096
+
+# Fills the file system of {folder!r} between plan and packing, but for {room} bytes.
+_FILL = (
+    "import os; fact = os.statvfs({folder!r}); "
+    "os.posix_fallocate(os.open({folder!r} + '/filler', os.O_CREAT | os.O_WRONLY), 0, "
+    "fact.f_bavail * fact.f_frsize - {room})"
+)
+
+
+def _fill(folder: Path, room: int) -> str:
+    return _FILL.format(folder=str(folder), room=room // _PAGE * _PAGE)
+
+
+def _refused(run: Run, folder: Path, said: str) -> None:
+    """See that a run ended with 7, said why, and left no temporary file and no dataset file."""
+    assert run.code == 7, run.err
+    assert said in run.err
+    plain(run)
+    assert run.all_gone()
+    assert not hidden(folder)
+    assert not (folder / "out.json").exists()
+
+
+def _space(folder: Path) -> int:
+    """Return the bytes that the files of a folder take, in whole pages."""
+    return sum(-(-os.path.getsize(folder / name) // _PAGE) * _PAGE for name in os.listdir(folder))
+
+
+def test_seen_before(small: Path, disk: Callable[[str], Path]) -> None:
+    """Output that cannot fit is refused before a byte is written, with what is free and what is needed."""
+    out = disk("size=512k")
+    run = create(small, out, *OPTIONS)
+    _refused(run, out, "nothing was written")
+    assert re.search(r"524 kB free, [78]\d\d kB needed", run.err)
+    assert os.listdir(out) == []
+
+
+# Pages too few for all: at -1 the dataset file does not fit, at -2 the last sidecar, then the last shard, and so on.
+@pytest.mark.parametrize("missing", [1, 2, 3, 70, 10_000])
+def test_fills_up(
+    small: Path, expected: dict[str, str], reference: Path, disk: Callable[[str], Path], missing: int
+) -> None:
+    """However far a run comes before the disk is full, what is published is whole; with space, resume ends the job."""
+    out = disk("size=8m")
+    run = create(small, out, *OPTIONS, code=_fill(out, max(0, _space(reference) - missing * _PAGE)))
+    _refused(run, out, "no space left")
+    assert "Make space" in run.err
+    (out / "filler").unlink()
+    assert contents(out).items() <= expected.items()
+    before = identity(out, finished(out))
+    again = create(small, out, *OPTIONS, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert identity(out, list(before)) == before
+    assert contents(out) == expected
+
+
+def test_shrinks(small: Path, expected: dict[str, str], disk: Callable[[str], Path]) -> None:
+    """A quota that is cut while a run goes on ends it like a full disk."""
+    out = disk("size=8m")
+    run = create(small, out, *OPTIONS, code=f"import os; os.system('mount -o remount,size=400k {out}')")
+    _refused(run, out, "no space left")
+    subprocess.run(["mount", "-o", "remount,size=8m", str(out)], check=True)
+    assert contents(out).items() <= expected.items()
+    assert create(small, out, *OPTIONS, "--resume").code == 0
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("files", [3, 8])
+def test_no_inodes(small: Path, expected: dict[str, str], disk: Callable[[str], Path], files: int) -> None:
+    """A disk out of inodes, not bytes, ends a run the same way."""
+    out = disk(f"size=8m,nr_inodes={files}")
+    run = create(small, out, *OPTIONS)
+    _refused(run, out, "no space left")
+    subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(out)], check=True)
+    assert contents(out).items() <= expected.items()
+    assert create(small, out, *OPTIONS, "--resume").code == 0
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("room", [0, 300_000])
+def test_fills_up_while_overwriting(
+    small: Path, expected: dict[str, str], disk: Callable[[str], Path], room: int
+) -> None:
+    """A disk that fills up under `--overwrite` leaves the old dataset to the byte."""
+    out = disk("size=8m")
+    assert create(small, out, *OPTIONS, "--include", "s000[0-3]*").code == 0
+    before = contents(out)
+    run = create(small, out, *OPTIONS, "--overwrite", code=_fill(out, room))
+    assert run.code == 7
+    assert "no space left" in run.err
+    plain(run)
+    (out / "filler").unlink()
+    assert contents(out) == before
+    assert create(small, out, *OPTIONS, "--overwrite").code == 0
+    assert contents(out) == expected
+
+
+def test_overwrite_that_cannot_fit(small: Path, disk: Callable[[str], Path]) -> None:
+    """`--overwrite` without room for both datasets is refused before, and says that the old one stays until the end."""
+    out = disk("size=1m")
+    assert create(small, out, *OPTIONS).code == 0
+    before, untouched = contents(out), identity(out, os.listdir(out))
+    run = create(small, out, *OPTIONS, "--overwrite")
+    assert run.code == 7
+    assert "old dataset stays" in run.err
+    assert (contents(out), identity(out, os.listdir(out))) == (before, untouched)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_file_size_limit(small: Path, place: Path, start_method: str) -> None:
+    """A shard over `ulimit -f` is an error that names the limit, not a process killed by SIGXFSZ."""
+    out = place / "out"
+    limited = ["sh", "-c", 'ulimit -f 200; exec "$@"', "sh"]  # blocks of 512 bytes
+    run = create(small, out, *OPTIONS, "--start-method", start_method, before=limited)
+    _refused(run, out, "file too large")
+    assert "ulimit -f" in run.err
+    assert "out-00" in run.err
+    assert shards(out) == []
+
+
+def test_read_only(small: Path, disk: Callable[[str], Path]) -> None:
+    """A read-only file system is named, and a traceback is not shown."""
+    out = disk("size=8m,ro")
+    run = create(small, out, *OPTIONS)
+    assert run.code == 7
+    assert "read-only file system" in run.err
+    plain(run)
+    assert os.listdir(out) == []

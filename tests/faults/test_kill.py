@@ -1,0 +1,184 @@
+"""SIGKILL, at many instants, of everyone: what is visible stays whole, and `--resume` ends the job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .helpers import (
+    MEBIBYTE,
+    contents,
+    create,
+    finished,
+    hidden,
+    hold,
+    identity,
+    plain,
+    reach,
+    release,
+    settles,
+    shards,
+    start,
+    write_samples,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import Bulk
+
+
+def _whole(folder: Path, bulk: Bulk) -> None:
+    """See that every file under a final name is the one that an undisturbed run makes."""
+    seen = {name: digest for name, digest in contents(folder).items() if not name.startswith(".")}
+    assert seen.items() <= bulk.expected.items()
+    assert "out.json" not in seen
+
+
+def _resume(folder: Path, bulk: Bulk, *more: str) -> None:
+    """See that `--resume` leaves what is finished alone and ends with an undisturbed run's bytes."""
+    before = identity(folder, finished(folder))
+    run = create(bulk.source, folder, *bulk.options, "--resume", *more)
+    assert (run.code, run.err) == (0, "")
+    assert identity(folder, list(before)) == before
+    assert contents(folder) == bulk.expected
+
+
+@pytest.mark.parametrize(("group", "count"), [(False, 0), (False, 1), (True, 9), (False, 20)])
+def test_kill_and_resume(bulk: Bulk, place: Path, count: int, group: bool) -> None:  # noqa: FBT001 - a parameter
+    """Killed after any number of shards, no process is left, nothing partial is visible, resume makes the same."""
+    run = start(bulk.source, place / "out", *bulk.options)
+    reach(run, place / "out", count)
+    run.signal(signal.SIGKILL, group=group)
+    run.end()
+    assert run.code == -signal.SIGKILL
+    assert run.all_gone(), "a worker outlives its parent"
+    (place / "out").mkdir(exist_ok=True)
+    _whole(place / "out", bulk)
+    _resume(place / "out", bulk)
+
+
+def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
+    """Killed again and again while it resumes, each run goes on from the last and the end is the same bytes."""
+    folder = place / "out"
+    for number in range(5):
+        run = start(bulk.source, folder, *bulk.options, "--resume")
+        time.sleep(0.1 + 0.08 * number)
+        run.signal(signal.SIGKILL, group=bool(number % 2))
+        run.end()
+        assert run.all_gone()
+        if (folder / "out.json").exists():
+            break
+        if folder.exists():
+            _whole(folder, bulk)
+    _resume(folder, bulk)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_method: str) -> None:
+    """A worker that was stopped when its parent died ends as soon as it goes on, and never publishes."""
+    run = start(bulk.source, place / "out", *bulk.options, "--start-method", start_method)
+    hold(run, place / "out", 3)
+    run.signal(signal.SIGKILL)
+    os.waitpid(run.process.pid, 0)
+    before = sorted(shards(place / "out"))
+    release(run)
+    assert run.all_gone()
+    assert sorted(shards(place / "out")) == before
+    run.process.communicate()
+    _resume(place / "out", bulk)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_worker_ends_in_the_middle_of_its_task(place: Path, start_method: str) -> None:
+    """A worker whose parent is killed does not even finish the shard that it is writing."""
+    source = write_samples(place / "src", 1, 2000 * MEBIBYTE)
+    run = start(source, place / "out", "--max-size", "3GB", "--workers", "1", "--start-method", start_method)
+    part = place / "out" / ".out-000.tar.part"
+    assert settles(lambda: part.exists() and part.stat().st_size > MEBIBYTE, step_s=0.001)
+    run.signal(signal.SIGKILL)
+    run.end()
+    assert run.all_gone()
+    assert part.stat().st_size < 1000 * MEBIBYTE
+
+
+@pytest.mark.parametrize(("start_method", "count"), [("fork", 0), ("fork", 7), ("spawn", 7)])
+def test_killed_worker_ends_the_run(bulk: Bulk, place: Path, start_method: str, count: int) -> None:
+    """A killed worker ends the run with 7, named; finished shards are kept, and nothing temporary is left."""
+    folder = place / "out"
+    run = start(bulk.source, folder, *bulk.options, "--start-method", start_method)
+    reach(run, folder, count)
+    assert settles(lambda: len(run.workers()) == 2, step_s=0.001)
+    victim = run.workers()[1]
+    os.kill(victim, signal.SIGKILL)
+    run.end()
+    assert run.code == 7
+    assert f"worker process {victim}" in run.err
+    assert "SIGKILL" in run.err
+    assert "--resume" in run.err
+    plain(run)
+    assert run.all_gone()
+    if count:
+        assert len(shards(folder)) >= count
+    if folder.exists():
+        assert not hidden(folder)
+        _whole(folder, bulk)
+    _resume(folder, bulk)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGBUS, signal.SIGTERM])
+def test_crashed_worker_ends_the_run(bulk: Bulk, place: Path, signum: signal.Signals) -> None:
+    """A worker that crashes, or that somebody ends, ends the run with 7 and the signal's name."""
+    run = start(bulk.source, place / "out", *bulk.options)
+    reach(run, place / "out", 2)
+    os.kill(run.workers()[0], signum)
+    run.end()
+    assert run.code == 7
+    assert signum.name in run.err
+    plain(run)
+    assert run.all_gone()
+    assert not hidden(place / "out")
+    _whole(place / "out", bulk)
+
+
+def test_kill_while_overwriting(bulk: Bulk, place: Path) -> None:
+    """Killed while `--overwrite` stages, the old dataset is whole; a second overwrite makes a fresh run's bytes."""
+    folder = place / "out"
+    old = create(bulk.source, folder, "--include", "s000*", *bulk.options)
+    assert old.code == 0, old.err
+    before = contents(folder)
+    run = start(bulk.source, folder, *bulk.options, "--overwrite")
+    assert settles(lambda: len([name for name in hidden(folder) if name.endswith(".part")]) > 5, step_s=0.001)
+    run.signal(signal.SIGKILL, group=True)
+    run.end()
+    assert run.all_gone()
+    left = contents(folder)
+    assert {name: digest for name, digest in left.items() if not name.startswith(".")} == before
+    again = create(bulk.source, folder, *bulk.options, "--overwrite")
+    assert (again.code, again.err) == (0, "")
+    assert contents(folder) == bulk.expected
+
+
+def test_resume_repairs_what_it_finds(bulk: Bulk, place: Path) -> None:
+    """Resume trusts no file: a damaged shard of the right size, a cut one, and a damaged sidecar are made again."""
+    folder = place / "out"
+    run = start(bulk.source, folder, *bulk.options)
+    reach(run, folder, 8)
+    run.signal(signal.SIGKILL, group=True)
+    run.end()
+    done = [name for name in finished(folder) if name.endswith(".tar")]
+    with (folder / done[0]).open("r+b") as file:
+        file.seek(5_000_000)
+        file.write(b"\1")
+    os.truncate(folder / done[1], 1_000_000)
+    index = folder / done[2].replace(".tar", ".index")
+    index.write_bytes(index.read_bytes()[:-9] + b"123456789")
+    shutil.copyfile(folder / done[4], folder / done[3])
+    run = create(bulk.source, folder, *bulk.options, "--resume")
+    assert (run.code, run.err) == (0, "")
+    assert contents(folder) == bulk.expected
