@@ -24,6 +24,7 @@ DATASET_SUFFIX = ".json"
 FORMATS = {".tar": "tar"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
+_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[a-z]")  # what some other tool's pattern has, and no file's name should
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -148,15 +149,21 @@ def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
 def _expand(texts: list[str]) -> list[str]:
     """Expand what braces are left: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
-        from braceexpand import braceexpand  # type: ignore[attr-defined,unused-ignore]
+        from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
-        return [name for text in texts for name in braceexpand(text)]
+        try:
+            return [name for text in texts for name in braceexpand(text)]
+        except UnbalancedBracesError:
+            raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
     return texts
 
 
 def _from_names(names: list[str]) -> ShardPattern:
     if len(names) == 1:
         _check_ending(names[0], names[0])
+    for name in names:
+        if match := _LEFT_OVER.search(name):
+            raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=_EXAMPLE)
     folders = {name.rpartition("/")[0] for name in names}
     if len(folders) > 1:
         found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"

@@ -237,39 +237,24 @@ def _fit(
 
 def _bounded(total: NDArray[np.int64], room: int, bounds: Bounds) -> NDArray[np.int64]:
     """Return the ends of as few shards as the bounds allow."""
-    ends = _greedy(total, room, bounds.max_count)
-    if not bounds.equal_count and bounds.multiple_of == 1:
-        return ends
-    samples = len(total) - 1
-    # A sample that has a shard of its own may be over the bound; whether the others are within it still counts.
-    limit = max(room, int(np.diff(total).max()))
-    count = -(-len(ends) // bounds.multiple_of) * bounds.multiple_of
-    while count <= samples:
-        ends = _even_count(samples, count) if bounds.equal_count else _even_bytes(total, count)
-        starts = np.concatenate(([0], ends[:-1]))
-        fits = (total[ends] - total[starts]).max() <= limit
-        if fits and (bounds.max_count is None or (ends - starts).max() <= bounds.max_count):
-            return ends
-        step = max(1, count // (64 * bounds.multiple_of))  # near enough to the least, in a bounded number of tries
-        count += step * bounds.multiple_of
-    if samples % bounds.multiple_of == 0:
-        return np.arange(1, samples + 1, dtype=np.int64)
+    limits = _Limits(total, room, bounds.max_count)
+    ends = limits.fill()
+    multiple, samples = bounds.multiple_of, limits.samples
+    count = -(-len(ends) // multiple) * multiple
+    if bounds.equal_count:
+        while count <= samples:
+            ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
+            if limits.hold(ends):
+                return ends
+            most = samples // multiple * multiple
+            step = max(1, count // (64 * multiple)) * multiple  # near enough to the least, in a bounded number of tries
+            count = count + step if count == most else min(count + step, most)
+    elif count <= samples:
+        return ends if count == len(ends) and multiple == 1 else limits.divide(count)
     raise InvalidRequest(
-        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {bounds.multiple_of:,} shards",
+        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
         expected="at least one sample a shard",
     )  # fmt: skip
-
-
-def _greedy(total: NDArray[np.int64], room: int, max_count: int | None) -> NDArray[np.int64]:
-    """Fill each shard as far as it goes; a sample that is larger than a shard stands alone."""
-    ends, at, samples = [], 0, len(total) - 1
-    while at < samples:
-        end = int(np.searchsorted(total, total[at] + room, "right")) - 1
-        if max_count is not None:
-            end = min(end, at + max_count)
-        at = max(end, at + 1)
-        ends.append(at)
-    return np.array(ends, np.int64)
 
 
 def _exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
@@ -285,21 +270,68 @@ def _exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) ->
             pattern.text, f"{count:,} shards for {samples:,} samples", expected="at least one sample a shard",
             remedy="Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with --max-size.",
         )  # fmt: skip
-    return _even_count(samples, count) if bounds.equal_count else _even_bytes(total, count)
+    if bounds.equal_count:
+        return np.arange(1, count + 1, dtype=np.int64) * samples // count
+    return _Limits(total, 2**62, None).divide(count)
 
 
-def _even_count(samples: int, count: int) -> NDArray[np.int64]:
-    return np.arange(1, count + 1, dtype=np.int64) * samples // count
+class _Limits:
+    """Which runs of samples make a shard: within bytes and count, or one sample alone.
 
+    Args:
+        total: int64[samples + 1], bytes of the samples before each place.
+        room: Bytes that a shard has for records.
+        max_count: Samples, or None.
+    """
 
-def _even_bytes(total: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Cut at the places nearest to equal shares of the bytes, at least one sample a shard."""
-    samples = len(total) - 1
-    share = np.array([int(total[-1]) * number // count for number in range(1, count + 1)], np.int64)
-    after = np.searchsorted(total, share, "left")
-    before = np.maximum(after - 1, 0)
-    ends = np.where(share - total[before] < total[after] - share, before, after).astype(np.int64)
-    steps = np.arange(count, dtype=np.int64)
-    ends = np.maximum.accumulate(ends - steps) + steps  # strictly increasing from the left
-    ends = np.maximum(ends, steps + 1)
-    return np.minimum(ends, samples - (count - 1 - steps))  # and room for one sample in each that follows
+    def __init__(self, total: NDArray[np.int64], room: int, max_count: int | None) -> None:
+        self.total, self.room, self.samples = total, room, len(total) - 1
+        self.max_count = self.samples if max_count is None else max_count
+
+    def reach(self, first: int) -> int:
+        """Return the last place at which a shard that starts at `first` can end."""
+        end = int(np.searchsorted(self.total, self.total[first] + self.room, "right")) - 1
+        return max(first + 1, min(end, first + self.max_count))
+
+    def back(self, end: int) -> int:
+        """Return the first place at which a shard that ends at `end` can start."""
+        first = int(np.searchsorted(self.total, self.total[end] - self.room, "left"))
+        return max(0, min(end - 1, max(first, end - self.max_count)))
+
+    def hold(self, ends: NDArray[np.int64]) -> bool:
+        """Tell whether each of these shards is within the limits."""
+        starts = np.concatenate(([0], ends[:-1]))
+        counts = ends - starts
+        fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
+        return bool(np.all(fits | (counts == 1)))
+
+    def fill(self) -> NDArray[np.int64]:
+        """Fill each shard as far as it goes: the least number of them."""
+        ends, at = [], 0
+        while at < self.samples:
+            at = self.reach(at)
+            ends.append(at)
+        return np.array(ends, np.int64)
+
+    def divide(self, count: int) -> NDArray[np.int64]:
+        """Return the ends of `count` shards, cut as near as the limits allow to equal shares of the bytes.
+
+        Args:
+            count: At least as many as `fill` needs, and at most one a sample.
+        """
+        least = [0] * (count + 1)  # least[k]: where shard k must start at the earliest, for the rest to fit
+        least[count] = self.samples
+        for shard in range(count - 1, 0, -1):
+            least[shard] = max(self.back(least[shard + 1]), shard)
+        ends, at = [], 0
+        share = [int(self.total[-1]) * number // count for number in range(1, count + 1)]
+        after = np.searchsorted(self.total, share, "left").tolist()
+        for shard in range(count):
+            cut = after[shard]
+            if cut > 0 and share[shard] - self.total[cut - 1] < self.total[cut] - share[shard]:
+                cut -= 1
+            lowest = max(least[shard + 1], at + 1)
+            highest = min(self.reach(at), self.samples - (count - 1 - shard))
+            at = min(max(cut, lowest), highest)
+            ends.append(at)
+        return np.array(ends, np.int64)

@@ -49,10 +49,10 @@ def parse_size(text: str | int) -> int:
 def show_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < _STEP:
+        if size < _STEP - 0.5:  # what would be shown as 1000 belongs to the next unit
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _STEP
-    return f"{size:,.1f} PB"
+    return f"{size:,.2f} PB"
 
 
 def is_utf8(name: bytes) -> bool:

@@ -240,6 +240,11 @@ def read_field_crcs(data: bytes, name: str) -> bytes:
     try:
         table = pq.read_table(pa.BufferReader(data), columns=["__fields__"], page_checksum_verification=True)
         fields = table.column("__fields__").combine_chunks().flatten()
+        footer = pq.read_metadata(pa.BufferReader(data))
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        values = {sum(group.column(3 + at).num_values for group in groups) for at in range(len(_FIELD))}
+        if table.num_rows != footer.num_rows or values != {len(fields)}:  # page headers have no checksum
+            raise CorruptShard(name, "the pages hold less than the footer says", remedy=_REMEDY)
         return bytes(fields.field("crc32c").to_numpy().astype(np.uint32).tobytes())
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None

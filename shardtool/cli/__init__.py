@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from shardtool import __version__
-from shardtool.errors import Interrupted, ShardError
+from shardtool.errors import Interrupted, OutputFailed, ShardError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -87,6 +87,11 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         _show_usage(error, as_json=as_json)
         return error.exit_code
+    except OSError as error:
+        if error.filename is not None:
+            raise  # not about a stream: a bug of ours
+        _show(f"stdout: cannot write: {(error.strerror or '').lower()}")
+        return OutputFailed.exit_code
     except Interrupted as interrupt:
         return _interrupted(interrupt.signum, as_json=as_json)
     return result if isinstance(result, int) else 0
@@ -99,9 +104,10 @@ def _show(error: str | dict[str, Any]) -> None:
         try:
             click.echo(json.dumps({"error": error}, indent=2))
         except OSError:
-            click.echo(f"shardtool: {error['where']}: {error['found']}", err=True)
+            _show(f"{error['where']}: {error['found']}")
     else:
-        click.echo(f"shardtool: {error}", err=True)
+        with suppress(OSError):
+            click.echo(f"shardtool: {error}", err=True)
 
 
 def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
@@ -110,7 +116,8 @@ def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
         found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
         _show({"code": "invalid-request", "exit_code": error.exit_code, **found})
     else:
-        error.show()
+        with suppress(OSError):
+            error.show()
 
 
 def _interrupt(signum: int, _frame: FrameType | None) -> None:

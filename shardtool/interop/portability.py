@@ -137,6 +137,12 @@ def make_portable(entries: Entries) -> Entries:
         re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode()) for name in entries.fields
     )
     room = NAME_LIMIT - 1 - max(map(len, fields), default=0)
+    if room < 2 * _HASH_LENGTH:
+        longest = max(fields, key=len)
+        raise InvalidRequest(
+            "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
+            expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",
+        )  # fmt: skip
     original = [entries.keys[at] for at in range(len(entries))]
     keys = [_portable_key(key, room) for key in original]
     if len(set(keys)) < len(keys):
@@ -149,7 +155,9 @@ def make_portable(entries: Entries) -> Entries:
         entries, keys=Names.of(keys), fields=unique, code=new_code[entries.code], paths=paths, source_paths=True
     )
     check_case(renamed)
-    return renamed.take(by_key)
+    # Lower-cased, the fields of a sample may stand in another order.
+    by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
+    return renamed.take_rows(by_field).take(by_key)
 
 
 def _portable_key(key: bytes, room: int) -> bytes:
@@ -158,8 +166,8 @@ def _portable_key(key: bytes, room: int) -> bytes:
     if len(safe) <= room:
         return safe
     digest = blake2b(key, digest_size=_HASH_LENGTH // 2).hexdigest().encode()
-    cut = safe[: room - _HASH_LENGTH - 1]
-    return cut[: len(cut) - (2 - cut[::-1].find(b"%") if b"%" in cut[-2:] else 0)] + b"~" + digest
+    cut = re.sub(rb"%[0-9A-F]?$", b"", safe[: room - _HASH_LENGTH - 1])
+    return cut + b"~" + digest
 
 
 def check_case(entries: Entries) -> None:

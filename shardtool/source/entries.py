@@ -136,13 +136,18 @@ class Entries:
 
     def take(self, samples: NDArray[np.int64]) -> Entries:
         """Return `samples`, in that order."""
-        rows = self.rows_of(samples)
         first = np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64)
+        return replace(self.take_rows(self.rows_of(samples)), keys=self.keys.take(samples), first=first)
+
+    def take_rows(self, rows: NDArray[np.int64]) -> Entries:
+        """Return the columns of `rows`, in that order; which samples they belong to is the caller's to say."""
         return replace(
             self,
-            keys=self.keys.take(samples),
-            first=first,
-            **{name: getattr(self, name)[rows] for name in ("code", "kind", "size", "mtime_ns", "changed_ns")},
+            code=self.code[rows],
+            kind=self.kind[rows],
+            size=self.size[rows],
+            mtime_ns=self.mtime_ns[rows],
+            changed_ns=self.changed_ns[rows],
             paths=self.paths.take(rows) if self.paths is not None else None,
             inline=self.inline.take(rows) if self.inline is not None else None,
         )

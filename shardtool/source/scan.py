@@ -9,8 +9,10 @@ costs more than the work.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -268,12 +270,17 @@ def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, tar
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # what the link says, not where that is on this machine
         return "link-outside", f"a link out of the tree, to {where}; --symlinks follow packs it, skip leaves it out"
-    if os.path.isdir(target):
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "dangling-link", "a link to nothing"
+    except OSError as error:
+        code = "link-loop" if error.errno == errno.ELOOP else "unreadable"
+        return code, (error.strerror or str(error)).lower()
+    if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
             return "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"
-    elif not os.path.lexists(target):
-        return "dangling-link", "a link to nothing"
-    elif not os.path.isfile(target):
+    elif not stat.S_ISREG(mode):
         return "special-file", "a link to a fifo, socket or device"
     return None
 
@@ -337,7 +344,7 @@ def _add(part: ScanPart, root: bytes, item: Item) -> None:
 
 def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_result | None]:
     """Return what stat says of each file, in order; None, and a row of `left_out`, for those that it fails on."""
-    stat, links = os.stat, item.links
+    links = item.links
     facts: list[os.stat_result | None] = []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -348,7 +355,7 @@ def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_
         for name in item.names or ():
             file = name.replace(b"\0", b".", 1)
             try:
-                facts.append(stat(file, dir_fd=folder, follow_symlinks=name in links))
+                facts.append(os.stat(file, dir_fd=folder, follow_symlinks=name in links))
             except OSError as error:
                 stem = name.partition(b"\0")[0]
                 left_out.append(_failure(item.prefix + stem, item.prefix + file, error))

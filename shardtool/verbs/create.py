@@ -89,7 +89,7 @@ class CreateOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_count", "shards_multiple_of"):
+        for name in ("max_count", "shards_multiple_of", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"--{name.replace('_', '-')}", str(value), expected="one or more")

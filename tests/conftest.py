@@ -1,0 +1,53 @@
+"""Trees that several tests pack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from .helpers import PHOTOS, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+settings.register_profile(
+    "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("laws")
+
+_BUFFER = 512 * 1024  # the writer's: samples up to this size are packed whole, larger ones streamed
+
+
+@pytest.fixture(scope="session")
+def sample_data() -> Path:
+    """Give the folder of sample photographs."""
+    return PHOTOS
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Give a tree of 12 samples of two fields, in two folders."""
+    files = {}
+    for number in range(12):
+        name = f"{'ab'[number % 2]}/{number:03}"
+        files[f"{name}.txt"] = f"caption of {number}\n".encode() * (number + 1)
+        files[f"{name}.bin"] = bytes([number]) * (300 * number)
+    return write_tree(tmp_path / "small", files)
+
+
+@pytest.fixture(scope="session")
+def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a tree in which payloads lie about a block's and the buffer's size, with long names, spaces and a link."""
+    sizes = (0, 1, 511, 512, 513, 10_240, _BUFFER - 512, _BUFFER - 511, _BUFFER, _BUFFER + 1, 2 * _BUFFER + 77)
+    files = {f"sizes/{size:07}.bin": bytes(at % 251 for at in range(1000)) * (size // 1000 + 1) for size in sizes}
+    files = {name: data[: int(name[6:13])] for name, data in files.items()}
+    files |= {f"sizes/{size:07}.txt": b"%d" % size for size in sizes}
+    files["sp ace/ü ñ.jpg"] = b"named by hand"
+    files["prefix/" + "d" * 120 + "/leaf.jpg"] = b"divided at a slash"
+    files["pax/" + "n" * 180 + ".jpg"] = b"carried by a pax header"
+    files["pax/" + "n" * 180 + ".seg.png"] = b"twice"
+    root = write_tree(tmp_path_factory.mktemp("awkward"), files)
+    (root / "sizes" / "link.txt").symlink_to("0000513.txt")
+    return root

@@ -1,0 +1,1 @@
+"""Laws of the bytes of the shard formats."""

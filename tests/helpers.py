@@ -1,0 +1,97 @@
+"""Run the tool as a user does, write small trees, and read what came out without any code of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REPO = Path(__file__).resolve().parent.parent
+PHOTOS = REPO / "sample_data" / "photos"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+PATIENCE_S = 120  # a hang, not slowness
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a finished command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = subprocess.PIPE, **env: str) -> Ran:
+    """Run `python -m shardtool` with `words`, in its own process; whatever happens, no traceback is shown."""
+    command = [sys.executable, "-m", "shardtool", *map(str, words)]
+    done = subprocess.run(
+        command, cwd=cwd, env={**ENVIRONMENT, **env}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    ran = Ran(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
+    assert "Traceback" not in ran.out + ran.err, ran
+    return ran
+
+
+def shell(line: str, cwd: Path) -> Ran:
+    """Run a line of bash in which `$T` is the tool; its exit code is that of the first command of a pipe."""
+    done = subprocess.run(
+        ["bash", "-c", f"T='{sys.executable} -m shardtool'; {line}; exit ${{PIPESTATUS[0]}}"],
+        cwd=cwd, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def write_tree(root: Path, files: Mapping[str, bytes] | Mapping[bytes, bytes]) -> Path:
+    """Write files below `root`; names may be bytes."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+    return root
+
+
+def read_tree(root: Path) -> dict[str, bytes]:
+    """Return all files below `root`, links followed, by their path."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def shards(folder: Path) -> list[Path]:
+    """Return the shards of a folder, in order."""
+    return sorted(folder.glob("*.tar"))
+
+
+def members(*tars: Path) -> list[tuple[str, bytes]]:
+    """Return (name, payload) of every member, as Python's tarfile reads it."""
+    found = []
+    for path in tars:
+        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file is not None
+                found.append((member.name, file.read()))
+    return found
+
+
+def identity(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Return inode, modification and status-change time of every file: what a file that nobody touched keeps."""
+    facts = {path.name: path.lstat() for path in folder.iterdir()}
+    return {name: (fact.st_ino, fact.st_mtime_ns, fact.st_ctime_ns) for name, fact in sorted(facts.items())}
+
+
+def flip(path: Path, at: int) -> None:
+    """Turn one bit of a file round."""
+    with path.open("r+b") as file:
+        file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))

@@ -1,0 +1,1 @@
+"""Laws of where samples come from."""

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pickle
+import unicodedata
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import errors
+from shardtool.errors import ShardError, listing, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _kinds(kind: type[ShardError] = ShardError) -> Iterator[type[ShardError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)
+
+
+KINDS = list(_kinds())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_survive_a_process_border(kind: type[ShardError], protocol: int) -> None:
+    """Every error comes out of a pickle as the same kind, with every field and the same words."""
+    error = kind("a/\udcff.jpg", "found\x1b[2J", expected="expected", remedy="remedy")
+    again = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own
+    assert type(again) is kind
+    assert (again.to_json(), str(again)) == (error.to_json(), str(error))
+
+
+def test_codes_tell_errors_apart() -> None:
+    """Each kind of error has a code of its own, and an exit code that is no success."""
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
+    assert all(kind.exit_code > 0 for kind in KINDS)
+    assert {kind.__name__ for kind in KINDS} <= set(dir(errors))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "w: f"),
+        ({"expected": "e"}, "w: f; expected e"),
+        ({"remedy": "Do r."}, "w: f. Do r."),
+        ({"expected": "e", "remedy": "Do r."}, "w: f; expected e. Do r."),
+    ],
+)
+def test_one_line(fields: dict[str, str], text: str) -> None:
+    """An error is one line: place, found, expected, what to do; what is not there leaves no trace."""
+    assert str(ShardError("w", "f", **fields)) == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain/ü 日本 🐈.jpg", "plain/ü 日本 🐈.jpg"),
+        ("a\x1b[31mred", "a\\x1b[31mred"),
+        ("a\nb\tc\rd\x00e\x7f", "a\\x0ab\\x09c\\x0dd\\x00e\\x7f"),
+        ("c1\x9b2J", "c1\\x9b2J"),
+        (b"not-utf8/\xff\xfe.jpg", "not-utf8/\\xff\\xfe.jpg"),
+        ("surrogate\udcff", "surrogate\\xff"),
+        ("lone\ud800", "lone\\ud800"),
+        ("gpj\u202e.exe", "gpj\\u202e.exe"),
+        ("line\u2028end", "line\\u2028end"),
+    ],
+)
+def test_printable(raw: str | bytes, shown: str) -> None:
+    """What could steer a terminal, or is no UTF-8, is shown as an escape; all else as it is."""
+    assert printable(raw) == shown
+
+
+@given(st.binary() | st.text(st.characters()))
+def test_printable_is_safe(raw: str | bytes) -> None:
+    """Whatever the name, what is shown is UTF-8, holds no control character, and is not escaped twice."""
+    shown = printable(raw)
+    assert shown.encode().decode() == shown
+    assert not any(unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"} for char in shown)
+    assert printable(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (1, "0"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more"),
+                        (2005, "0, 1, 2, 3, 4 and 2,000 more")],
+)  # fmt: skip
+def test_listing(count: int, text: str) -> None:
+    """A list names its first few items, and counts the others."""
+    assert listing([str(number) for number in range(count)]) == text

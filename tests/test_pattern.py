@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.pattern import parse_pattern, sidecar_name
+
+
+class Means(NamedTuple):
+    """What a pattern means; `text` is how the dataset file records it."""
+
+    folder: str
+    names: tuple[str, ...]
+    capacity: int | None
+    base: str
+    text: str
+
+
+_OPEN = Means("", ("out-000000.tar", "out-000001.tar"), None, "out", "out-{000000..}.tar")
+_CLOSED = Means("", ("out-000000.tar", "out-000999.tar"), 1000, "out", "out-{000000..000999}.tar")
+
+FORMS: list[tuple[str | list[str], Means]] = [
+    ("out-{000000..}.tar", _OPEN),
+    ("out-<000000..>.tar", _OPEN),
+    ("out-%06d.tar", _OPEN),
+    ("out-{000000..000999}.tar", _CLOSED),
+    ("out-<000000..000999>.tar", _CLOSED),
+    ([f"out-{number:06}.tar" for number in range(1000)], _CLOSED),
+    (["out-{000000..000499}.tar", "out-{000500..000999}.tar"], _CLOSED),
+    (
+        [f"d/out-{number}.tar" for number in range(8, 1008)],
+        Means("d", ("out-8.tar", "out-1007.tar"), 1000, "out", "out-{8..1007}.tar"),
+    ),
+    ("out-%d.tar", Means("", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
+    ("/a/b/train_{05..12}.tar", Means("/a/b", ("train_05.tar", "train_12.tar"), 8, "train", "train_{05..12}.tar")),
+    ("../s/{00..}.tar", Means("../s", ("00.tar", "01.tar"), None, "dataset", "{00..}.tar")),
+    ("/out-{0..}.tar", Means("/", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
+    ("out-{0..3}-v2.tar", Means("", ("out-0-v2.tar", "out-3-v2.tar"), 4, "out--v2", "out-{0..3}-v2.tar")),
+    ("d/one.tar", Means("d", ("one.tar", "one.tar"), 1, "one", "one.tar")),
+    (["b.tar", "a.tar"], Means("", ("b.tar", "a.tar"), 2, "dataset", "b.tar,a.tar")),
+    ("out-{b,a,c}.tar", Means("", ("out-b.tar", "out-c.tar"), 3, "out", "out-b.tar,...,out-c.tar")),
+]
+
+
+@pytest.mark.parametrize(("output", "means"), FORMS)
+def test_forms(output: str | list[str], means: Means) -> None:
+    """Each form of a pattern means these names (the first, and the last or second), this dataset and this capacity."""
+    pattern = parse_pattern(output)
+    last = 1 if pattern.count is None else pattern.count - 1
+    found = Means(pattern.folder, (pattern.shard(0), pattern.shard(last)), pattern.count, pattern.base, pattern.text)
+    assert found == means
+    assert (pattern.dataset_file, pattern.skipped_file) == (f"{means.base}.json", f"{means.base}.skipped")
+    assert pattern.format == "tar"
+
+
+@pytest.mark.parametrize(("output", "means"), [row for row in FORMS if ",..." not in row[1].text])
+def test_a_recorded_pattern_means_the_same(output: str | list[str], means: Means) -> None:
+    """What the dataset file records of a range is a pattern, and gives the same names."""
+    again, pattern = parse_pattern(means.text.split(",")), parse_pattern(output)
+    places = range(min(pattern.count or 20, 20))
+    assert [again.shard(at) for at in places] == [pattern.shard(at) for at in places]
+    assert again.count == pattern.count
+
+
+def test_a_thousand_names_of_a_shell_are_the_range() -> None:
+    """A list of names that a shell made of a range is the range, to the last name."""
+    names = [f"out-{number:06}.tar" for number in range(1000)]
+    pattern = parse_pattern(names)
+    assert [pattern.shard(at) for at in range(1000)] == names
+    assert pattern == parse_pattern("out-{000000..000999}.tar")
+
+
+@given(st.integers(0, 10**7), st.integers(0, 3000), st.integers(1, 8))
+def test_names_grow_beyond_their_width(first: int, number: int, width: int) -> None:
+    """A number that needs more digits than the pattern has gets them; the name is owned, and no other number has it."""
+    pattern = parse_pattern(f"o-{{{first:0{width}d}..}}.tar")
+    name = pattern.shard(number)
+    assert int(name[2:-4]) == first + number
+    assert pattern.owns(name)
+    assert pattern.owns(sidecar_name(name))
+    assert name != pattern.shard(number + 1)
+
+
+OWNED = {
+    "d/out-{000..}.tar": (
+        ["out-000.tar", "out-000.index", "out-999.tar", "out-1000.tar", "out-1000.index", "out.json", "out.skipped"],
+        ["out-0.tar", "out-0000.tar", "out-00.index", "out-.tar", "out-abc.tar", "out-000", "out-000.json", "out.tar",
+         "out-000.tar.index", "out-000.tar.bak", "xout-000.tar", "out-\u0660\u0660\u0660.tar",
+         "out-000.txt", "other.json", ".out-000.tar.part", "out-000-x.tar", "out-2024-01.tar",
+         "out--01.tar", "out-+01.tar", "out-0_1.tar"],
+    ),
+    "{000000..}.tar": (["000000.tar", "1234567.index", "dataset.json"], ["x-000000.tar", "2024.tar", "0.index"]),
+    "a-<0..3>-b.tar": (["a-0-b.tar", "a-17-b.index", "a--b.json"], ["a-0.tar", "a-00-b.tar", "a-b.tar", "a-0-b.json"]),
+    "one.tar": (["one.tar", "one.index", "one.json", "one.skipped"], ["one", "one.txt", "two.tar", "one-0.tar"]),
+    "out-{b,a}.tar": (["out-a.tar", "out-b.index", "out.json"], ["out-c.tar", "out-.tar", "out-a"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("output", OWNED)
+def test_owned_names(output: str) -> None:
+    """A pattern owns the names that it could write and no other, so that nothing else is ever replaced."""
+    pattern, (owned, foreign) = parse_pattern(output), OWNED[output]
+    assert [name for name in owned if not pattern.owns(name)] == []
+    assert [name for name in foreign if pattern.owns(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ([], "nothing given"),
+        ("out", "no ending"),
+        ("out-{000..}", "no ending"),
+        ("out-{000..}.zip", r"'\.zip'"),
+        ("out-{000..}.tar.gz", r"'\.gz'"),
+        ("out-{5..2}.tar", "before it starts"),
+        ("{0..3}/out-{000..}.tar", "one range"),
+        ("out-{0..3}-{0..3}.tar", "one range"),
+        ("d-{0..3}/out.tar", "one range"),
+        (["a/x-0.tar", "b/x-1.tar"], "2 folders"),
+        (["x-0.tar", "x-1.tar", "x-0.tar"], "given twice: x-0.tar"),
+        (["x-0.tar", "x-1.txt"], r"'\.txt'"),
+        (["out-{000..}.tar", "x.tar"], "range"),
+        ("out-{000..003.tar", "brace"),
+        ("out-{split}.tar", "split"),
+        ("", "no ending"),
+        ("d/", "no ending"),
+    ],
+)
+def test_refusals(output: str | list[str], message: str) -> None:
+    """What names no shards is refused, with what is wrong and what would be right."""
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        parse_pattern(output)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("shard", "sidecar"),
+    [("out-0.tar", "out-0.index"), ("a.b-0.tar", "a.b-0.index"), ("tar.tar", "tar.index"), ("v1.2.tar", "v1.2.index")],
+)
+def test_sidecars_are_called_after_their_shard(shard: str, sidecar: str) -> None:
+    """A sidecar has its shard's name, with another ending."""
+    assert sidecar_name(shard) == sidecar
+
+
+def test_a_pattern_touches_nothing(tmp_path: os.PathLike[str]) -> None:
+    """Reading a pattern makes no folder and no file."""
+    parse_pattern(os.path.join(tmp_path, "new", "out-{000..009}.tar"))
+    assert os.listdir(tmp_path) == []
