@@ -15,33 +15,28 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardtool import __version__
-from shardtool.checksum import crc32c, show_fingerprint
-from shardtool.dataset import DatasetFile, ShardEntry
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, printable
+from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.execute.local import LocalPool, StartMethod, cores
-from shardtool.pattern import ShardPattern, parse_pattern, sidecar_name
+from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import IfExists, Publisher
-from shardtool.sample import Dots, OnError, Skipped, counted, output_text, parse_size, to_bytes
+from shardtool.sample import Dots, OnError, Skipped, counted, parse_size
 from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
 from shardtool.storage import open_folder
-from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
+from shardtool.verbs.observer import Observer, Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shardtool.interop.portability import Misread
     from shardtool.plan import Oversize, Plan
-    from shardtool.sample import ShardSamples
     from shardtool.source.entries import Entries
     from shardtool.source.scan import ScanPart
     from shardtool.storage import LocalFolder
 
 _SCAN_TASKS = 32  # enough to keep a few workers busy to the end
-_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
-_SECOND_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,44 +100,6 @@ class CreateOptions:
         if self.max_size is not None:
             found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
         return found
-
-
-class Observer(Protocol):
-    """Who is told how a run goes on; each method is called in the parent process."""
-
-    def note(self, text: str) -> None:
-        """Take something that the user should know before a byte is written."""
-
-    def log(self, text: str) -> None:
-        """Take a detail."""
-
-    def listed(self, samples: int) -> None:
-        """Take how many more samples were found."""
-
-    def start(self, samples: int, size: int, shards: int) -> None:
-        """Take how much there is to do, sizes in bytes."""
-
-    def advance(self, samples: int, size: int, shards: int) -> None:
-        """Take how much more is done."""
-
-
-class Silent:
-    """An observer that tells nobody."""
-
-    def note(self, text: str) -> None:
-        """Ignore."""
-
-    def log(self, text: str) -> None:
-        """Ignore."""
-
-    def listed(self, samples: int) -> None:
-        """Ignore."""
-
-    def start(self, samples: int, size: int, shards: int) -> None:
-        """Ignore."""
-
-    def advance(self, samples: int, size: int, shards: int) -> None:
-        """Ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,21 +197,23 @@ def create(
     job.publisher.check()
     with LocalPool(options.workers or cores(), options.start_method) as pool:
         plan, notes = job.plan(pool)
+        from shardtool.verbs.packing import Packing
+
         job.folder.ready()
         with job.folder.lock(job.pattern.base):
             job.publisher.check()
             try:
                 job.publisher.clean()
-                run = _Run(job, plan, begun)
-                run.pack(pool)
-                dataset = run.publish_dataset()
+                packing = Packing(plan, job.publisher, options.on_error, begun, observer)
+                packing.pack(pool)
+                dataset = packing.publish_dataset(job.made())
             finally:
                 pool.close()  # nobody stages any more
                 job.publisher.clean()
     return CreateResult(
         dataset_file=job.folder.full_path(job.pattern.dataset_file),
         shards=plan.shards,
-        kept=run.kept,
+        kept=packing.kept,
         samples=sum(shard.samples for shard in dataset.shards),
         skipped=dataset.skipped,
         size=sum(shard.size for shard in dataset.shards),
@@ -325,9 +284,18 @@ class _Job:
             self.observer.note(note)
         return plan, tuple(notes)
 
+    def made(self) -> dict[str, object]:
+        """Return how the dataset is made, as its dataset file tells."""
+        return {
+            "verb": "create",
+            "source": printable(os.fsencode(os.path.basename(os.path.realpath(self.source)))),
+            "options": self.options.recorded(),
+            "tool": f"shardtool {__version__}",
+        }
+
     def _entries(self, pool: LocalPool) -> Entries:
         """List the source in the workers, while a thread imports what comes next."""
-        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.sidecar",), daemon=True)
+        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.verbs.packing",), daemon=True)
         root = _check_root(self.source)
         rules = self._rules(root)
         left_out: list[Skipped] = []
@@ -411,140 +379,3 @@ def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:
     return [
         replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
     ]
-
-
-def _root_stamp(root: bytes) -> int:
-    """Return nine digits for the folder that a path leads to now, such as could be a time's nanoseconds."""
-    fact = os.stat(root)
-    return crc32c(f"{fact.st_dev} {fact.st_ino}".encode()) % (_SECOND_NS - 1) + 1
-
-
-class _Run:
-    """A plan being carried out, under the lock."""
-
-    def __init__(self, job: _Job, plan: Plan, begun: float) -> None:
-        self.job, self.plan = job, plan
-        self.stamp = _root_stamp(plan.entries.root)
-        self.mtime_ns = (int(begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_kept`
-        self.entries: dict[int, ShardEntry] = {}
-        self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
-        self.digest = self.kept = self.field_bytes = 0
-        self.field_counts = [0] * len(plan.entries.fields)
-        self.schema: dict[str, str] = {}
-        self._working: dict[int, ShardSamples] = {}
-        self._reported: dict[int, tuple[int, int]] = {}
-
-    def pack(self, pool: LocalPool) -> None:
-        """Have every shard written, and publish each as it is done."""
-        plan, observer = self.plan, self.job.observer
-        existing, names = self.job.publisher.existing, [self.job.pattern.shard(at) for at in range(plan.shards)]
-        resume = self.job.options.if_exists == "resume"
-        new = [
-            int(size) for name, size in zip(names, plan.sizes, strict=True)
-            if not (resume and name in existing and existing[name].size == size)
-        ]  # fmt: skip
-        self.job.publisher.check_space(new)
-        observer.start(len(plan.entries), int(plan.sizes.sum()), plan.shards)
-        for _, result in pool.map(pack_shard, self._tasks(), self._progress):
-            self._publish(result)
-        written = sum(shard.samples for shard in self.entries.values())
-        left_out = len(self.skipped) - len(plan.entries.left_out) - len(plan.left_out)
-        if written + left_out != len(plan.entries):
-            found = f"{written:,} written and {left_out:,} skipped of {len(plan.entries):,} planned samples"
-            raise Bug(self.job.pattern.text, found, remedy="The dataset file was not written. Please report this.")
-
-    def publish_dataset(self) -> DatasetFile:
-        """Publish what was skipped and the dataset file; return what it says."""
-        job, plan = self.job, self.plan
-        self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
-        counts = {name: count for name, count in zip(plan.entries.fields, self.field_counts, strict=True) if count}
-        dataset = DatasetFile(
-            name=output_text(job.pattern.base),
-            pattern=output_text(job.pattern.text),
-            format=job.pattern.format,
-            shards=tuple(self.entries[shard] for shard in range(plan.shards)),
-            fields=counts,
-            field_bytes=self.field_bytes,
-            skipped=len(self.skipped),
-            schema=self.schema,
-            classes=plan.entries.classes,
-            made={
-                "verb": "create",
-                "source": printable(os.fsencode(os.path.basename(os.path.realpath(job.source)))),
-                "options": job.options.recorded(),
-                "tool": f"shardtool {__version__}",
-            },
-            fingerprint=show_fingerprint(self.digest),
-        )
-        names = [job.pattern.shard(shard) for shard in range(plan.shards)]
-        job.publisher.finish(names, dataset.encode(), self.skipped)
-        return dataset
-
-    def _tasks(self) -> Iterator[ShardTask]:
-        for shard in range(self.plan.shards):
-            samples = self._working[shard] = self.plan.samples(shard)
-            name = self.job.pattern.shard(shard)
-            kept = self._kept(shard, name, samples)
-            yield ShardTask(shard, name, self.job.folder, samples, self.job.options.on_error, self.mtime_ns, kept)
-
-    def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
-        """Return what is known of a file that an earlier run has left; None where it must be written."""
-        fact = self.job.publisher.existing.get(name)
-        if self.job.options.if_exists != "resume" or fact is None or fact.size != self.plan.sizes[shard]:
-            return None
-        if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
-            return Kept()
-        # A shard's modification time is a while before its run listed the source, and its nanoseconds name the
-        # source's root. So nothing below this root that leads to the shard's files has changed since; and the time
-        # is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
-        from shardtool import sidecar
-
-        index = sidecar_name(name)
-        try:
-            data = self.job.folder.read(index)
-            said = sidecar.read_facts(data, index)
-            if said.plan != self._fingerprint(samples) or (said.name, said.size) != (output_text(name), fact.size):
-                return Kept()
-            crcs = sidecar.read_field_crcs(data, index)
-        except (OSError, ShardError):
-            return Kept()
-        return Kept(said.crc, crcs) if len(crcs) == 2 * len(samples.codes) else Kept()
-
-    def _fingerprint(self, samples: ShardSamples) -> str:
-        from shardtool.plan import fingerprint
-
-        return fingerprint(samples, source_paths=self.plan.entries.source_paths)
-
-    def _publish(self, result: ShardResult) -> None:
-        """Publish a shard and its sidecar, and add it to the totals."""
-        from shardtool.sidecar import ShardFact, encode, index_of
-
-        shard, samples = result.shard, self._working.pop(result.shard)
-        name = self.job.pattern.shard(shard)
-        left_out = tuple(place for place, _ in result.skipped)
-        index = index_of(samples, result.field_crcs, left_out, source_paths=self.plan.entries.source_paths)
-        shown = output_text(name)
-        fact = ShardFact(shown, result.size, result.crc, self._fingerprint(samples))
-        data, self.schema = encode(index, fact)
-        self.job.publisher.add(result.staged, data, name)
-        keys = index.keys[:-1].split(b"\0") if index.keys else [b""]
-        self.entries[shard] = ShardEntry(
-            shown, len(index.counts), result.size, result.crc, sidecar_name(shown), len(data), crc32c(data),
-            keys[0].decode(), keys[-1].decode(),
-        )  # fmt: skip
-        self.skipped += [one for _, one in result.skipped]
-        self.digest += result.digest
-        self.kept += result.staged is None
-        self.field_bytes += int(index.sizes.sum())
-        for code, count in index.field_counts():
-            self.field_counts[code] += count
-        done_samples, done_bytes = self._reported.pop(shard, (0, 0))
-        more = self.plan.count(shard) - done_samples, int(self.plan.sizes[shard]) - done_bytes
-        self.job.observer.advance(max(0, more[0]), max(0, more[1]), 1)
-        state = "kept" if result.staged is None else "written"
-        self.job.observer.log(f"{name}: {state}, {len(index.counts):,} samples, {result.size:,} bytes")
-
-    def _progress(self, shard: int, samples: int, size: int) -> None:
-        done = self._reported.get(shard, (0, 0))
-        self._reported[shard] = done[0] + samples, done[1] + size
-        self.job.observer.advance(samples, size, 0)
