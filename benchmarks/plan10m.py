@@ -14,9 +14,10 @@ import time
 
 import numpy as np
 
+from shardtool.columns import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan import Bounds, make_plan
-from shardtool.source.entries import Entries, Names
+from shardtool.source.entries import Entries
 
 
 def made_entries(samples: int) -> Entries:

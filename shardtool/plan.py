@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.format.measure import TRAILER_SIZE, sample_sizes
+from shardtool.format.measure import TRAILER_SIZE, header_sizes, record_sizes
 from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_bytes
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
     exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
     room = max_size - trailer if max_size else 2**62
-    sizes = sample_sizes(entries)
+    sizes = _sample_sizes(entries)
     entries, sizes, left_out, notes = _fit(entries, sizes, room, bounds.oversize, trailer)
     order = None if shuffle_seed is None else shuffled(len(entries), shuffle_seed)
     ordered = sizes if order is None else sizes[order]
@@ -184,6 +184,12 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
         )  # fmt: skip
     starts = np.concatenate(([0], ends[:-1]))
     return Plan(entries, order, total, ends, total[ends] - total[starts] + trailer, left_out, notes)
+
+
+def _sample_sizes(entries: Entries) -> NDArray[np.int64]:
+    """Return int64[samples]: all records of each sample."""
+    headers = header_sizes(entries.keys, entries.first, entries.fields, entries.code, entries.size)
+    return np.add.reduceat(record_sizes(headers, entries.size), entries.first[:-1])
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:

@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shardtool.columns import Names
 from shardtool.errors import CorruptShard
-from shardtool.format import tar
+from shardtool.format.measure import header_sizes, record_sizes
 from shardtool.sample import is_utf8
 
 if TYPE_CHECKING:
@@ -144,25 +145,16 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
 
 def _table(index: ShardIndex) -> Any:
     """Return the sidecar's table: what the plan knew, and the offsets that follow from it."""
-    key_buffer = np.frombuffer(index.keys, np.uint8)
-    ends = np.flatnonzero(key_buffer == 0)
-    lengths = np.diff(np.concatenate(([-1], ends))) - 1
-    keys = _strings(index.keys.replace(b"\0", b""), lengths)
-    names = np.array([len(name.encode()) + 1 for name in index.names], np.int64)
-    name_lengths = np.repeat(lengths, index.counts) + (names[index.codes] if len(names) else 0)
-    headers = np.full(len(index.sizes), tar.BLOCK, np.int64)
+    names = Names.parse(index.keys)
+    keys = _strings(index.keys.replace(b"\0", b""), names.lengths())
     starts = np.concatenate(([0], np.cumsum(index.counts)))
-    for row in np.flatnonzero((name_lengths > tar.NAME_LIMIT) | (index.sizes > tar.SIZE_LIMIT)).tolist():
-        sample = int(np.searchsorted(starts, row, "right")) - 1
-        key = index.keys[int(ends[sample] - lengths[sample]) : int(ends[sample])]
-        splits = tar.split_prefix(key + b"." + index.names[index.codes[row]].encode()) is not None
-        headers[row] = tar.header_size(int(name_lengths[row]), int(index.sizes[row]), splits=splits)
-    records = headers + ((index.sizes + tar.BLOCK - 1) & -tar.BLOCK)
+    headers = header_sizes(names, starts, index.names, index.codes, index.sizes)
+    records = record_sizes(headers, index.sizes)
     after = np.concatenate(([0], np.cumsum(records)))
     first = after[starts]
     fields = pa.StructArray.from_arrays(
         [
-            _strings(b"".join(name.encode() for name in index.names), names - 1).take(_numbers(index.codes)),
+            _string_array([name.encode() for name in index.names]).take(_numbers(index.codes)),
             _numbers((after[:-1] + headers).astype(np.uint64)),
             _numbers(index.sizes.astype(np.uint64)),
             _numbers(index.crcs),
@@ -194,10 +186,14 @@ def _strings(data: bytes, lengths: NDArray[np.int64]) -> Any:
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
 
 
+def _string_array(names: list[bytes]) -> Any:
+    return _strings(b"".join(names), np.array([len(name) for name in names], np.int64))
+
+
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
     """Return a list of strings a sample: `names` in turn, `counts` at a time; what is no UTF-8 is percent-encoded."""
     names = [name if is_utf8(name) else quote(name).encode() for name in names]
-    values = _strings(b"".join(names), np.array([len(name) for name in names], np.int64))
+    values = _string_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
     return pa.ListArray.from_arrays(_numbers(offsets), values, type=kind)

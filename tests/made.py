@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.columns import Names
 from shardtool.sample import FILE
-from shardtool.source.entries import Entries, Names
+from shardtool.source.entries import Entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The exact size of every sample in a shard, before a byte is read: columns in, columns out."""
+"""The exact size of every record in a shard, before a byte is read: columns in, columns out."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ from shardtool.sample import to_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.source.entries import Entries
+    from shardtool.columns import Names
 
 TRAILER_SIZE = {"tar": len(tar.TRAILER)}
 
 
-def sample_sizes(entries: Entries) -> NDArray[np.int64]:
-    """Return int64[samples]: headers, payloads and padding of each sample as tar records."""
-    rows = _row_sizes(entries)
-    if not len(rows):
-        return np.zeros(len(entries), np.int64)
-    return np.add.reduceat(rows, entries.first[:-1])
+def header_sizes(
+    keys: Names, first: NDArray[np.int64], fields: tuple[str, ...], code: NDArray[np.uint16], size: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return int64[rows]: the bytes before each payload, for fields that become tar members.
 
-
-def _row_sizes(entries: Entries) -> NDArray[np.int64]:
-    endings = np.array([len(to_bytes(field)) + 1 for field in entries.fields], np.int64)
-    names = np.repeat(entries.keys.lengths(), entries.counts())
-    if len(endings):
-        names += endings[entries.code]
-    sizes = (entries.size + (tar.BLOCK - 1)) & -tar.BLOCK
-    sizes += tar.BLOCK
-    for row in np.flatnonzero((names > tar.NAME_LIMIT) | (entries.size > tar.SIZE_LIMIT)).tolist():
-        sample = int(np.searchsorted(entries.first, row, "right")) - 1
-        name = entries.keys[sample] + b"." + to_bytes(entries.fields[entries.code[row]])
+    Args:
+        keys: One a sample.
+        first: int64[samples + 1], where the rows of each sample start.
+        fields: The names that `code` stands for.
+        code: uint16[rows].
+        size: int64[rows], payload bytes.
+    """
+    endings = [b"." + to_bytes(field) for field in fields]
+    lengths = np.repeat(keys.lengths(), np.diff(first))
+    lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[code]
+    headers = np.full(len(size), tar.BLOCK, np.int64)
+    for row in np.flatnonzero((lengths > tar.NAME_LIMIT) | (size > tar.SIZE_LIMIT)).tolist():
+        name = keys[int(np.searchsorted(first, row, "right")) - 1] + endings[int(code[row])]
         splits = tar.split_prefix(name) is not None
-        sizes[row] += tar.header_size(len(name), int(entries.size[row]), splits=splits) - tar.BLOCK
-    return sizes
+        headers[row] = tar.header_size(len(name), int(size[row]), splits=splits)
+    return headers
+
+
+def record_sizes(headers: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[rows]: headers, payload and padding of each record."""
+    return headers + ((size + (tar.BLOCK - 1)) & -tar.BLOCK)

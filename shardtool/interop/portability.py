@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
 from shardtool.sample import counted, to_bytes
-from shardtool.source.entries import Names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

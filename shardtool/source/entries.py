@@ -1,7 +1,7 @@
 """`Entries`: the samples of a source as columns, with no object per sample.
 
-Ten million samples must fit a laptop's memory (design.md, promise 7), so names lie end to end in
-one buffer and numbers in NumPy arrays: about 45 bytes a field, plus the key.
+Ten million samples must fit a laptop's memory (design.md, promise 7): about 35 bytes a field, 16 a
+sample, and the key.
 """
 
 from __future__ import annotations
@@ -14,61 +14,12 @@ import numpy as np
 from shardtool.sample import to_bytes, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from shardtool.columns import Names
     from shardtool.sample import Skipped
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Byte strings without NULs in one buffer, a NUL after each.
-
-    Attributes:
-        data: The buffer.
-        starts: int64[n + 1]; string i is `data[starts[i] : starts[i + 1] - 1]`.
-    """
-
-    data: bytes
-    starts: NDArray[np.int64]
-
-    @classmethod
-    def parse(cls, data: bytes) -> Names:
-        """Return the names in a buffer where each ends with a NUL."""
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
-        starts = np.empty(len(ends) + 1, np.int64)
-        starts[0] = 0
-        np.add(ends, 1, out=starts[1:])
-        return cls(data, starts)
-
-    @classmethod
-    def of(cls, names: Iterable[bytes]) -> Names:
-        """Return `names` as columns."""
-        return cls.parse(b"".join([name + b"\0" for name in names]))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, at: int) -> bytes:
-        return self.data[int(self.starts[at]) : int(self.starts[at + 1]) - 1]
-
-    def lengths(self) -> NDArray[np.int64]:
-        """Return the bytes of each name, its NUL not counted."""
-        return np.diff(self.starts) - 1
-
-    def span(self, first: int, last: int) -> bytes:
-        """Return names `first` to `last` (exclusive), a NUL after each."""
-        return self.data[self.starts[first] : self.starts[last]]
-
-    def gather(self, which: NDArray[np.int64]) -> bytes:
-        """Return the names `which`, in that order, a NUL after each."""
-        starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
-        return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
-
-    def take(self, which: NDArray[np.int64]) -> Names:
-        """Return the names `which`, in that order."""
-        return Names.parse(self.gather(which))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import INLINE, is_utf8, to_bytes, to_text
-from shardtool.source.entries import Entries, Names
+from shardtool.source.entries import Entries
 
 if TYPE_CHECKING:
     from array import array
