@@ -125,7 +125,8 @@ class Plan:
             rows: NDArray[np.int64] | slice = slice(int(e.first[first]), int(e.first[last]))
         else:
             rows = e.rows_of(self.order[first:last])
-        return int(e.changed_ns[rows].max(initial=0))
+        changed = e.changed_ns[rows]
+        return int(changed.max()) if len(changed) else 0
 
 
 def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
@@ -189,7 +190,8 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
 def _sample_sizes(entries: Entries) -> NDArray[np.int64]:
     """Return int64[samples]: all records of each sample."""
     headers = header_sizes(entries.keys, entries.first, entries.fields, entries.code, entries.size)
-    return np.add.reduceat(record_sizes(headers, entries.size), entries.first[:-1])
+    sizes: NDArray[np.int64] = np.add.reduceat(record_sizes(headers, entries.size), entries.first[:-1])
+    return sizes
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:
