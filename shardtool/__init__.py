@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
-    from shardtool.verbs.create import CreateOptions, CreateResult, create, dry_run
+    from shardtool.verbs.create import CreateOptions, CreateResult, DryRun, create, dry_run
+    from shardtool.verbs.observer import Observer
 
 __version__ = "0.1.0"
 
@@ -25,7 +26,9 @@ __all__ = [
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
+    "DryRun",
     "InvalidRequest",
+    "Observer",
     "OutputExists",
     "OutputFailed",
     "SampleFailed",
@@ -36,7 +39,7 @@ __all__ = [
     "dry_run",
 ]
 
-_CREATE = {"CreateOptions", "CreateResult", "create", "dry_run"}
+_CREATE = {"CreateOptions", "CreateResult", "DryRun", "Observer", "create", "dry_run"}
 
 
 def __getattr__(name: str) -> object:

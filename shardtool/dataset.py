@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT_VERSION = 1
+_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
 _CHECKSUM = '  "checksum": "crc32c:'
 
 
@@ -108,3 +109,13 @@ class DatasetFile:
             json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
         )
         return body + b'%08x"\n}\n' % crc32c(body)
+
+
+def shard_names(data: bytes) -> list[str] | None:
+    """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
+    if not any(mark in data for mark in _MARKS):
+        return None
+    try:
+        return [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []  # ours, but damaged

@@ -138,7 +138,7 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
-def listing(items: list[str], most: int = 5) -> str:
-    """Return the first few of `items`, comma-separated, and how many more there are."""
-    rest = len(items) - most
+def listing(items: list[str], most: int = 5, *, total: int | None = None) -> str:
+    """Return the first few of `items`, comma-separated, and how many more there are of `total`."""
+    rest = (len(items) if total is None else total) - min(most, len(items))
     return ", ".join(items[:most]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -7,7 +7,7 @@ format. A pattern names files in one folder, which may be a URL; it touches none
 
 from __future__ import annotations
 
-import os.path
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ DATASET_SUFFIX = ".json"
 FORMATS = {".tar": "tar"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
+_NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
 _LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[a-z]")  # what some other tool's pattern has, and no file's name should
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
@@ -104,31 +105,37 @@ def sidecar_name(shard: str) -> str:
     return shard.removesuffix(_ending(shard)) + SIDECAR_SUFFIX
 
 
-def parse_pattern(output: str | Sequence[str]) -> ShardPattern:
+def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
     """Return the pattern that `output` means: one pattern, or the names that a shell made of one.
 
     Raises:
         InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
     """
-    texts = [output] if isinstance(output, str) else list(output)
+    texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
     if not texts:
         raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
     for text in texts:
         if not is_utf8(os.fsencode(text)):
             raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
-    ranges = list(_RANGE.finditer(texts[0]))
+    folder, slash, name = texts[0].rpartition("/")
+    if any(mark in folder for mark in "{}<>"):
+        raise InvalidRequest(texts[0], "a range in a folder's name", expected="one range, in the file name")
+    ranges = list(_RANGE.finditer(name))
     if len(texts) > 1 or not ranges:
-        return _from_names(_expand(texts))
-    return _from_range(texts[0], ranges)
+        pattern = _from_names(_expand(texts))
+    else:
+        pattern = _from_range(folder if folder or not slash else "/", name, ranges)
+    longest = max((pattern.shard(number) for number in (0, (pattern.count or 1) - 1)), key=len)
+    if len(os.fsencode(sidecar_name(longest))) > _NAME_LIMIT:
+        raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
+    return pattern
 
 
-def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
+def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPattern:
     match = ranges[0]
-    folder, _, _ = text[: match.start()].rpartition("/")
-    if len(ranges) > 1 or "/" in text[match.end() :]:
-        raise InvalidRequest(
-            text, "a range in a folder's name, or several ranges", expected="one range, in the file name"
-        )
+    prefix, suffix = name[: match.start()], name[match.end() :]
+    if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
+        raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
     digits, last = match[1] or match[3], match[2] or match[4]
     if digits is None:
         first, width, count = 0, int(match[5] or 1), None
@@ -136,12 +143,8 @@ def _from_range(text: str, ranges: list[re.Match[str]]) -> ShardPattern:
         first, width = int(digits), len(digits)
         count = int(last) - first + 1 if last else None
         if count is not None and count < 1:
-            raise InvalidRequest(text, f"the range ends at {last}, before it starts", expected=_EXAMPLE)
-    prefix = text[len(folder) + 1 if folder or text.startswith("/") else 0 : match.start()]
-    if text.startswith("/") and not folder:
-        folder = "/"
-    suffix = text[match.end() :]
-    _check_ending(text, suffix)
+            raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=_EXAMPLE)
+    _check_ending(name, suffix)
     body = f"{digits}..{last or ''}" if digits is not None else f"{0:0{width}d}.."
     return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
 
@@ -206,6 +209,8 @@ def _ending(name: str) -> str:
 
 
 def _check_ending(where: str, name: str) -> None:
+    if where and where == _ending(name):
+        raise InvalidRequest(where, "an ending without a name", expected=_EXAMPLE)
     if _ending(name) not in FORMATS:
         known = ", ".join(sorted(FORMATS))
         found = f"the ending {_ending(name)!r}" if _ending(name) else "no ending"

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.measure import TRAILER_SIZE, header_sizes, record_sizes
-from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_bytes
+from shardtool.sample import Oversize, ShardSamples, Skipped, counted, show_size, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.source.entries import Entries
 
-Oversize = Literal["error", "alone", "skip"]
 DEFAULT_MAX_SIZE = 10**9
 FORMAT_VERSION = 1
 
@@ -91,18 +90,15 @@ class Plan:
 
     def samples(self, shard: int) -> ShardSamples:
         """Return what a worker must know to write a shard: plain bytes, no arrays."""
-        e = self.entries
+        e, rows = self.entries, self._rows(shard)
         first, last = self.span(shard)
-        if self.order is None:
-            rows = slice(int(e.first[first]), int(e.first[last]))
-            keys = e.keys.span(first, last)
-            counts = np.diff(e.first[first : last + 1])
+        if isinstance(rows, slice):
+            keys, counts = e.keys.span(first, last), np.diff(e.first[first : last + 1])
             pick = [names.span(rows.start, rows.stop) if names else None for names in (e.paths, e.inline)]
         else:
-            which = self.order[first:last]
-            index = e.rows_of(which)
-            keys, counts, rows = e.keys.gather(which), e.counts()[which], index  # type: ignore[assignment]
-            pick = [names.gather(index) if names else None for names in (e.paths, e.inline)]
+            which = self._which(shard)
+            keys, counts = e.keys.gather(which), e.counts()[which]
+            pick = [names.gather(rows) if names else None for names in (e.paths, e.inline)]
         return ShardSamples(
             root=e.root,
             keys=keys,
@@ -119,14 +115,19 @@ class Plan:
 
     def changed_ns(self, shard: int) -> int:
         """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
-        e = self.entries
+        return int(np.max(self.entries.changed_ns[self._rows(shard)]))
+
+    def _which(self, shard: int) -> NDArray[np.int64]:
+        """Return the samples of a shard."""
+        first, last = self.span(shard)
+        return np.arange(first, last) if self.order is None else self.order[first:last]
+
+    def _rows(self, shard: int) -> NDArray[np.int64] | slice:
+        """Return the rows of a shard's samples; a slice where they lie together."""
         first, last = self.span(shard)
         if self.order is None:
-            rows: NDArray[np.int64] | slice = slice(int(e.first[first]), int(e.first[last]))
-        else:
-            rows = e.rows_of(self.order[first:last])
-        changed = e.changed_ns[rows]
-        return int(changed.max()) if len(changed) else 0
+            return slice(int(self.entries.first[first]), int(self.entries.first[last]))
+        return self.entries.rows_of(self._which(shard))
 
 
 def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
@@ -134,21 +135,16 @@ def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
 
     Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.
     """
-    digest = blake2b(digest_size=16)
+    # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
+    used, codes = np.unique(np.frombuffer(samples.codes, np.uint16), return_inverse=True)
+    names = b"\0".join(samples.fields[code] for code in used.tolist())
     paths = samples.paths if source_paths else None
-    parts = (
-        samples.keys,
-        samples.counts,
-        b"\0".join(samples.fields),
-        samples.codes,
-        samples.sizes,
-        paths,
-        samples.inline,
-    )
-    digest.update(b"shardtool plan %d" % FORMAT_VERSION)
-    for part in parts:
-        digest.update(b"%d:" % len(part or b""))
-        digest.update(part or b"")
+    digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
+    local = codes.astype(np.uint16).tobytes()
+    columns = (samples.keys, samples.counts, names, local, samples.sizes, paths, samples.inline)
+    for column in columns:
+        digest.update(b"%d:" % len(column or b""))
+        digest.update(column or b"")
     return digest.hexdigest()
 
 
@@ -223,10 +219,9 @@ def _fit(
     too_large = np.flatnonzero(sizes > room)
     if not len(too_large):
         return entries, sizes, (), ()
-    names = [f"{entries.key(at)} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:6].tolist()]
-    names += [""] * (len(too_large) - len(names))
-    bound = show_size(room + trailer)
-    found = f"{counted(len(too_large), 'sample')} larger than a shard of {bound} may be: {listing(names)}"
+    names = [f"{printable(entries.key(at))} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:5].tolist()]
+    named, bound = listing(names, total=len(too_large)), show_size(room + trailer)
+    found = f"{counted(len(too_large), 'sample')} larger than a shard of {bound} may be: {named}"
     if oversize == "error":
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)
@@ -261,7 +256,7 @@ def _bounded(total: NDArray[np.int64], room: int, bounds: Bounds) -> NDArray[np.
         return ends if count == len(ends) and multiple == 1 else limits.divide(count)
     raise InvalidRequest(
         "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
-        expected="at least one sample a shard",
+        remedy="Choose a smaller multiple, or raise --max-size or --max-count.",
     )  # fmt: skip
 
 

@@ -15,9 +15,10 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from shardtool.errors import OutputExists, OutputFailed, listing
+from shardtool.dataset import shard_names
+from shardtool.errors import OutputExists, OutputFailed, listing, printable
 from shardtool.pattern import sidecar_name
-from shardtool.sample import show_size
+from shardtool.sample import counted, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,14 +53,34 @@ class Publisher:
             OutputExists: There is output, and `if_exists` is `error`.
         """
         self.existing = {name: fact for name, fact in self.folder.files().items() if self.pattern.owns(name)}
-        if self.existing and self.if_exists == "error":
-            names = sorted(self.existing)
-            complete = self.pattern.dataset_file in self.existing
-            remedy = "Choose another name, or --overwrite" + (
-                "." if complete else ", or finish that run with --resume."
-            )
-            found = f"{len(names):,} files are there already: {listing(names, 3)}"
-            raise OutputExists(self.folder.path or ".", found, remedy=remedy)
+        where, names = self.folder.path or ".", sorted(self.existing)
+        if folders := [name for name in names if self.existing[name].is_folder]:
+            raise OutputExists(where, f"a folder is called {listing(folders, 3)}", remedy="Choose another name.")
+        if self.pattern.dataset_file in self.existing:
+            self._check_dataset_file()
+        if self.existing and self.if_exists not in ("resume", "overwrite"):
+            finish = "." if self.pattern.dataset_file in self.existing else ", or finish that run with --resume."
+            found = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
+            raise OutputExists(where, found, remedy=f"Choose another name, or --overwrite{finish}")
+
+    def _check_dataset_file(self) -> None:
+        """See that what has the dataset file's name is one, and lists no shard that would be left behind."""
+        name = self.pattern.dataset_file
+        try:
+            shards = shard_names(self.folder.read(name))
+        except OSError:
+            shards = None
+        if shards is None:
+            raise OutputExists(
+                self.folder.full_path(name), "a file that is no dataset file of shardtool",
+                remedy="Choose another pattern, or move it away.",
+            )  # fmt: skip
+        if foreign := [shard for shard in shards if not self.pattern.owns(shard)]:
+            raise OutputExists(
+                self.folder.full_path(name), f"the dataset file of other shards: {listing(foreign, 3)}",
+                expected=f"those of {self.pattern.text}",
+                remedy="Choose another pattern, use that dataset's own, or remove it first.",
+            )  # fmt: skip
 
     def clean(self) -> None:
         """Remove what a killed run has left under temporary names. Call it under the lock."""
@@ -76,13 +97,12 @@ class Publisher:
         """
         need, free = int(sum(sizes) * _SPACE_FOR_INDEXES), self.folder.free_bytes()
         if need > free:
-            overwrite = self.if_exists == "overwrite" and bool(self.existing)
-            why = "Make space: the old dataset stays until the new one is complete." if overwrite else "Make space"
-            remedy = why if overwrite else f"{why}, then run the same command{' again' if not self.existing else ''}."
-            raise OutputFailed(
-                self.folder.path or ".", f"{show_size(free)} free, {show_size(need)} needed; nothing was written",
-                remedy=remedy,
-            )  # fmt: skip
+            if self.if_exists == "overwrite" and self.existing:
+                remedy = "Make space: the old dataset stays until the new one is complete."
+            else:
+                remedy = "Make space, then run the same command."
+            found = f"{show_size(free)} free, {show_size(need)} needed; nothing was written"
+            raise OutputFailed(self.folder.path or ".", found, remedy=remedy)
 
     def add(self, shard: Staged | None, sidecar: bytes, name: str) -> None:
         """Publish a shard and its sidecar, or keep them for the end of an `--overwrite`.
@@ -161,7 +181,5 @@ class Publisher:
 
 
 def _row(one: Skipped) -> bytes:
-    from shardtool.errors import printable
-
     row = {"key": printable(one.key), "path": printable(one.path), "code": one.code, "message": printable(one.message)}
     return json.dumps(row, ensure_ascii=True).encode() + b"\n"

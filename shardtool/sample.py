@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
+from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
 
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
+Oversize = Literal["error", "alone", "skip"]
 
 FILE, LINK, INLINE = 0, 1, 2  # how a field is read: a file, a file behind a link, or carried in the plan
 
@@ -67,6 +69,15 @@ def is_utf8(name: bytes) -> bool:
 def output_text(name: str) -> str:
     """Return a name from the command line or the file system as it goes into an output: the same in any locale."""
     return to_text(os.fsencode(name))
+
+
+def source_text(name: bytes) -> str:
+    """Return a name of the source as it goes into an output.
+
+    One that is no UTF-8, or holds a `%`, is percent-encoded, so that `urllib.parse.unquote_to_bytes` gives the bytes
+    of any of them back.
+    """
+    return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 
 def counted(number: int, thing: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from shardtool.columns import Names
 from shardtool.errors import CorruptShard
 from shardtool.format.measure import header_sizes, record_sizes
-from shardtool.sample import is_utf8
+from shardtool.sample import source_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -191,8 +190,8 @@ def _string_array(names: list[bytes]) -> Any:
 
 
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
-    """Return a list of strings a sample: `names` in turn, `counts` at a time; what is no UTF-8 is percent-encoded."""
-    names = [name if is_utf8(name) else quote(name).encode() for name in names]
+    """Return a list of strings a sample: the source's `names` in turn, `counts` at a time."""
+    names = [source_text(name).encode() for name in names]
     values = _string_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _STAGED_SUFFIX = ".part"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
@@ -41,25 +41,25 @@ class Staged:
 
     name: str
     token: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """What a listing tells about a file: bytes, and the modification time in nanoseconds."""
+    """What a listing tells: bytes, the modification time in nanoseconds, and whether it is a folder."""
 
     size: int
     mtime_ns: int
+    is_folder: bool
 
 
 class StagedFile:
     """A file being written under its temporary name; `finish` or `abandon` ends it."""
 
     def __init__(self, path: str, name: str) -> None:
-        self._path, self._name, self.size = path, name, 0
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        self._path, self._name = path, name
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             self._fd = os.open(path, _CREATE, 0o666)
         except OSError as error:
             raise _failed(path, error) from None
@@ -77,7 +77,6 @@ class StagedFile:
                 done += os.write(self._fd, memoryview(data)[done:])
         except OSError as error:
             raise _failed(self._name, error) from None
-        self.size += total
 
     def finish(self, mtime_ns: int | None = None) -> Staged:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
@@ -88,7 +87,7 @@ class StagedFile:
             os.close(self._fd)
         except OSError as error:
             raise _failed(self._name, error) from None
-        return Staged(self._name, self._path, self.size)
+        return Staged(self._name, self._path)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -129,7 +128,7 @@ class LocalFolder:
             raise _failed(self.path, error) from None
 
     def files(self) -> dict[str, FileFact]:
-        """Return what the folder holds besides folders, by name; empty where there is no folder.
+        """Return what the folder holds, by name; empty where there is no folder.
 
         Raises:
             OutputFailed: It cannot be listed.
@@ -139,9 +138,9 @@ class LocalFolder:
             with os.scandir(self.path or ".") as listing:
                 for entry in listing:
                     with contextlib.suppress(FileNotFoundError):
-                        if not entry.is_dir(follow_symlinks=False):
-                            fact = entry.stat(follow_symlinks=False)
-                            found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns)
+                        fact = entry.stat(follow_symlinks=False)
+                        is_folder = stat_module.S_ISDIR(fact.st_mode)
+                        found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns, is_folder)
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -154,7 +153,7 @@ class LocalFolder:
         Raises:
             OutputFailed: The folder cannot be written to.
         """
-        return StagedFile(self._join(f".{name}{_STAGED_SUFFIX}"), name)
+        return StagedFile(self.full_path(f".{name}{_STAGED_SUFFIX}"), name)
 
     def publish(self, *staged: Staged) -> None:
         """Give staged files their final names, each in place of what had it, and make that durable.
@@ -164,18 +163,16 @@ class LocalFolder:
         """
         try:
             for one in staged:
-                os.rename(one.token, self._join(one.name))
+                os.rename(one.token, self.full_path(one.name))
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(staged[0].name, error) from None
 
-    def discard_staged(self, names: list[str] | None = None) -> None:
-        """Remove what a run has left under temporary names: that of the files `names`, or all that is found."""
-        if names is None:
-            names = [name[1 : -len(_STAGED_SUFFIX)] for name in self.files() if is_staged(name)]
+    def discard_staged(self, names: Iterable[str]) -> None:
+        """Remove what a run has left of the files `names` under temporary names."""
         for name in names:
             with contextlib.suppress(OSError):
-                os.unlink(self._join(f".{name}{_STAGED_SUFFIX}"))
+                os.unlink(self.full_path(f".{name}{_STAGED_SUFFIX}"))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
@@ -188,7 +185,7 @@ class LocalFolder:
         try:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._join(name))
+                    os.unlink(self.full_path(name))
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(names[0], error) from None
@@ -199,16 +196,16 @@ class LocalFolder:
         Raises:
             OSError: It cannot be read.
         """
-        with open(os.open(self._join(name), READ_PLAIN), "rb") as file:
+        with open(os.open(self.full_path(name), READ_PLAIN), "rb") as file:
             return file.read()
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""
-        return read_blocks(os.fsencode(self._join(name)), into, READ_PLAIN)
+        return read_blocks(os.fsencode(self.full_path(name)), into, READ_PLAIN)
 
     def full_path(self, name: str) -> str:
-        """Return where `name` lies, for messages."""
-        return self._join(name)
+        """Return where `name` lies."""
+        return os.path.join(self.path, name)
 
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""
@@ -225,7 +222,7 @@ class LocalFolder:
         Raises:
             OutputExists: Another run holds it.
         """
-        path = self._join(f".{base}.lock")
+        path = self.full_path(f".{base}.lock")
         fd = self._locked(path)
         try:
             yield
@@ -256,9 +253,6 @@ class LocalFolder:
                 raise _failed(path, error) from None
             os.close(fd)
 
-    def _join(self, name: str) -> str:
-        return os.path.join(self.path, name)
-
 
 def open_folder(path: str) -> LocalFolder:
     """Return the output folder that `path` means.
@@ -269,6 +263,30 @@ def open_folder(path: str) -> LocalFolder:
     if "://" in path:
         raise InvalidRequest(path, "a URL", expected="a local folder")
     return LocalFolder(path)
+
+
+def source_root(source: str) -> bytes:
+    """Return the path of a source folder, ending in a slash.
+
+    Raises:
+        InvalidRequest: There is no such folder.
+    """
+    if not os.path.isdir(source):
+        found = "no folder" if os.path.exists(source) else "no such file or folder"
+        raise InvalidRequest(source, found, expected="a folder of samples")
+    return os.fsencode(source).rstrip(b"/") + b"/"
+
+
+def inside(folder: str, root: bytes) -> bytes | None:
+    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
+    above, below = os.path.realpath(root).rstrip(b"/") + b"/", os.path.realpath(os.fsencode(folder or ".")) + b"/"
+    return below[len(above) :] if below.startswith(above) else None
+
+
+def identity(root: bytes) -> str:
+    """Return what tells the folder that a path leads to now from any other."""
+    fact = os.stat(root)
+    return f"{fact.st_dev} {fact.st_ino}"
 
 
 def is_staged(name: str) -> bool:

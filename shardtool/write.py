@@ -147,9 +147,6 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
             raise
 
 
-pack_shard.reports = True  # type: ignore[attr-defined]  # the pool hands it a callable for progress
-
-
 def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
     """Return the result for a file that is there already; None where it is not what the plan wants."""
     try:
@@ -160,7 +157,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         packer = _Packer(task, _Nowhere(), _no_report, {})
         with suppress(SampleFailed, _StartAgain):  # writing the shard will meet it again
             packer.run()
-            if (packer.size, packer.crc) == (size, crc) and not packer.without:
+            if (packer.size, packer.crc) == (size, crc):
                 return packer.result(None)
         return None
     if kept.crc != crc:

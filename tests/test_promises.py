@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -45,6 +44,12 @@ def test_a_sidecar_says_what_its_shard_is(tmp_path: Path) -> None:
     assert found[b"shardtool.size"] == b"%d" % (tmp_path / "out-0.tar").stat().st_size
 
 
+def _make_later(shard: Path) -> None:
+    """Give a shard the time that it would have if its source had been old when the run began."""
+    later = shard.stat().st_mtime_ns + 3600 * 10**9
+    os.utime(shard, ns=(later, later))
+
+
 def test_resume_notices_another_source_behind_the_same_path(tmp_path: Path) -> None:
     """Where a link above the source leads to another tree, `--resume` packs that tree, even if sizes are the same."""
     for version in ("v1", "v2"):
@@ -53,8 +58,7 @@ def test_resume_notices_another_source_behind_the_same_path(tmp_path: Path) -> N
     link, output = tmp_path / "current", f"{tmp_path}/out-{{0..}}.tar"
     link.symlink_to("v1")
     create(link / "data", output, CreateOptions(workers=1))
-    later = int(time.time()) + 3600  # as if the source had been old when the run began
-    os.utime(tmp_path / "out-0.tar", (later, later))
+    _make_later(tmp_path / "out-0.tar")
     link.unlink()
     link.symlink_to("v2")
     create(link / "data", output, CreateOptions(workers=1, if_exists="resume"))
@@ -71,8 +75,7 @@ def test_resume_notices_another_folder_behind_the_same_link(tmp_path: Path) -> N
     (source / "x" / "0.txt").symlink_to("../store/current/0.txt")
     output = f"{tmp_path}/out-{{0..}}.tar"
     create(source, output, CreateOptions(workers=1, include=("x/*",)))
-    later = int(time.time()) + 3600
-    os.utime(tmp_path / "out-0.tar", (later, later))
+    _make_later(tmp_path / "out-0.tar")
     (store / "current").rename(store / "old")
     (store / "v2").rename(store / "current")
     create(source, output, CreateOptions(workers=1, include=("x/*",), if_exists="resume"))

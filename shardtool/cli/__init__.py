@@ -88,8 +88,8 @@ def _run(arguments: list[str]) -> int:
         _show_usage(error, as_json=as_json)
         return error.exit_code
     except OSError as error:
-        if error.filename is not None:
-            raise  # not about a stream: a bug of ours
+        if not {"-h", "--help", "--version"} & set(arguments):
+            raise  # a bug of ours; what click prints by itself is about stdout
         _show(f"stdout: cannot write: {(error.strerror or '').lower()}")
         return OutputFailed.exit_code
     except Interrupted as interrupt:

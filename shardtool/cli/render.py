@@ -10,6 +10,7 @@ import click
 
 from shardtool.errors import OutputFailed
 from shardtool.sample import counted, show_size
+from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ def show(text: str) -> None:
         raise OutputFailed("stdout", f"cannot write: {where}") from None
 
 
-class Terminal:
+class Terminal(Observer):
     """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:

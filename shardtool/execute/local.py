@@ -125,8 +125,7 @@ class LocalPool:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
 
         Args:
-            function: A function of a module; it gets the task and, where it has an attribute `reports`, a callable
-                to tell of progress.
+            function: A function of a module; it gets the task and, where there is `progress`, a callable to tell of it.
             tasks: What to do, in order.
             progress: Called with a task's number, and the samples and bytes that its worker told of.
 
@@ -139,7 +138,7 @@ class LocalPool:
         by_fd = {one.results: one for one in self._workers}
         for one in self._workers:
             poll.register(one.results, select.POLLIN)
-            self._feed(one, function, queue)
+            self._feed(one, function, queue, reports=progress is not None)
         while any(one.number is not None for one in self._workers):
             for fd, _ in poll.poll():
                 one = by_fd[fd]
@@ -154,14 +153,17 @@ class LocalPool:
                 one.number = None
                 if kind == worker.FAILED:
                     raise value
-                self._feed(one, function, queue)  # before the result is used, so that no worker waits for that
+                # Before the result is used, so that no worker waits for that.
+                self._feed(one, function, queue, reports=progress is not None)
                 yield number, value
 
-    def _feed(self, one: _Worker, function: Callable[..., Any], queue: Iterator[tuple[int, object]]) -> None:
+    def _feed(
+        self, one: _Worker, function: Callable[..., Any], queue: Iterator[tuple[int, object]], *, reports: bool
+    ) -> None:
         for number, task in queue:
             one.number = number
             try:
-                worker.send(one.tasks, (function, number, task))
+                worker.send(one.tasks, (function, number, task, reports))
             except BrokenPipeError:
                 raise self._death(one) from None
             return

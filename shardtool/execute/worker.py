@@ -74,19 +74,20 @@ def run(tasks: int, results: int, lifeline: int) -> None:
         return  # the parent died before the kernel knew whom to tell
     try:
         while True:
-            function, number, task = receive(tasks)
-            send(results, _call(function, number, task, results))
+            function, number, task, reports = receive(tasks)
+            report = _reporter(results, number) if reports else None
+            send(results, _call(function, number, task, report))
     except (Closed, BrokenPipeError):
         return
 
 
-def _call(function: Callable[..., object], number: int, task: object, results: int) -> tuple[int, int, object]:
+def _call(
+    function: Callable[..., object], number: int, task: object, report: Callable[[int, int], None] | None
+) -> tuple[int, int, object]:
     from shardtool.errors import Bug, ShardError
 
     try:
-        if getattr(function, "reports", False):
-            return DONE, number, function(task, _reporter(results, number))
-        return DONE, number, function(task)
+        return DONE, number, function(task) if report is None else function(task, report)
     except ShardError as error:
         return FAILED, number, error
     except MemoryError:

@@ -17,7 +17,7 @@ import numpy as np
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
-from shardtool.sample import counted, to_bytes
+from shardtool.sample import INLINE, counted, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from shardtool.source.entries import Entries
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
+_UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
 _HASH_LENGTH = 16
+_CHUNK = 2**16  # keys at a time: no object for each of ten million
 
 # Each pattern matches from what offends to the NUL that ends the key, so once a key.
 _KEY_RULES: tuple[tuple[str, str, str, re.Pattern[bytes]], ...] = (
@@ -59,7 +61,7 @@ class Misread:
     mendable: bool = True
 
     def __str__(self) -> str:
-        return f"{self.readers}: {counted(self.count, self.what)} (such as {self.example!r})"
+        return f"{self.readers}: {counted(self.count, self.what)} (such as '{self.example}')"
 
 
 def misreads(entries: Entries) -> list[Misread]:
@@ -76,20 +78,19 @@ def misreads(entries: Entries) -> list[Misread]:
     if upper:
         rows = int(np.isin(entries.code, upper).sum())
         readers = "webdataset lower-cases fields; DALI and Hugging Face datasets do not"
-        found.append(Misread("upper-case-field", readers, "field in upper case", rows, entries.fields[upper[0]]))
+        found.append(
+            Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
+        )
+    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__")]
+    if meta:
+        rows = int(np.isin(entries.code, meta).sum())
+        readers = "webdataset takes fields that start with two underscores for its own"
+        found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
     large = np.flatnonzero(entries.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
-        found.append(
-            Misread(
-                "large-member",
-                "wids cannot read members of 8 GiB or more",
-                "fields",
-                len(large),
-                example,
-                mendable=False,
-            )
-        )
+        readers = "wids cannot read members of 8 GiB or more"
+        found.append(Misread("large-member", readers, "field", len(large), example, mendable=False))
     return found + _uneven(entries)
 
 
@@ -131,11 +132,9 @@ def make_portable(entries: Entries) -> Entries:
     hash of the whole. The source's names go into the sidecar.
 
     Raises:
-        InvalidRequest: Two fields of a sample differ in case only.
+        InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.
     """
-    fields = tuple(
-        re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode()) for name in entries.fields
-    )
+    fields = tuple(_portable_field(name) for name in entries.fields)
     room = NAME_LIMIT - 1 - max(map(len, fields), default=0)
     if room < 2 * _HASH_LENGTH:
         longest = max(fields, key=len)
@@ -143,21 +142,58 @@ def make_portable(entries: Entries) -> Entries:
             "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
             expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",
         )  # fmt: skip
-    original = [entries.keys[at] for at in range(len(entries))]
-    keys = [_portable_key(key, room) for key in original]
-    if len(set(keys)) < len(keys):
-        raise InvalidRequest("--portable", "two keys become one", remedy="Rename one of them.")
-    by_key = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
-    paths = Names.of(entries.path(row) for row in range(len(entries.code)))
+    keys = _portable_keys(entries.keys, room)
     renamed = replace(
-        entries, keys=Names.of(keys), fields=unique, code=new_code[entries.code], paths=paths, source_paths=True
+        entries, keys=keys, fields=unique, code=new_code[entries.code], paths=_paths(entries), source_paths=True
     )
     check_case(renamed)
-    # Lower-cased, the fields of a sample may stand in another order.
+    # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.
     by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
-    return renamed.take_rows(by_field).take(by_key)
+    renamed = renamed.take_rows(by_field)
+    return renamed if keys.data == entries.keys.data else renamed.take(keys.sorted_order())
+
+
+def _portable_field(name: str) -> str:
+    safe = re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode())
+    return f"x{safe}" if safe.startswith("__") else safe
+
+
+def _portable_keys(keys: Names, room: int) -> Names:
+    """Return the portable keys: a chunk at a time, and only those looked at that need it."""
+    lengths, chunks = keys.lengths(), []
+    cut: set[bytes] = set()
+    for first in range(0, len(keys), _CHUNK):
+        last = min(first + _CHUNK, len(keys))
+        chunk = keys.span(first, last)
+        if _UNSAFE_IN_CHUNK.search(chunk) or lengths[first:last].max() > room:
+            new = [_portable_key(key, room) for key in chunk[:-1].split(b"\0")]
+            twins = [key for key in new if b"~" in key]  # only these can meet: what is encoded is encoded one to one
+            if len(cut) + len(twins) > len(cut.union(twins)):
+                raise InvalidRequest("--portable", "two long keys become one", remedy="Rename one of them.")
+            cut.update(twins)
+            chunk = b"\0".join(new) + b"\0"
+        chunks.append(chunk)
+    return Names.parse(b"".join(chunks))
+
+
+def _paths(entries: Entries) -> Names:
+    """Return the source's path of each row; empty for what is no file."""
+    endings = [b"." + to_bytes(name) for name in entries.fields]
+    counts, chunks = entries.counts(), []
+    for first in range(0, len(entries), _CHUNK):
+        last = min(first + _CHUNK, len(entries))
+        rows = slice(int(entries.first[first]), int(entries.first[last]))
+        if entries.paths is not None:
+            chunks.append(entries.paths.span(rows.start, rows.stop))
+            continue
+        keys = entries.keys.span(first, last)[:-1].split(b"\0")
+        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
+        columns = zip(owners, entries.code[rows].tolist(), entries.kind[rows].tolist(), strict=True)
+        paths = [b"" if kind == INLINE else keys[owner] + endings[code] for owner, code, kind in columns]
+        chunks.append(b"\0".join(paths) + b"\0")
+    return Names.parse(b"".join(chunks))
 
 
 def _portable_key(key: bytes, room: int) -> bytes:
@@ -185,7 +221,8 @@ def check_case(entries: Entries) -> None:
     values, counts = np.unique(pairs, return_counts=True)
     clash = values[counts > 1] // (len(lower) + 1)
     if len(clash):
+        why = "that get the same name" if entries.source_paths else "that differ in case only"
         raise InvalidRequest(
-            "SOURCE", f"fields that differ in case only: {listing([entries.key(int(at)) for at in clash[:6]])}",
+            "SOURCE", f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}",
             expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
         )  # fmt: skip

@@ -13,8 +13,9 @@ import numpy as np
 
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE, is_utf8, to_bytes, to_text
+from shardtool.sample import INLINE, counted, is_utf8, source_text, to_bytes, to_text
 from shardtool.source.entries import Entries
+from shardtool.source.scan import NO_FIELD
 
 if TYPE_CHECKING:
     from array import array
@@ -130,23 +131,29 @@ def check_utf8(entries: Entries) -> None:
     bad += [printable(name) for name in entries.fields if not is_utf8(to_bytes(name))]
     if bad:
         raise InvalidRequest(
-            "SOURCE", f"{len(bad):,} names are not UTF-8: {listing(bad)}",
+            "SOURCE", f"{counted(len(bad), 'name')} not UTF-8: {listing(bad)}",
             remedy="Rename them, or pack them under safe names with --portable.",
         )  # fmt: skip
 
 
 def label_from_folder(entries: Entries) -> Entries:
-    """Give each sample the field `cls`: the number of its top folder, in the order of the names.
+    """Give each sample the field `cls`: the number of its top folder, in the order of the bytes of their names.
 
     This is torchvision's ImageFolder convention.
 
     Raises:
         InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
     """
+    if not len(entries):
+        return entries
     if "cls" in entries.fields:
         raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
-    classes, ends = _top_folders(entries.keys)
-    label = np.repeat(np.arange(len(classes)), np.diff([0, *ends]))
+    folders, ends = _top_folders(entries.keys)
+    # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
+    paths = [to_bytes(one.path) for one in entries.left_out if one.code != NO_FIELD]
+    failed = {path.partition(b"/")[0] for path in paths if b"/" in path}
+    classes = sorted({*folders, *failed})
+    label = np.repeat(np.array([classes.index(name) for name in folders]), np.diff([0, *ends]))
     fields = tuple(sorted((*entries.fields, "cls"), key=to_bytes))
     cls = fields.index("cls")
     code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
@@ -173,7 +180,7 @@ def label_from_folder(entries: Entries) -> Entries:
         mtime_ns=np.insert(entries.mtime_ns, at, 0),
         changed_ns=np.insert(entries.changed_ns, at, 0),
         inline=Names(buffer.tobytes(), starts),
-        classes={"cls": [to_text(name) for name in classes]},
+        classes={"cls": [source_text(name) for name in classes]},
     )
 
 
@@ -197,7 +204,7 @@ def _top_folders(keys: Names) -> tuple[list[bytes], list[int]]:
         at = low
     if beside:
         raise InvalidRequest(
-            "--label-from-folder", f"{len(beside):,} samples lie in no class folder: {listing(beside)}",
+            "--label-from-folder", f"{counted(len(beside), 'sample')} in no class folder: {listing(beside)}",
             expected="SOURCE/CLASS/FILE", remedy="Move them, or leave them out with --exclude.",
         )  # fmt: skip
     return classes, ends

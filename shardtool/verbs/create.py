@@ -15,28 +15,43 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from shardtool import __version__
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import IfExists, Publisher
-from shardtool.sample import Dots, OnError, Skipped, counted, parse_size
+from shardtool.sample import Dots, OnError, Oversize, Skipped, counted, parse_size
 from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
-from shardtool.storage import open_folder
-from shardtool.verbs.observer import Observer, Silent
+from shardtool.storage import inside, open_folder, source_root
+from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.interop.portability import Misread
-    from shardtool.plan import Oversize, Plan
+    from shardtool.plan import Plan
     from shardtool.source.entries import Entries
     from shardtool.source.scan import ScanPart
     from shardtool.storage import LocalFolder
 
 _SCAN_TASKS = 32  # enough to keep a few workers busy to the end
+
+
+_CHOICES = {
+    "oversize": get_args(Oversize),
+    "symlinks": get_args(Symlinks),
+    "dots": (None, *get_args(Dots)),
+    "on_error": get_args(OnError),
+    "if_exists": get_args(IfExists),
+    "start_method": get_args(StartMethod),
+}
+
+
+def _option(name: str) -> str:
+    """Return how the command line calls an option."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +99,17 @@ class CreateOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                choices = ", ".join(str(one) for one in known)
+                raise InvalidRequest(_option(name), repr(value), expected=f"one of {choices}")
+        for name in ("include", "exclude"):
+            if isinstance(globs := getattr(self, name), str):
+                raise InvalidRequest(_option(name), repr(globs), expected=f"several globs, such as ({globs!r},)")
         for name in ("max_count", "shards_multiple_of", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InvalidRequest(f"--{name.replace('_', '-')}", str(value), expected="one or more")
+                raise InvalidRequest(_option(name), str(value), expected="one or more")
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
@@ -172,7 +194,7 @@ class CreateResult:
 
 def create(
     source: str | os.PathLike[str],
-    output: str | Sequence[str],
+    output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: CreateOptions | None = None,
     *,
     observer: Observer | None = None,
@@ -192,7 +214,7 @@ def create(
         OutputFailed: The output cannot be written.
         WorkerDied: A worker was killed.
     """
-    options, observer, begun = options or CreateOptions(), observer or Silent(), time.time()
+    options, observer, begun = options or CreateOptions(), observer or Observer(), time.time()
     job = _Job(os.fspath(source), parse_pattern(output), options, observer)
     job.publisher.check()
     with LocalPool(options.workers or cores(), options.start_method) as pool:
@@ -225,7 +247,7 @@ def create(
 
 def dry_run(
     source: str | os.PathLike[str],
-    output: str | Sequence[str],
+    output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: CreateOptions | None = None,
     *,
     observer: Observer | None = None,
@@ -237,7 +259,7 @@ def dry_run(
         SampleFailed: The source has files that cannot be packed.
     """
     options = options or CreateOptions()
-    job = _Job(os.fspath(source), parse_pattern(output), options, observer or Silent())
+    job = _Job(os.fspath(source), parse_pattern(output), options, observer or Observer())
     with LocalPool(options.workers or cores(), options.start_method) as pool:
         plan, notes = job.plan(pool)
     shards = []
@@ -280,6 +302,7 @@ class _Job:
                 f"Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
                 f"name the data with data_files={name!r} there"
             )
+        notes = [printable(note) for note in notes]
         for note in notes:
             self.observer.note(note)
         return plan, tuple(notes)
@@ -296,7 +319,7 @@ class _Job:
     def _entries(self, pool: LocalPool) -> Entries:
         """List the source in the workers, while a thread imports what comes next."""
         ahead = threading.Thread(target=importlib.import_module, args=("shardtool.verbs.packing",), daemon=True)
-        root = _check_root(self.source)
+        root = source_root(self.source)
         rules = self._rules(root)
         left_out: list[Skipped] = []
         tasks = share_out(root, rules, _SCAN_TASKS, left_out)
@@ -324,28 +347,11 @@ class _Job:
 
     def _rules(self, root: bytes) -> ScanRules:
         options = self.options
-        source, target = os.path.realpath(root), os.path.realpath(os.fsencode(self.pattern.folder or "."))
-        own = None
-        if (target + b"/").startswith(source.rstrip(b"/") + b"/"):
-            inside = target[len(source.rstrip(b"/")) + 1 :]
-            own = (inside + b"/" if inside else b""), self.pattern
+        within = inside(self.pattern.folder, root)
+        own = None if within is None else (within, self.pattern)
         return ScanRules(
             options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
         )
-
-
-def _check_root(source: str) -> bytes:
-    """Return the root's path, ending in a slash.
-
-    Raises:
-        InvalidRequest: There is no such folder.
-    """
-    expected = "a folder of samples"
-    if not os.path.exists(source):
-        raise InvalidRequest(source, "no such file or folder", expected=expected)
-    if not os.path.isdir(source):
-        raise InvalidRequest(source, "no folder", expected=expected)
-    return os.fsencode(source).rstrip(b"/") + b"/"
 
 
 def _check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError) -> None:

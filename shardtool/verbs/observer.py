@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Observer(Protocol):
-    """Who is told how a run goes on; each method is called in the parent process."""
+class Observer:
+    """Is told how a run goes on, in the parent process, and does nothing about it: derive from it what you need."""
 
     def note(self, text: str) -> None:
         """Take something that the user should know before a byte is written."""
@@ -22,22 +20,3 @@ class Observer(Protocol):
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         """Take how much more is done."""
-
-
-class Silent:
-    """An observer that tells nobody."""
-
-    def note(self, text: str) -> None:
-        """Ignore."""
-
-    def log(self, text: str) -> None:
-        """Ignore."""
-
-    def listed(self, samples: int) -> None:
-        """Ignore."""
-
-    def start(self, samples: int, size: int, shards: int) -> None:
-        """Ignore."""
-
-    def advance(self, samples: int, size: int, shards: int) -> None:
-        """Ignore."""

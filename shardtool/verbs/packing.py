@@ -5,16 +5,16 @@ What every verb that writes shares. Everything here runs in the parent process; 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.dataset import DatasetFile, ShardEntry
-from shardtool.errors import Bug, ShardError
+from shardtool.errors import Bug, SampleFailed, ShardError, listing
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
-from shardtool.sample import output_text, to_bytes
+from shardtool.sample import counted, output_text, to_bytes, to_text
 from shardtool.sidecar import ShardFact, encode, index_of, read_facts, read_field_crcs
+from shardtool.storage import identity
 from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
 
 if TYPE_CHECKING:
@@ -76,6 +76,13 @@ class Packing:
             raise Bug(
                 self.publisher.pattern.text, found, remedy="The dataset file was not written. Please report this."
             )
+        if not written:
+            raise SampleFailed(
+                to_text(plan.entries.root), f"none of {left_out:,} samples could be packed",
+                remedy="Run it without --on-error skip to see why. No dataset file was written.",
+            )  # fmt: skip
+        if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
+            self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
 
     def publish_dataset(self, made: Mapping[str, object]) -> DatasetFile:
         """Publish what was skipped and the dataset file; return what it says.
@@ -112,8 +119,10 @@ class Packing:
     def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
         """Return what is known of a file that an earlier run has left; None where it must be written."""
         fact = self.publisher.existing.get(name)
-        if self.publisher.if_exists != "resume" or fact is None or fact.size != self.plan.sizes[shard]:
+        if self.publisher.if_exists != "resume" or fact is None:
             return None
+        if fact.size != self.plan.sizes[shard]:  # another plan's, or one that left samples out, and would again
+            return Kept() if self.on_error == "skip" and fact.size < self.plan.sizes[shard] else None
         if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
             return Kept()
         # A shard's modification time is a while before its run listed the source, and its nanoseconds name the
@@ -168,5 +177,4 @@ class Packing:
 
 def _root_stamp(root: bytes) -> int:
     """Return nine digits for the folder that a path leads to now, such as could be a time's nanoseconds."""
-    fact = os.stat(root)
-    return crc32c(f"{fact.st_dev} {fact.st_ino}".encode()) % (_SECOND_NS - 1) + 1
+    return crc32c(identity(root).encode()) % (_SECOND_NS - 1) + 1

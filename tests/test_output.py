@@ -1,0 +1,192 @@
+"""What an output folder may hold already, and what a request may not say."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, OutputExists, OutputFailed, SampleFailed, create
+from tests.helpers import identity, members, read_tree, shards, tool, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Six samples in two classes."""
+    names = [f"{folder}/{number}.txt" for folder in ("cat", "dog") for number in range(3)]
+    return write_tree(tmp_path / "s", {name: name.encode() for name in names})
+
+
+def options(**asked: Any) -> CreateOptions:
+    """Return options for one worker."""
+    return CreateOptions(workers=1, **asked)
+
+
+@pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
+def test_a_file_of_somebody_else_is_never_replaced(source: Path, tmp_path: Path, if_exists: str) -> None:
+    """What has the dataset file's name but is none is refused, and stays."""
+    for text in ('{"mine": 1}', "[]", "no JSON", "[" * 100_000):
+        (tmp_path / "out.json").write_text(text)
+        with pytest.raises(OutputExists, match=r"out\.json"):
+            create(source, f"{tmp_path}/out-{{0..}}.tar", options(if_exists=if_exists))
+        assert (tmp_path / "out.json").read_text() == text
+        assert shards(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x-{0..}.tar", "x-{000..}.tar"),
+        ("x-{0..}.tar", "x_{0..}.tar"),
+        (["a.tar", "b.tar"], ["c.tar", "d.tar"]),
+    ],
+)
+def test_shards_are_never_orphaned(source: Path, tmp_path: Path, old: Any, new: Any) -> None:
+    """A run whose pattern would leave an earlier dataset's shards behind is refused, and touches nothing."""
+
+    def placed(names: Any) -> Any:
+        return f"{tmp_path}/{names}" if isinstance(names, str) else [f"{tmp_path}/{name}" for name in names]
+
+    create(source, placed(old), options())
+    before = identity(tmp_path)
+    for if_exists in ("resume", "overwrite"):
+        with pytest.raises(OutputExists, match=r"\.json"):
+            create(source, placed(new), options(if_exists=if_exists))
+        assert identity(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["out-1.tar", "out-1.index", "out.json", "out.skipped"])
+def test_a_folder_in_the_way_is_seen_before_anything_is_written(source: Path, tmp_path: Path, name: str) -> None:
+    """A folder under a name of the dataset is refused, and an old dataset stays whole."""
+    pattern = f"{tmp_path}/out-{{0..}}.tar"
+    create(source, pattern, options(max_count=6))
+    before = read_tree(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(OutputExists, match=name):
+        create(source, pattern, options(max_count=2, if_exists="overwrite"))
+    assert {**before, **read_tree(tmp_path)} == before
+
+
+def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Path) -> None:
+    """What stands where a temporary file should go is named."""
+    (tmp_path / ".out-0.index.part" / "kept").mkdir(parents=True)
+    with pytest.raises(OutputFailed, match=r"out-0\.index\.part"):
+        create(source, f"{tmp_path}/out-{{0..}}.tar", options())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"if_exists": "Overwrite"},
+        {"on_error": "Stop"},
+        {"symlinks": "Inside"},
+        {"oversize": "Alone"},
+        {"dots": "both"},
+        {"start_method": "thread"},
+        {"include": "*.jpg"},
+        {"exclude": "*.jpg"},
+    ],
+)
+def test_options_are_checked(asked: dict[str, Any]) -> None:
+    """A value that an option does not know is refused: none falls through to what another value means."""
+    with pytest.raises(InvalidRequest, match=f"--{next(iter(asked)).replace('_', '-')}"):
+        CreateOptions(**asked)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["out-{0..1}{a,b}.tar", "{a,b}/out-{0..1}.tar", "out-*.tar", "out-%s.tar", ".tar", "q" * 245 + "-{0..1}.tar"],
+)
+def test_patterns_that_would_become_odd_names(source: Path, tmp_path: Path, pattern: str) -> None:
+    """What is left of another tool's pattern, or too long for a file system, is refused before the source is listed."""
+    with pytest.raises(InvalidRequest):
+        create(source, f"{tmp_path}/{pattern}", options())
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_paths_are_patterns(source: Path, tmp_path: Path) -> None:
+    """OUTPUT may be a path object, or several; a folder may have a percent sign in its name."""
+    assert create(source, tmp_path / "a%d" / "out-{0..1}.tar", options()).shards == 2
+    assert create(source, [tmp_path / "b-0.tar", tmp_path / "b-1.tar"], options()).shards == 2
+
+
+def test_class_numbers_follow_the_folders_names(tmp_path: Path) -> None:
+    """Classes are numbered as torchvision's ImageFolder does: by the names, not by the keys with their slash."""
+    names = ["cat", "cat 3", "cat-2", "dog"]
+    source = write_tree(tmp_path / "s", {f"{name}/0.txt": b"x" for name in reversed(names)})
+    create(source, f"{tmp_path}/out-{{0..}}.tar", options(label_from_folder=True))
+    assert json.loads((tmp_path / "out.json").read_bytes())["shardtool"]["classes"] == {"cls": names}
+    labels = {name.split("/")[0]: data for name, data in members(*shards(tmp_path)) if name.endswith(".cls")}
+    assert labels == {name: b"%d" % number for number, name in enumerate(names)}
+
+
+def test_class_numbers_survive_a_class_that_cannot_be_read(tmp_path: Path) -> None:
+    """A class whose samples are all left out keeps its number."""
+    source = write_tree(tmp_path / "s", {"a/0.txt": b"x", "c/0.txt": b"x"})
+    (source / "b").mkdir()
+    os.mkfifo(source / "b" / "0.txt")
+    create(source, f"{tmp_path}/out-{{0..}}.tar", options(label_from_folder=True, on_error="skip"))
+    assert dict(members(*shards(tmp_path)))["c/0.cls"] == b"2"
+
+
+def test_a_dataset_without_samples_is_an_error(source: Path, tmp_path: Path) -> None:
+    """Where no sample can be packed, there is no dataset file, whatever `--on-error` says."""
+    for path in source.rglob("*.txt"):
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises((SampleFailed, InvalidRequest)):
+        create(source, f"{tmp_path}/out-{{0..}}.tar", options(on_error="skip"))
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_fields_of_webdatasets_own_are_renamed(tmp_path: Path) -> None:
+    """A field that starts with two underscores is told of, and renamed where names are made portable."""
+    source = write_tree(tmp_path / "s", {"a.__key__": b"k", "a.txt": b"t"})
+    plain = create(source, f"{tmp_path}/plain-{{0..}}.tar", options())
+    assert any("__key__" in note for note in plain.notes)
+    create(source, f"{tmp_path}/out-{{0..}}.tar", options(portable=True))
+    assert members(tmp_path / "out-0.tar") == [("a.txt", b"t"), ("a.x__key__", b"k")]
+
+
+def test_source_paths_tell_any_name(tmp_path: Path) -> None:
+    """The sidecar's `source_paths` give the bytes of every source name back, and nothing for a label."""
+    names = [b"c/a\xff.txt", b"c/a%FF.txt", b"c/b.txt", "c/\u00e9 \t.txt".encode()]
+    source = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
+    create(source, f"{tmp_path}/out-{{0..}}.tar", options(portable=True, label_from_folder=True))
+    rows = pq.read_table(tmp_path / "out-0.index").column("source_paths").to_pylist()
+    assert sorted(unquote_to_bytes(path) for row in rows for path in row if path) == sorted(names)
+    assert [row[0] for row in rows] == [""] * 4  # cls sorts before txt
+
+
+def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    """Names in notes and errors are shown with their control characters written out."""
+    source = write_tree(tmp_path / "s", {b"k\x1b]0;pwn\x07.bin": bytes(3000), b"a b.bin": b"x"})
+    words = ["--max-size", "2000", "--oversize", "alone", "--workers", "1"]
+    ran = tool("create", source, f"{tmp_path}/out-{{0..}}.tar", *words)
+    assert ran.code == 0
+    assert "k\\x1b]0;pwn\\x07" in ran.err
+    assert "\x1b" not in ran.err
+
+
+def test_a_shard_that_left_samples_out_is_kept(source: Path, tmp_path: Path) -> None:
+    """`--resume` keeps a shard without the samples that failed, as long as they still fail in the same way."""
+    asked = options(on_error="skip", if_exists="resume", max_count=3)
+    big = source / "cat" / "1.txt"
+    big.chmod(0)
+    if os.access(big, os.R_OK):  # root may read anything: let the file be a fifo from the start instead
+        big.unlink()
+        os.mkfifo(big)
+    create(source, f"{tmp_path}/out-{{0..}}.tar", asked)
+    before = identity(tmp_path)
+    result = create(source, f"{tmp_path}/out-{{0..}}.tar", asked)
+    assert (result.kept, result.skipped) == (2, 1)
+    assert identity(tmp_path)["out-0.tar"] == before["out-0.tar"]
+    assert identity(tmp_path)["out.json"] == before["out.json"]
