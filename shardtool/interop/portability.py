@@ -150,8 +150,9 @@ def make_portable(entries: Entries) -> Entries:
     )
     check_case(renamed)
     # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.
-    by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
-    renamed = renamed.take_rows(by_field)
+    if np.any(np.diff(new_code.astype(np.int64)) < 0):
+        by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
+        renamed = renamed.take_rows(by_field)
     return renamed if keys.data == entries.keys.data else renamed.take(keys.sorted_order())
 
 
