@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardtool.pattern import ShardPattern
     from shardtool.sample import Skipped
-    from shardtool.storage import FileFact, LocalFolder, Staged
+    from shardtool.storage import FileFact, Folder, Staged
 
 IfExists = Literal["error", "resume", "overwrite"]
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
@@ -40,7 +40,7 @@ class Publisher:
         if_exists: What to do about an earlier output.
     """
 
-    def __init__(self, folder: LocalFolder, pattern: ShardPattern, if_exists: IfExists) -> None:
+    def __init__(self, folder: Folder, pattern: ShardPattern, if_exists: IfExists) -> None:
         self.folder, self.pattern, self.if_exists = folder, pattern, if_exists
         self.existing: dict[str, FileFact] = {}
         self._waiting: list[Staged] = []
@@ -52,7 +52,7 @@ class Publisher:
         Raises:
             OutputExists: There is output, and `if_exists` is `error`.
         """
-        self.existing = {name: fact for name, fact in self.folder.files().items() if self.pattern.owns(name)}
+        self.existing = self.folder.facts(name for name in self.folder.names() if self.pattern.owns(name))
         where, names = self.folder.path or ".", sorted(self.existing)
         if folders := [name for name in names if self.existing[name].is_folder]:
             raise OutputExists(where, f"a folder is called {listing(folders, 3)}", remedy="Choose another name.")

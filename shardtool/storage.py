@@ -19,12 +19,13 @@ import fcntl
 import os
 import stat as stat_module
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 _STAGED_SUFFIX = ".part"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
@@ -50,6 +51,69 @@ class FileFact:
     size: int
     mtime_ns: int
     is_folder: bool
+
+
+class Output(Protocol):
+    """A file being written where no reader sees it; `finish` or `abandon` ends it."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it."""
+
+    def finish(self, mtime_ns: int | None = None) -> Staged:
+        """Make the file durable; it stays invisible."""
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+
+
+class Folder(Protocol):
+    """Where a dataset goes: what `LocalFolder` does on a file system, and an object store could do in its own way.
+
+    A plain value that travels to workers. See `LocalFolder` for what each method raises.
+    """
+
+    @property
+    def path(self) -> str:
+        """What the user called it."""
+
+    def ready(self) -> None:
+        """Make it where it is missing."""
+
+    def names(self) -> list[str]:
+        """Return the names of all that lies in it."""
+
+    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
+        """Return what is known of those of `names` that are there."""
+
+    def stage(self, name: str) -> Output:
+        """Start a file that will be called `name`."""
+
+    def publish(self, *staged: Staged) -> None:
+        """Make staged files appear, whole, in this order."""
+
+    def staged_names(self) -> list[str]:
+        """Return the final names of what killed runs have staged."""
+
+    def discard_staged(self, names: Iterable[str]) -> None:
+        """Remove what is staged under these final names."""
+
+    def remove(self, names: list[str]) -> None:
+        """Remove published files."""
+
+    def read(self, name: str) -> bytes:
+        """Return a whole small file."""
+
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+        """Read a published file block by block."""
+
+    def full_path(self, name: str) -> str:
+        """Return where a file lies, for people."""
+
+    def free_bytes(self) -> int:
+        """Return how many more bytes fit."""
+
+    def lock(self, base: str) -> AbstractContextManager[None]:
+        """Hold the lock of the dataset `base`."""
 
 
 class StagedFile:
@@ -127,24 +191,26 @@ class LocalFolder:
         except OSError as error:
             raise _failed(self.path, error) from None
 
-    def files(self) -> dict[str, FileFact]:
-        """Return what the folder holds, by name; empty where there is no folder.
+    def names(self) -> list[str]:
+        """Return the names of all that lies in the folder; none where there is no folder.
 
         Raises:
             OutputFailed: It cannot be listed.
         """
-        found = {}
         try:
-            with os.scandir(self.path or ".") as listing:
-                for entry in listing:
-                    with contextlib.suppress(FileNotFoundError):
-                        fact = entry.stat(follow_symlinks=False)
-                        is_folder = stat_module.S_ISDIR(fact.st_mode)
-                        found[entry.name] = FileFact(fact.st_size, fact.st_mtime_ns, is_folder)
+            return os.listdir(self.path or ".")
         except FileNotFoundError:
-            return {}
+            return []
         except OSError as error:
             raise _failed(self.path, error) from None
+
+    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
+        """Return what is known of those of `names` that are there."""
+        found = {}
+        for name in names:
+            with contextlib.suppress(OSError):
+                fact = os.lstat(self.full_path(name))
+                found[name] = FileFact(fact.st_size, fact.st_mtime_ns, stat_module.S_ISDIR(fact.st_mode))
         return found
 
     def stage(self, name: str) -> StagedFile:
@@ -176,7 +242,7 @@ class LocalFolder:
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
-        return [name[1 : -len(_STAGED_SUFFIX)] for name in self.files() if is_staged(name)]
+        return [name[1 : -len(_STAGED_SUFFIX)] for name in self.names() if is_staged(name)]
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
@@ -254,7 +320,7 @@ class LocalFolder:
             os.close(fd)
 
 
-def open_folder(path: str) -> LocalFolder:
+def open_folder(path: str) -> Folder:
     """Return the output folder that `path` means.
 
     Raises:

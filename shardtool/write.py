@@ -21,7 +21,7 @@ from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import SampleFailed
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
 from shardtool.sample import FILE, INLINE, OnError, ShardSamples, Skipped, to_text
-from shardtool.storage import READ_FOLLOWING, READ_PLAIN, LocalFolder, Staged, read_blocks, read_file
+from shardtool.storage import READ_FOLLOWING, READ_PLAIN, Folder, Staged, read_blocks, read_file
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +66,7 @@ class ShardTask:
 
     shard: int
     name: str
-    folder: LocalFolder
+    folder: Folder
     samples: ShardSamples
     on_error: OnError
     mtime_ns: int

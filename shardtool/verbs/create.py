@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.plan import Plan
     from shardtool.source.entries import Entries
     from shardtool.source.scan import ScanPart
-    from shardtool.storage import LocalFolder
+    from shardtool.storage import Folder
 
 _SCAN_TASKS = 32  # enough to keep a few workers busy to the end
 
@@ -279,7 +279,7 @@ class _Job:
     pattern: ShardPattern
     options: CreateOptions
     observer: Observer
-    folder: LocalFolder = field(init=False)
+    folder: Folder = field(init=False)
     publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
