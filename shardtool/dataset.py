@@ -10,6 +10,7 @@ Source: docs/format.md, "Dataset file"; interop.md 4.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
+_URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 
 
@@ -118,4 +120,4 @@ def shard_names(data: bytes) -> list[str] | None:
     try:
         return [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
-        return []  # ours, but damaged
+        return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged

@@ -25,7 +25,7 @@ FORMATS = {".tar": "tar"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
-_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[a-z]")  # what some other tool's pattern has, and no file's name should
+_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]")  # what some other tool's pattern has, and no file's name should
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -125,7 +125,8 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
         pattern = _from_names(_expand(texts))
     else:
         pattern = _from_range(folder if folder or not slash else "/", name, ranges)
-    longest = max((pattern.shard(number) for number in (0, (pattern.count or 1) - 1)), key=len)
+    names = pattern.names or [pattern.shard(number) for number in (0, (pattern.count or 1) - 1)]
+    longest = max(names, key=lambda one: len(os.fsencode(one)))
     if len(os.fsencode(sidecar_name(longest))) > _NAME_LIMIT:
         raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
     return pattern
@@ -165,7 +166,7 @@ def _from_names(names: list[str]) -> ShardPattern:
     if len(names) == 1:
         _check_ending(names[0], names[0])
     for name in names:
-        if match := _LEFT_OVER.search(name):
+        if match := _LEFT_OVER.search(name.rpartition("/")[2]):
             raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=_EXAMPLE)
     folders = {name.rpartition("/")[0] for name in names}
     if len(folders) > 1:

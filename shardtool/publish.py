@@ -12,13 +12,14 @@ that makes every instant safe:
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.dataset import shard_names
 from shardtool.errors import OutputExists, OutputFailed, listing, printable
 from shardtool.pattern import sidecar_name
-from shardtool.sample import counted, show_size
+from shardtool.sample import counted, show_size, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,8 @@ class Publisher:
                 self.folder.full_path(name), "a file that is no dataset file of shardtool",
                 remedy="Choose another pattern, or move it away.",
             )  # fmt: skip
-        if foreign := [shard for shard in shards if not self.pattern.owns(shard)]:
+        names = [os.fsdecode(to_bytes(shard)) for shard in shards]
+        if foreign := [name for name in names if not self.pattern.owns(name)]:
             raise OutputExists(
                 self.folder.full_path(name), f"the dataset file of other shards: {listing(foreign, 3)}",
                 expected=f"those of {self.pattern.text}",

@@ -154,11 +154,13 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
     except OSError:
         return None
     if kept.crc is None:
-        packer = _Packer(task, _Nowhere(), _no_report, {})
-        with suppress(SampleFailed, _StartAgain):  # writing the shard will meet it again
-            packer.run()
-            if (packer.size, packer.crc) == (size, crc):
-                return packer.result(None)
+        without: dict[int, Skipped] = {}
+        with suppress(SampleFailed):  # writing the shard will meet it again
+            while True:
+                packer = _Packer(task, _Nowhere(), _no_report, without)
+                with suppress(_StartAgain):
+                    packer.run()
+                    return packer.result(None) if (packer.size, packer.crc) == (size, crc) else None
         return None
     if kept.crc != crc:
         return None

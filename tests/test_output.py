@@ -190,3 +190,23 @@ def test_a_shard_that_left_samples_out_is_kept(source: Path, tmp_path: Path) -> 
     assert (result.kept, result.skipped) == (2, 1)
     assert identity(tmp_path)["out-0.tar"] == before["out-0.tar"]
     assert identity(tmp_path)["out.json"] == before["out.json"]
+
+
+def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> None:
+    """A dataset whose name is not ASCII is resumed under a locale that is no UTF-8."""
+    output = f"{tmp_path}/\u00fc-{{0..}}.tar"
+    assert tool("create", source, output, "--workers", "1").code == 0
+    ran = tool(
+        "create", source, output, "--resume", "--workers", "1",
+        LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+
+
+def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: Path) -> None:
+    """Where the dataset file is damaged, the shards that can be read from it are not orphaned either."""
+    create(source, f"{tmp_path}/x-{{0..}}.tar", options())
+    text = (tmp_path / "x.json").read_text()
+    (tmp_path / "x.json").write_text(text.replace('"shardlist": [', '"shardlist": '))
+    with pytest.raises(OutputExists, match=r"x-0\.tar"):
+        create(source, f"{tmp_path}/x_{{0..}}.tar", options(if_exists="overwrite"))

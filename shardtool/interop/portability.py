@@ -74,14 +74,15 @@ def misreads(entries: Entries) -> list[Misread]:
             count = sum(1 for _ in pattern.finditer(entries.keys.data))
             found.append(Misread(code, readers, what, count, printable(entries.keys[sample])))
     found += _long_names(entries)
-    upper = [at for at, name in enumerate(entries.fields) if name != name.lower()]
+    used = set(np.unique(entries.code).tolist())
+    upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
         rows = int(np.isin(entries.code, upper).sum())
         readers = "webdataset lower-cases fields; DALI and Hugging Face datasets do not"
         found.append(
             Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
         )
-    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__")]
+    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
     if meta:
         rows = int(np.isin(entries.code, meta).sum())
         readers = "webdataset takes fields that start with two underscores for its own"
@@ -127,17 +128,17 @@ def _uneven(entries: Entries) -> list[Misread]:
 def make_portable(entries: Entries) -> Entries:
     """Return the samples under names that every reader reads alike, in the order of their new keys.
 
-    What is unsafe in a key becomes `%` and two hex digits, so that `urllib.parse.unquote` gives it
-    back; fields are lower-cased; a key too long for the header's name field is cut and ends in a
+    What is unsafe in a key becomes `%` and two hex digits, so that `urllib.parse.unquote_to_bytes` gives
+    it back; fields are lower-cased; a key too long for the header's name field is cut and ends in a
     hash of the whole. The source's names go into the sidecar.
 
     Raises:
         InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
-    room = NAME_LIMIT - 1 - max(map(len, fields), default=0)
+    longest = max((fields[code] for code in np.unique(entries.code).tolist()), key=len, default="")
+    room = NAME_LIMIT - 1 - len(longest)
     if room < 2 * _HASH_LENGTH:
-        longest = max(fields, key=len)
         raise InvalidRequest(
             "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
             expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",

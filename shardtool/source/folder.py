@@ -153,7 +153,8 @@ def label_from_folder(entries: Entries) -> Entries:
     paths = [to_bytes(one.path) for one in entries.left_out if one.code != NO_FIELD]
     failed = {path.partition(b"/")[0] for path in paths if b"/" in path}
     classes = sorted({*folders, *failed})
-    label = np.repeat(np.array([classes.index(name) for name in folders]), np.diff([0, *ends]))
+    number = {name: at for at, name in enumerate(classes)}
+    label = np.repeat(np.array([number[name] for name in folders]), np.diff([0, *ends]))
     fields = tuple(sorted((*entries.fields, "cls"), key=to_bytes))
     cls = fields.index("cls")
     code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]

@@ -63,7 +63,7 @@ class Packing:
         resume = self.publisher.if_exists == "resume"
         new = [
             int(size) for name, size in zip(names, plan.sizes, strict=True)
-            if not (resume and name in existing and existing[name].size == size)
+            if not (resume and name in existing and (existing[name].size == size or self.on_error == "skip"))
         ]  # fmt: skip
         self.publisher.check_space(new)
         self.observer.start(len(plan.entries), int(plan.sizes.sum()), plan.shards)
