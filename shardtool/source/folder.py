@@ -111,7 +111,7 @@ def check_torn(entries: Entries) -> None:
     field = printable(entries.fields[entries.code[row]])
     key = printable(entries.keys[int(np.searchsorted(entries.first, row, "right")) - 1])
     raise InvalidRequest(
-        name, f"dots in {counted(rows, 'name')}: WebDataset's rule makes the key of this one {key!r}, its field {field!r}",
+        name, f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}",
         remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
         "the first dot), or --dots first if that is what you want.",
     )  # fmt: skip
