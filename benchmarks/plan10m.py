@@ -37,7 +37,7 @@ def made_entries(samples: int) -> Entries:
         root=b"made/", keys=keys, first=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
         code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
         size=rng.integers(50_000, 150_000, samples), mtime_ns=np.zeros(samples, np.int64),
-        changed_ns=np.zeros(samples, np.int64), paths=None, inline=None, source_paths=False, classes={}, left_out=(),
+        changed_ns=np.zeros(samples, np.int64),
     )  # fmt: skip
 
 

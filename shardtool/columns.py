@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 2**16  # names at a time: no object for each of ten million
+
+
+class Texts(Protocol):
+    """Byte strings without NULs, in order, that need not lie in memory: `Names`, or something that makes them."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def span(self, first: int, last: int, /) -> bytes:
+        """Return texts `first` to `last` (exclusive), a NUL after each."""
+
+    def gather(self, which: NDArray[np.int64], /) -> bytes:
+        """Return the texts `which`, in that order, a NUL after each."""
+
+    def take(self, which: NDArray[np.int64], /) -> Texts:
+        """Return the texts `which`, in that order."""
 
 
 @dataclass(frozen=True, slots=True)

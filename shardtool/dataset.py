@@ -59,13 +59,14 @@ class DatasetFile:
     Attributes:
         name: The dataset's name.
         pattern: Its shard pattern.
-        format: `tar`.
+        format: `tar` or `tfrecord`.
         shards: In order.
         fields: How many samples have each field.
         field_bytes: Payload bytes.
         skipped: How many rows `out.skipped` has.
         schema: The sidecars' columns and their types.
         classes: Field to the names of its class numbers.
+        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         made: How it was made: the verb, the source's name, the options, the tool.
         fingerprint: Of the content.
     """
@@ -79,6 +80,7 @@ class DatasetFile:
     skipped: int
     schema: Mapping[str, str]
     classes: Mapping[str, list[str]]
+    features: Mapping[str, str]
     made: Mapping[str, Any]
     fingerprint: str
 
@@ -103,6 +105,7 @@ class DatasetFile:
                 "fields": dict(self.fields),
                 "schema": dict(self.schema),
                 "classes": dict(self.classes),
+                **({"features": dict(self.features)} if self.features else {}),
                 "made": dict(self.made),
                 "fingerprint": self.fingerprint,
             },

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
-FORMATS = {".tar": "tar"}
+FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
@@ -56,7 +56,7 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar`."""
+        """`tar` or `tfrecord`."""
         return FORMATS[_ending(self.suffix if self.names is None else self.names[0])]
 
     @property

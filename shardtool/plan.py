@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.measure import TRAILER_SIZE, header_sizes, record_sizes
-from shardtool.sample import Oversize, ShardSamples, Skipped, counted, show_size, to_bytes
+from shardtool.format.measure import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
+from shardtool.format.tfrecord import KEY_FEATURE, encode_number
+from shardtool.sample import INLINE, Oversize, ShardSamples, Skipped, counted, show_size, to_bytes, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +55,9 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
+        format: `tar` or `tfrecord`.
         entries: The samples.
+        stored: int64[rows], the bytes that payloads take in the shard; None: `entries.size`.
         order: int64[samples]: which sample stands where; None for the entries' own order.
         total: int64[samples + 1]: bytes of the records before each place.
         ends: int64[shards]: the place after each shard's last sample.
@@ -62,7 +66,9 @@ class Plan:
         notes: What the user should know, such as shards over the bound.
     """
 
+    format: str
     entries: Entries
+    stored: NDArray[np.int64] | None
     order: NDArray[np.int64] | None
     total: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -94,11 +100,12 @@ class Plan:
         first, last = self.span(shard)
         if isinstance(rows, slice):
             keys, counts = e.keys.span(first, last), np.diff(e.first[first : last + 1])
-            pick = [names.span(rows.start, rows.stop) if names else None for names in (e.paths, e.inline)]
+            paths = e.paths.span(rows.start, rows.stop) if e.paths is not None else None
         else:
-            which = self._which(shard)
+            which = self.which(shard)
             keys, counts = e.keys.gather(which), e.counts()[which]
-            pick = [names.gather(rows) if names else None for names in (e.paths, e.inline)]
+            paths = e.paths.gather(rows) if e.paths is not None else None
+        numbers = {e.fields.index(name): number for name, number in e.numbers.items()} if NUMBERS[self.format] else {}
         return ShardSamples(
             root=e.root,
             keys=keys,
@@ -109,15 +116,42 @@ class Plan:
             kinds=e.kind[rows].tobytes(),
             sizes=e.size[rows].tobytes(),
             mtimes=e.mtime_ns[rows].tobytes(),
-            paths=pick[0],
-            inline=pick[1],
+            paths=paths,
+            inline=self._inline(shard, rows, counts) if e.inline else None,
+            stored=None if self.stored is None else self.stored[rows].tobytes(),
+            numbers=numbers,
+            offsets=None if e.offset is None else e.offset[rows].tobytes(),
+            spool=e.spool,
         )
+
+    def _inline(self, shard: int, rows: NDArray[np.int64] | slice, counts: NDArray[np.int64]) -> bytes:
+        """Return the payload of each row of a shard that is INLINE, nothing for others, a NUL after each."""
+        e, (first, last) = self.entries, self.span(shard)
+        code, inline = e.code[rows], e.kind[rows] == INLINE
+        owners = np.repeat(np.arange(last - first), counts)
+        texts = [b""] * len(code)
+        for name, column in e.inline.items():
+            at = np.flatnonzero(inline & (code == e.fields.index(name)))
+            data = column.span(first, last) if self.order is None else column.gather(self.which(shard))
+            found = data[:-1].split(b"\0")
+            for row, owner in zip(at.tolist(), owners[at].tolist(), strict=True):
+                texts[row] = found[owner]
+        return b"\0".join(texts) + b"\0"
+
+    def columns(self, shard: int) -> Any:
+        """Return the metadata of a shard's samples, a `pyarrow.Table`; None where there is none."""
+        if self.entries.columns is None:
+            return None
+        first, last = self.span(shard)
+        if self.order is None:
+            return self.entries.columns.slice(first, last - first)
+        return self.entries.columns.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
         """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
         return int(np.max(self.entries.changed_ns[self._rows(shard)]))
 
-    def _which(self, shard: int) -> NDArray[np.int64]:
+    def which(self, shard: int) -> NDArray[np.int64]:
         """Return the samples of a shard."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
@@ -127,10 +161,10 @@ class Plan:
         first, last = self.span(shard)
         if self.order is None:
             return slice(int(self.entries.first[first]), int(self.entries.first[last]))
-        return self.entries.rows_of(self._which(shard))
+        return self.entries.rows_of(self.which(shard))
 
 
-def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
+def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool) -> str:
     """Return a hash of what the plan says of a shard: another one means other bytes.
 
     Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.
@@ -140,6 +174,8 @@ def fingerprint(samples: ShardSamples, *, source_paths: bool) -> str:
     names = b"\0".join(samples.fields[code] for code in used.tolist())
     paths = samples.paths if source_paths else None
     digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
+    if shard_format != "tar":
+        digest.update(shard_format.encode())
     local = codes.astype(np.uint16).tobytes()
     columns = (samples.keys, samples.counts, names, local, samples.sizes, paths, samples.inline)
     for column in columns:
@@ -162,12 +198,20 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
     """
     if not len(entries):
         raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=_why_empty(entries))
-    trailer = TRAILER_SIZE[pattern.format]
+    shard_format = pattern.format
+    trailer = TRAILER_SIZE[shard_format]
     exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
     room = max_size - trailer if max_size else 2**62
-    sizes = _sample_sizes(entries)
-    entries, sizes, left_out, notes = _fit(entries, sizes, room, bounds.oversize, trailer)
+    stored = _stored(entries) if NUMBERS[shard_format] else None
+    payloads = Payloads(
+        entries.keys, entries.first, entries.fields, entries.code, entries.size if stored is None else stored
+    )
+    sizes = sample_sizes(shard_format, payloads)
+    keep, left_out, notes = _fit(entries, sizes, _Room(room, SAMPLE_LIMIT[shard_format], trailer), bounds.oversize)
+    if keep is not None:
+        stored = None if stored is None else stored[entries.rows_of(keep)]
+        entries, sizes = replace(entries.take(keep), left_out=entries.left_out), sizes[keep]
     order = None if shuffle_seed is None else shuffled(len(entries), shuffle_seed)
     ordered = sizes if order is None else sizes[order]
     total = np.empty(len(ordered) + 1, np.int64)  # total[i]: bytes of the samples before place i
@@ -180,14 +224,46 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
             remedy="Use an open range such as out-{000000..}.tar, a wider range, or larger shards.",
         )  # fmt: skip
     starts = np.concatenate(([0], ends[:-1]))
-    return Plan(entries, order, total, ends, total[ends] - total[starts] + trailer, left_out, notes)
+    shard_sizes = total[ends] - total[starts] + trailer
+    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, left_out, notes)
 
 
-def _sample_sizes(entries: Entries) -> NDArray[np.int64]:
-    """Return int64[samples]: all records of each sample."""
-    headers = header_sizes(entries.keys, entries.first, entries.fields, entries.code, entries.size)
-    sizes: NDArray[np.int64] = np.add.reduceat(record_sizes(headers, entries.size), entries.first[:-1])
-    return sizes
+def _stored(entries: Entries) -> NDArray[np.int64] | None:
+    """Return int64[rows], what payloads take in a shard whose format has numbers; None: what they are.
+
+    Raises:
+        InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
+    """
+    if to_text(KEY_FEATURE) in entries.fields:
+        raise InvalidRequest("SOURCE", "a field called '__key__', the name of a TFRecord's key", remedy="Rename it.")
+    if not entries.numbers:
+        return None
+    stored: NDArray[np.int64] = entries.size.copy()
+    for name, number in entries.numbers.items():
+        rows = np.flatnonzero((entries.code == entries.fields.index(name)) & (entries.kind == INLINE))
+        samples = np.searchsorted(entries.first, rows, "right") - 1
+        for first in range(0, len(rows), _CHUNK):
+            some = samples[first : first + _CHUNK]
+            texts = entries.inline[name].gather(some)[:-1].split(b"\0")
+            try:
+                stored[rows[first : first + _CHUNK]] = [len(encode_number(text, number)) for text in texts]
+            except (ValueError, OverflowError):
+                raise _no_number(entries, name, number, [*zip(some.tolist(), texts, strict=True)]) from None
+    return stored
+
+
+def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, bytes]]) -> InvalidRequest:
+    """Return the error for the first of `texts` that is no number, or too large a one."""
+    for sample, text in texts:
+        try:
+            encode_number(text, number)  # type: ignore[arg-type]
+        except (ValueError, OverflowError):
+            where = f"{printable(entries.key(sample))}, field {name!r}"
+            return InvalidRequest(where, repr(printable(text)), expected=f"a number that TFRecord's {number} can hold")
+    return InvalidRequest(name, "no numbers")
+
+
+_CHUNK = 2**16  # texts at a time
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:
@@ -212,30 +288,43 @@ def _why_empty(entries: Entries) -> str:
     return "Is it the right folder? Look at --include, --exclude and --hidden."
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a shard has for records, what a sample may take by its format, and what ends a shard: bytes."""
+
+    shard: int
+    sample: int
+    trailer: int
+
+
 def _fit(
-    entries: Entries, sizes: NDArray[np.int64], room: int, oversize: Oversize, trailer: int
-) -> tuple[Entries, NDArray[np.int64], tuple[Skipped, ...], tuple[str, ...]]:
-    """Apply the rule for samples that fit in no shard."""
-    too_large = np.flatnonzero(sizes > room)
+    entries: Entries, sizes: NDArray[np.int64], room: _Room, oversize: Oversize
+) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:
+    """Apply the rule for samples that fit in no shard; return which stay (None: all), what is left out, and notes."""
+    limit = min(room.shard, room.sample)
+    too_large = np.flatnonzero(sizes > limit)
     if not len(too_large):
-        return entries, sizes, (), ()
-    names = [f"{printable(entries.key(at))} ({show_size(int(sizes[at]) + trailer)})" for at in too_large[:5].tolist()]
-    named, bound = listing(names, total=len(too_large)), show_size(room + trailer)
-    found = f"{counted(len(too_large), 'sample')} larger than a shard of {bound} may be: {named}"
+        return None, (), ()
+    total = sizes + room.trailer
+    names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in too_large[:5].tolist()]
+    named, by_format = listing(names, total=len(too_large)), int(sizes[too_large].max()) > room.sample
+    what = "a TFRecord" if by_format else f"a shard of {show_size(room.shard + room.trailer)}"
+    found = f"{counted(len(too_large), 'sample')} larger than {what} may be: {named}"
+    if by_format and oversize != "skip":
+        remedy = "Write tar shards, or leave them out with --oversize skip."
+        raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({room.sample:,} bytes)", remedy=remedy)
     if oversize == "error":
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)
     if oversize == "alone":
-        return entries, sizes, (), (f"{found}; each gets a shard of its own",)
+        return None, (), (f"{found}; each gets a shard of its own",)
     left_out = tuple(
-        Skipped(entries.key(at), "", "oversize", f"{int(sizes[at]) + trailer:,} bytes, over --max-size")
+        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, more than fits in {what}")
         for at in too_large.tolist()
     )
-    keep = np.flatnonzero(sizes <= room)
-    kept = replace(entries.take(keep), left_out=entries.left_out)
-    if not len(keep):
+    if len(too_large) == len(sizes):
         raise InvalidRequest("--max-size", found, remedy="Raise --max-size: no sample is left.")
-    return kept, sizes[keep], left_out, ()
+    return np.flatnonzero(sizes <= limit), left_out, ()
 
 
 def _bounded(total: NDArray[np.int64], room: int, bounds: Bounds) -> NDArray[np.int64]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 Oversize = Literal["error", "alone", "skip"]
 
-FILE, LINK, INLINE = 0, 1, 2  # how a field is read: a file, a file behind a link, or carried in the plan
+Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
+
+# How a field is read: a file, a file behind a link, carried in the plan, or a span of the spool.
+FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -128,11 +134,16 @@ class ShardSamples:
         counts: uint16 a sample: how many fields it has. What follows is one a field.
         fields: The names that `codes` stands for.
         codes: uint16, the field's name.
-        kinds: uint8, how it is read: FILE, LINK or INLINE.
+        kinds: uint8, how it is read: FILE, LINK, INLINE or SPAN.
         sizes: int64, payload bytes.
         mtimes: int64, nanoseconds, as the plan saw it.
         paths: Relative to `root`, a NUL after each; None: key + "." + field.
         inline: The payload of INLINE fields, a NUL after each, empty for others; None where there are none.
+        stored: int64, bytes that the payload takes in the shard; None: `sizes`. Another only where a format has
+            numbers, and `numbers` says of which codes.
+        numbers: Code to what its text stands for, where that is how the format stores it.
+        offsets: int64, where SPAN fields start in the spool; None where there are none.
+        spool: The path of that file.
     """
 
     root: bytes
@@ -146,3 +157,7 @@ class ShardSamples:
     mtimes: bytes
     paths: bytes | None
     inline: bytes | None
+    stored: bytes | None = None
+    numbers: Mapping[int, Number] = field(default_factory=dict)
+    offsets: bytes | None = None
+    spool: bytes = b""

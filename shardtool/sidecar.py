@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shardtool.arrow import number_array, string_array, strings
 from shardtool.columns import Names
 from shardtool.errors import CorruptShard
-from shardtool.format.measure import header_sizes, record_sizes
+from shardtool.format.measure import Payloads, heads_and_tails
 from shardtool.sample import source_text
 
 if TYPE_CHECKING:
@@ -70,15 +71,17 @@ class ShardIndex:
     """The samples of one shard as columns.
 
     Attributes:
+        format: `tar` or `tfrecord`.
         keys: Each with a NUL after it.
         counts: int64[samples], fields a sample.
         names: The field names that `codes` stands for.
         codes: uint16[fields].
-        sizes: int64[fields], payload bytes.
-        crcs: uint32[fields].
+        sizes: int64[fields], bytes that a payload takes in the shard.
+        crcs: uint32[fields], of these bytes.
         columns: Further columns, a value a sample.
     """
 
+    format: str
     keys: bytes
     counts: NDArray[np.int64]
     names: tuple[str, ...]
@@ -93,19 +96,34 @@ class ShardIndex:
         return [(code, int(count)) for code, count in enumerate(counts) if count]
 
 
-def index_of(samples: ShardSamples, field_crcs: bytes, left_out: tuple[int, ...], *, source_paths: bool) -> ShardIndex:
-    """Return the index of a shard that was written.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is known of a shard that was written.
 
-    Args:
+    Attributes:
+        format: `tar` or `tfrecord`.
         samples: What was planned.
+        columns: Their metadata, a `pyarrow.Table`, or None.
         field_crcs: uint32 for each field that was written.
         left_out: The places of samples that were not.
         source_paths: Whether the source's names are a column.
     """
+
+    format: str
+    samples: ShardSamples
+    columns: Any
+    field_crcs: bytes
+    left_out: tuple[int, ...]
+    source_paths: bool
+
+
+def index_of(shard: Written) -> ShardIndex:
+    """Return the index of a shard that was written."""
+    samples, columns, left_out = shard.samples, shard.columns, shard.left_out
     counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
-    codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.sizes, np.int64)
+    codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.stored or samples.sizes, np.int64)
     keys = samples.keys
-    paths = samples.paths[:-1].split(b"\0") if source_paths and samples.paths is not None else []
+    paths = samples.paths[:-1].split(b"\0") if shard.source_paths and samples.paths is not None else []
     if left_out:
         stays = np.ones(len(counts), bool)
         stays[list(left_out)] = False
@@ -113,9 +131,13 @@ def index_of(samples: ShardSamples, field_crcs: bytes, left_out: tuple[int, ...]
         keys = b"".join(key + b"\0" for key, stay in zip(keys[:-1].split(b"\0"), stays, strict=True) if stay)
         paths = [path for path, stay in zip(paths, rows, strict=True) if stay] if paths else []
         counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
+        columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
     names = tuple(name.decode() for name in samples.fields)
-    columns = {"source_paths": string_lists(paths, counts)} if source_paths else {}
-    return ShardIndex(keys, counts, names, codes, sizes, np.frombuffer(field_crcs, np.uint32), columns)
+    more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
+    if shard.source_paths:
+        more["source_paths"] = string_lists(paths, counts)
+    crcs = np.frombuffer(shard.field_crcs, np.uint32)
+    return ShardIndex(shard.format, keys, counts, names, codes, sizes, crcs, more)
 
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
@@ -145,26 +167,25 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
 def _table(index: ShardIndex) -> Any:
     """Return the sidecar's table: what the plan knew, and the offsets that follow from it."""
     names = Names.parse(index.keys)
-    keys = _strings(index.keys.replace(b"\0", b""), names.lengths())
+    keys = string_array(index.keys.replace(b"\0", b""), names.lengths())
     starts = np.concatenate(([0], np.cumsum(index.counts)))
-    headers = header_sizes(names, starts, index.names, index.codes, index.sizes)
-    records = record_sizes(headers, index.sizes)
-    after = np.concatenate(([0], np.cumsum(records)))
+    heads, tails = heads_and_tails(index.format, Payloads(names, starts, index.names, index.codes, index.sizes))
+    after = np.concatenate(([0], np.cumsum(heads + index.sizes + tails)))
     first = after[starts]
     fields = pa.StructArray.from_arrays(
         [
-            _string_array([name.encode() for name in index.names]).take(_numbers(index.codes)),
-            _numbers((after[:-1] + headers).astype(np.uint64)),
-            _numbers(index.sizes.astype(np.uint64)),
-            _numbers(index.crcs),
+            strings([name.encode() for name in index.names]).take(number_array(index.codes)),
+            number_array((after[:-1] + heads).astype(np.uint64)),
+            number_array(index.sizes.astype(np.uint64)),
+            number_array(index.crcs),
         ],
         fields=list(_FIELD),
     )
     columns = [
         keys,
-        _numbers(first[:-1].astype(np.uint64)),
-        _numbers(np.diff(first).astype(np.uint64)),
-        pa.ListArray.from_arrays(_numbers(starts.astype(np.int32)), fields, type=SCHEMA.field("__fields__").type),
+        number_array(first[:-1].astype(np.uint64)),
+        number_array(np.diff(first).astype(np.uint64)),
+        pa.ListArray.from_arrays(number_array(starts.astype(np.int32)), fields, type=SCHEMA.field("__fields__").type),
     ]
     schema = SCHEMA
     for name, values in index.columns.items():
@@ -173,29 +194,13 @@ def _table(index: ShardIndex) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _numbers(values: NDArray[Any]) -> Any:
-    """Return an Arrow array of the same bytes. `pa.array` would import pandas to ask whether it is theirs: 0.3 s."""
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
-
-
-def _strings(data: bytes, lengths: NDArray[np.int64]) -> Any:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
-
-
-def _string_array(names: list[bytes]) -> Any:
-    return _strings(b"".join(names), np.array([len(name) for name in names], np.int64))
-
-
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
     """Return a list of strings a sample: the source's `names` in turn, `counts` at a time."""
     names = [source_text(name).encode() for name in names]
-    values = _string_array(names)
+    values = strings(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
-    return pa.ListArray.from_arrays(_numbers(offsets), values, type=kind)
+    return pa.ListArray.from_arrays(number_array(offsets), values, type=kind)
 
 
 def read_facts(data: bytes, name: str) -> ShardFact:

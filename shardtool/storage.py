@@ -379,6 +379,24 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, os.stat_r
         _close(fd)
 
 
+def read_span(path: bytes, into: memoryview, offset: int) -> None:
+    """Fill `into` from a file, from `offset` on.
+
+    Raises:
+        OSError: It cannot be opened or read, or ends before.
+    """
+    fd = _open(path, READ_PLAIN)
+    try:
+        done = 0
+        while done < len(into):
+            got = os.preadv(fd, (into[done:],), offset + done)
+            if not got:
+                raise OSError(errno.EIO, f"ends at {offset + done:,}, {len(into) - done:,} bytes too early")
+            done += got
+    finally:
+        _close(fd)
+
+
 def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
     """Read a file of any size block by block: fill `into`, yield the bytes that are new, and again.
 

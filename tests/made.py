@@ -30,9 +30,4 @@ def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None 
         size=np.array([size for sizes in samples for size in sizes], np.int64),
         mtime_ns=np.zeros(rows, np.int64),
         changed_ns=np.zeros(rows, np.int64),
-        paths=None,
-        inline=None,
-        source_paths=False,
-        classes={},
-        left_out=(),
     )

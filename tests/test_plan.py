@@ -325,7 +325,7 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
 def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
     """A shard's plan fingerprint differs where sizes or fields do, and does not depend on where the source lies."""
     prints = [
-        fingerprint(make_plan(made_entries(samples), OPEN, Bounds()).samples(0), source_paths=False)
+        fingerprint("tar", make_plan(made_entries(samples), OPEN, Bounds()).samples(0), source_paths=False)
         for samples in (one, two)
     ]
     assert (prints[0] == prints[1]) == (one == two)

@@ -126,6 +126,10 @@ def summary(result: CreateResult) -> str:
     if result.skipped:
         ledger = result.dataset_file.removesuffix(".json") + ".skipped"
         lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")
+    if result.features:
+        features = [f'    "{name}": {kind},' for name, kind in result.features.items()]
+        lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
+        lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
     return "\n".join(lines)
 
 

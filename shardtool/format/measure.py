@@ -1,12 +1,17 @@
-"""The exact size of every record in a shard, before a byte is read: columns in, columns out."""
+"""The exact size of every record in a shard, before a byte is read: columns in, columns out.
+
+Each payload has bytes before it (its head) and after it (its tail), whatever the format: the records
+of a sample are its heads, payloads and tails in turn.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.format import tar
+from shardtool.format import tar, tfrecord
 from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
@@ -14,32 +19,89 @@ if TYPE_CHECKING:
 
     from shardtool.columns import Names
 
-TRAILER_SIZE = {"tar": len(tar.TRAILER)}
+TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0}
+SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.DATA_LIMIT + tfrecord.FRAME_HEAD + tfrecord.FRAME_TAIL}
+NUMBERS = {"tar": False, "tfrecord": True}  # whether a format has numbers; the others store their text
 
 
-def header_sizes(
-    keys: Names, first: NDArray[np.int64], fields: tuple[str, ...], code: NDArray[np.uint16], size: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return int64[rows]: the bytes before each payload, for fields that become tar members.
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """What a shard holds, as columns; the fields of each sample in the order of the bytes of their names.
 
-    Args:
+    Attributes:
         keys: One a sample.
         first: int64[samples + 1], where the rows of each sample start.
         fields: The names that `code` stands for.
         code: uint16[rows].
-        size: int64[rows], payload bytes.
+        stored: int64[rows], bytes that a payload takes in the shard.
     """
-    endings = [b"." + to_bytes(field) for field in fields]
-    lengths = np.repeat(keys.lengths(), np.diff(first))
-    lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[code]
-    headers = np.full(len(size), tar.BLOCK, np.int64)
-    for row in np.flatnonzero((lengths > tar.NAME_LIMIT) | (size > tar.SIZE_LIMIT)).tolist():
-        name = keys[int(np.searchsorted(first, row, "right")) - 1] + endings[int(code[row])]
+
+    keys: Names
+    first: NDArray[np.int64]
+    fields: tuple[str, ...]
+    code: NDArray[np.uint16]
+    stored: NDArray[np.int64]
+
+
+def heads_and_tails(shard_format: str, payloads: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return int64[rows], int64[rows]: the bytes before and after each payload."""
+    return _tar(payloads) if shard_format == "tar" else _tfrecord(payloads)
+
+
+def sample_sizes(shard_format: str, payloads: Payloads) -> NDArray[np.int64]:
+    """Return int64[samples]: all records of each sample."""
+    heads, tails = heads_and_tails(shard_format, payloads)
+    heads += tails
+    heads += payloads.stored
+    sizes: NDArray[np.int64] = np.add.reduceat(heads, payloads.first[:-1])
+    return sizes
+
+
+def _tar(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    endings = [b"." + to_bytes(field) for field in p.fields]
+    lengths = np.repeat(p.keys.lengths(), np.diff(p.first))
+    lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[p.code]
+    heads = np.full(len(p.stored), tar.BLOCK, np.int64)
+    for row in np.flatnonzero((lengths > tar.NAME_LIMIT) | (p.stored > tar.SIZE_LIMIT)).tolist():
+        name = p.keys[int(np.searchsorted(p.first, row, "right")) - 1] + endings[int(p.code[row])]
         splits = tar.split_prefix(name) is not None
-        headers[row] = tar.header_size(len(name), int(size[row]), splits=splits)
-    return headers
+        heads[row] = tar.header_size(len(name), int(p.stored[row]), splits=splits)
+    return heads, -p.stored & (tar.BLOCK - 1)
 
 
-def record_sizes(headers: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[rows]: headers, payload and padding of each record."""
-    return headers + ((size + (tar.BLOCK - 1)) & -tar.BLOCK)
+def _tfrecord(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    names = [to_bytes(field) for field in p.fields]
+    heads = _feature_sizes(np.array([len(name) for name in names] or [0], np.int64)[p.code], p.stored) - p.stored
+    tails = np.zeros(len(heads), np.int64)
+    keys = _feature_sizes(np.int64(len(tfrecord.KEY_FEATURE)), p.keys.lengths())
+    starts, lasts = p.first[:-1], p.first[1:] - 1
+    data = np.add.reduceat(heads + p.stored, starts) + keys
+    heads[starts] += tfrecord.FRAME_HEAD + 1 + _varint_sizes(data)
+    tails[lasts] += tfrecord.FRAME_TAIL
+    # The feature of the key stands where its name belongs: before the first field that sorts after it.
+    before = np.array([name < tfrecord.KEY_FEATURE for name in names] or [False])[p.code]
+    place = starts + np.add.reduceat(before, starts, dtype=np.int64)
+    inside = place <= lasts
+    heads[place[inside]] += keys[inside]
+    tails[lasts[~inside]] += keys[~inside]
+    return heads, tails
+
+
+def _feature_sizes(name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what a feature takes: a map entry of a name, and a list of one value of `sizes` bytes."""
+    total = sizes + 1 + _varint_sizes(sizes)  # the list
+    total += 1 + _varint_sizes(total)  # the feature that holds it
+    total += 1 + _varint_sizes(total)  # as the value of a map entry
+    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # whose key is the name
+    total += 1 + _varint_sizes(total)
+    return total
+
+
+def _varint_sizes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    sizes = np.ones(np.shape(numbers), np.int64)
+    for bits in range(7, 63, 7):
+        over = numbers >= 1 << bits
+        if not np.any(over):
+            break
+        sizes += over
+    return sizes

@@ -147,7 +147,15 @@ def make_portable(entries: Entries) -> Entries:
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
     keys = _portable_keys(entries.keys, room)
     renamed = replace(
-        entries, keys=keys, fields=unique, code=new_code[entries.code], paths=_paths(entries), source_paths=True
+        entries,
+        keys=keys,
+        fields=unique,
+        code=new_code[entries.code],
+        paths=_paths(entries),
+        source_paths=True,
+        inline={_portable_field(name): texts for name, texts in entries.inline.items()},
+        numbers={_portable_field(name): number for name, number in entries.numbers.items()},
+        classes={_portable_field(name): classes for name, classes in entries.classes.items()},
     )
     check_case(renamed)
     # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.

@@ -1,13 +1,13 @@
 """`Entries`: the samples of a source as columns, with no object per sample.
 
 Ten million samples must fit a laptop's memory (design.md, promise 7): about 35 bytes a field, 16 a
-sample, and the key.
+sample, and the key. What takes more, such as a manifest's columns, lies in Arrow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.columns import Names
-    from shardtool.sample import Skipped
+    from shardtool.columns import Names, Texts
+    from shardtool.sample import Number, Skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The samples of a source, ordered by the bytes of key and field.
+    """The samples of a source, the fields of each ordered by the bytes of their names.
 
     Sample i has the rows `first[i]` to `first[i + 1]` (exclusive) of the columns below `first`.
 
@@ -34,15 +34,19 @@ class Entries:
         first: int64[samples + 1].
         fields: The names that `code` stands for.
         code: uint16[rows], a field's name.
-        kind: uint8[rows]: FILE, LINK or INLINE.
+        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
         size: int64[rows], payload bytes.
         mtime_ns: int64[rows], as seen when the source was listed.
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
         paths: One a row, relative to `root`; None where each is key + "." + field.
-        inline: One a row, the payload of INLINE rows; None where there are none.
         source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
-        classes: Field to the names of its class numbers.
         left_out: What the source holds but cannot be part of a sample.
+        inline: Field to the payload of its INLINE rows, one a sample, also for samples without the field.
+        numbers: What the text of INLINE fields stands for, where that is a number.
+        classes: Field to the names of its class numbers.
+        offset: int64[rows], where the payload of SPAN rows starts in the spool; None where there are none.
+        spool: The path of that file.
+        columns: Metadata for the sidecars, a row a sample: a `pyarrow.Table`.
     """
 
     root: bytes
@@ -54,11 +58,15 @@ class Entries:
     size: NDArray[np.int64]
     mtime_ns: NDArray[np.int64]
     changed_ns: NDArray[np.int64]
-    paths: Names | None
-    inline: Names | None
-    source_paths: bool
-    classes: Mapping[str, list[str]]
-    left_out: tuple[Skipped, ...]
+    paths: Names | None = None
+    source_paths: bool = False
+    left_out: tuple[Skipped, ...] = ()
+    inline: Mapping[str, Texts] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+    offset: NDArray[np.int64] | None = None
+    spool: bytes = b""
+    columns: Any = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -88,7 +96,13 @@ class Entries:
     def take(self, samples: NDArray[np.int64]) -> Entries:
         """Return `samples`, in that order."""
         first = np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64)
-        return replace(self.take_rows(self.rows_of(samples)), keys=self.keys.take(samples), first=first)
+        return replace(
+            self.take_rows(self.rows_of(samples)),
+            keys=self.keys.take(samples),
+            first=first,
+            inline={name: texts.take(samples) for name, texts in self.inline.items()},
+            columns=None if self.columns is None else _take_rows(self.columns, samples),
+        )
 
     def take_rows(self, rows: NDArray[np.int64]) -> Entries:
         """Return the columns of `rows`, in that order; which samples they belong to is the caller's to say."""
@@ -100,5 +114,11 @@ class Entries:
             mtime_ns=self.mtime_ns[rows],
             changed_ns=self.changed_ns[rows],
             paths=self.paths.take(rows) if self.paths is not None else None,
-            inline=self.inline.take(rows) if self.inline is not None else None,
+            offset=self.offset[rows] if self.offset is not None else None,
         )
+
+
+def _take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
+    from shardtool.arrow import number_array
+
+    return table.take(number_array(rows))

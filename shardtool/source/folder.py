@@ -68,10 +68,6 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         size=_joined((part.sizes for part in parts), np.int64),
         mtime_ns=_joined((part.mtimes for part in parts), np.int64),
         changed_ns=_joined((part.changed for part in parts), np.int64),
-        paths=None,
-        inline=None,
-        source_paths=False,
-        classes={},
         left_out=tuple(left_out),
     )
     if not torn:
@@ -160,27 +156,18 @@ def label_from_folder(entries: Entries) -> Entries:
     code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
     before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
     at = entries.first[:-1] + before
-    digits = [b"%d" % number for number in range(len(classes))]
-    new_first = entries.first + np.arange(len(entries) + 1)
-    rows = at + np.arange(len(entries))
-    inline_lengths = np.zeros(int(new_first[-1]), np.int64)
-    inline_lengths[rows] = np.array([len(text) for text in digits])[label]
-    starts = np.concatenate(([0], np.cumsum(inline_lengths + 1))).astype(np.int64)
-    buffer = np.zeros(int(starts[-1]), np.uint8)
-    for place in range(max(map(len, digits), default=0)):
-        has = inline_lengths[rows] > place
-        column = np.array([text[place] if len(text) > place else 0 for text in digits], np.uint8)
-        buffer[starts[rows[has]] + place] = column[label[has]]
+    labels = Names.of(b"%d" % number for number in range(len(classes))).take(label)
     return replace(
         entries,
-        first=new_first,
+        first=entries.first + np.arange(len(entries) + 1),
         fields=fields,
         code=np.insert(code, at, cls),
         kind=np.insert(entries.kind, at, INLINE),
-        size=np.insert(entries.size, at, inline_lengths[rows]),
+        size=np.insert(entries.size, at, labels.lengths()),
         mtime_ns=np.insert(entries.mtime_ns, at, 0),
         changed_ns=np.insert(entries.changed_ns, at, 0),
-        inline=Names(buffer.tobytes(), starts),
+        inline={"cls": labels},
+        numbers={"cls": "int64"},
         classes={"cls": [source_text(name) for name in classes]},
     )
 

@@ -28,7 +28,7 @@ from shardtool.storage import inside, open_folder, source_root
 from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
@@ -174,6 +174,7 @@ class CreateResult:
         seconds: How long it took.
         fingerprint: Of the content; the same for the same samples in any order, number of shards, and format.
         notes: What the user was told.
+        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
     """
 
     dataset_file: str
@@ -185,6 +186,7 @@ class CreateResult:
     seconds: float
     fingerprint: str
     notes: tuple[str, ...]
+    features: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
@@ -242,6 +244,7 @@ def create(
         seconds=time.time() - begun,
         fingerprint=dataset.fingerprint,
         notes=notes,
+        features=dataset.features,
     )
 
 
@@ -295,8 +298,10 @@ class _Job:
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
         plan = make_plan(entries, self.pattern, bounds, options.seed if options.shuffle else None)
-        notes = [*plan.notes, *_left_out_notes(entries), *map(str, _misreads(plan.entries, options))]
-        if plan.shards == 1:
+        notes = [*plan.notes, *_left_out_notes(entries)]
+        if self.pattern.format == "tar":
+            notes += map(str, _misreads(plan.entries, options))
+        if plan.shards == 1 and self.pattern.format == "tar":
             name = self.pattern.shard(0)
             notes.append(
                 f"Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
@@ -342,7 +347,8 @@ class _Job:
         if self.options.portable:
             return make_portable(entries)
         folder.check_utf8(entries)
-        check_case(entries)
+        if self.pattern.format == "tar":
+            check_case(entries)
         return entries
 
     def _rules(self, root: bytes) -> ScanRules:

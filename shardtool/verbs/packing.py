@@ -13,9 +13,10 @@ from shardtool.errors import Bug, SampleFailed, ShardError, listing
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
 from shardtool.sample import counted, output_text, to_bytes, to_text
-from shardtool.sidecar import ShardFact, encode, index_of, read_facts, read_field_crcs
+from shardtool.sidecar import ShardFact, Written, encode, index_of, read_facts, read_field_crcs
 from shardtool.storage import identity
-from shardtool.write import Kept, ShardResult, ShardTask, pack_shard
+from shardtool.write.shard import pack_shard
+from shardtool.write.task import Kept, ShardResult, ShardTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,6 +103,7 @@ class Packing:
             skipped=len(self.skipped),
             schema=self.schema,
             classes=plan.entries.classes,
+            features=self._features() if plan.format == "tfrecord" else {},
             made=made,
             fingerprint=show_fingerprint(self.digest),
         )
@@ -109,12 +111,24 @@ class Packing:
         self.publisher.finish(names, dataset.encode(), self.skipped)
         return dataset
 
+    def _features(self) -> dict[str, str]:
+        """Return what TensorFlow must be told to parse the Examples; what some lack gets a default."""
+        entries = self.plan.entries
+        total, found = sum(shard.samples for shard in self.entries.values()), {}
+        for name, count in zip(entries.fields, self.field_counts, strict=True):
+            kind = {"int64": "tf.int64", "float": "tf.float32"}.get(entries.numbers.get(name, ""), "tf.string")
+            default = "" if count == total else ', default_value=""' if kind == "tf.string" else ", default_value=-1"
+            if count:
+                found[name] = f"tf.io.FixedLenFeature([], {kind}{default})"
+        return {"__key__": "tf.io.FixedLenFeature([], tf.string)", **found}
+
     def _tasks(self) -> Iterator[ShardTask]:
         for shard in range(self.plan.shards):
             samples = self._working[shard] = self.plan.samples(shard)
             name = self.publisher.pattern.shard(shard)
             kept = self._kept(shard, name, samples)
-            yield ShardTask(shard, name, self.publisher.folder, samples, self.on_error, self.mtime_ns, kept)
+            folder = self.publisher.folder
+            yield ShardTask(shard, name, self.plan.format, folder, samples, self.on_error, self.mtime_ns, kept)
 
     def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
         """Return what is known of a file that an earlier run has left; None where it must be written."""
@@ -140,14 +154,17 @@ class Packing:
         return Kept(said.crc, crcs) if len(crcs) == 2 * len(samples.codes) else Kept()
 
     def _fingerprint(self, samples: ShardSamples) -> str:
-        return fingerprint(samples, source_paths=self.plan.entries.source_paths)
+        return fingerprint(self.plan.format, samples, source_paths=self.plan.entries.source_paths)
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
         shard, samples = result.shard, self._working.pop(result.shard)
         name = self.publisher.pattern.shard(shard)
         left_out = tuple(place for place, _ in result.skipped)
-        index = index_of(samples, result.field_crcs, left_out, source_paths=self.plan.entries.source_paths)
+        plan = self.plan
+        columns = plan.columns(shard)
+        written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
+        index = index_of(written)
         shown = output_text(name)
         fact = ShardFact(shown, result.size, result.crc, self._fingerprint(samples))
         data, self.schema = encode(index, fact)

@@ -1,0 +1,128 @@
+r"""TFRecord shards: a `tf.train.Example` a sample, the bytes around a payload, and their exact size.
+
+    shard   = { record }
+    record  = length masked-crc-of-length data masked-crc-of-data
+    data    = an Example whose features stand in the order of the bytes of their names:
+              the key as `__key__`, and each field of the sample
+
+A payload is a `bytes_list` of one value; what is a number is an `int64_list` or `float_list` of one.
+No TensorFlow and no protobuf library: what stands before a payload follows from the names and sizes alone.
+
+Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto;
+the protobuf encoding guide; docs/format.md, "TFRecord shards".
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from shardtool.checksum import crc32c
+
+if TYPE_CHECKING:
+    from shardtool.sample import Number
+
+KEY_FEATURE = b"__key__"
+FRAME_HEAD = 12  # the length, and its checksum
+FRAME_TAIL = 4  # the data's checksum
+DATA_LIMIT = 2**31 - 1  # what protobuf parses
+
+INT64_LIMIT = 2**63
+_MASK_DELTA = 0xA282EAD8
+_WORD = 0xFFFFFFFF
+_U64 = 2**64
+_put_head = Struct("<QI").pack_into
+_put_tail = Struct("<I").pack_into
+_length = Struct("<Q").pack
+_float = Struct("<f").pack
+_LIST_TAG = {None: b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
+_ONE_BYTE = [bytes([number]) for number in range(128)]
+
+
+def masked(crc: int) -> int:
+    """Return a CRC-32C the way that TFRecord stores it."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it; negative ones as ten bytes. A hot path: the first lines are short cuts."""
+    if 0 <= number < 1 << 7:
+        return _ONE_BYTE[number]
+    if 0 <= number < 1 << 14:
+        return bytes((number & 127 | 128, number >> 7))
+    number %= _U64
+    parts = bytearray()
+    while number > 127:  # noqa: PLR2004 - seven bits a byte
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+class FeatureHead:
+    """What stands before the payloads of one field.
+
+    Args:
+        name: Of the field.
+        number: What the payload is, where it is a number.
+    """
+
+    __slots__ = ("_name", "_tag")
+
+    def __init__(self, name: bytes, number: Number | None = None) -> None:
+        self._name = b"\x0a%b%b\x12" % (varint(len(name)), name)  # map entry: key, then the tag of the value
+        self._tag = _LIST_TAG[number]
+
+    def __call__(self, size: int) -> bytes:
+        """Return the bytes before a payload of `size` bytes. A hot path: 1 us a field."""
+        length = varint(size)
+        size += 1 + len(length)
+        list_length = varint(size)
+        size += 1 + len(list_length)
+        feature_length = varint(size)
+        entry = varint(size + len(feature_length) + len(self._name))
+        return b"\x0a%b%b%b%b%b\x0a%b" % (entry, self._name, feature_length, self._tag, list_length, length)
+
+
+_key_head = FeatureHead(KEY_FEATURE)
+
+
+def key_feature(key: bytes) -> bytes:
+    """Return the feature that holds the key."""
+    return _key_head(len(key)) + key
+
+
+def example_head(record_size: int) -> bytes:
+    """Return the start of the data of a record of `record_size` bytes: the tag and length of its features."""
+    size = record_size - FRAME_HEAD - FRAME_TAIL
+    width = len(varint(size))
+    length = varint(size - 1 - width)
+    return b"\x0a" + (length if len(length) == width else varint(size - width))
+
+
+def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
+    """Write the length of a record's data, and its checksum; return the place after them."""
+    size = record_size - FRAME_HEAD - FRAME_TAIL
+    _put_head(into, at, size, masked(crc32c(_length(size))))
+    return at + FRAME_HEAD
+
+
+def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
+    """Write the checksum `crc` of a record's data; return the place after it."""
+    _put_tail(into, at, masked(crc))
+    return at + FRAME_TAIL
+
+
+def encode_number(text: bytes, number: Number) -> bytes:
+    """Return what stands for a number in its packed list.
+
+    Raises:
+        ValueError: It is none, or does not fit.
+        OverflowError: Likewise.
+    """
+    if number == "float":
+        return _float(float(text))
+    value = int(text)
+    if not -INT64_LIMIT <= value < INT64_LIMIT:
+        raise OverflowError
+    return varint(value)

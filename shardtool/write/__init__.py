@@ -1,0 +1,1 @@
+"""One planned shard becomes one file: what runs in a worker."""

@@ -1,0 +1,99 @@
+"""One planned shard becomes one file. Runs in a worker; knows no other shard.
+
+What comes back is numbers: checksums, and what was left out. The offsets follow from the plan.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardtool.checksum import crc32c
+from shardtool.errors import SampleFailed
+from shardtool.write.packer import Packer, StartAgain, shared_buffer
+from shardtool.write.task import Kept, ShardResult, ShardTask, digest, split_names
+
+if TYPE_CHECKING:
+    from shardtool.sample import Skipped
+    from shardtool.write.packer import Output, Report
+
+
+class _Nowhere:
+    """Takes the bytes of a shard that is only to be checked."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Do nothing: the checksum is taken already."""
+
+
+def pack_shard(task: ShardTask, report: Report) -> ShardResult:
+    """Write a shard, staged and durable, or find that the one which is there is right.
+
+    Args:
+        task: What to write.
+        report: Called now and then with the samples and bytes done since the last time.
+
+    Raises:
+        SampleFailed: A sample cannot be read, or is not what the plan saw, and `on_error` is `stop`.
+        OutputFailed: The file cannot be written.
+    """
+    if task.kept is not None and (result := _keep(task, task.kept)):
+        report(len(split_names(task.samples.keys)), result.size)
+        return result
+    without: dict[int, Skipped] = {}
+    while True:
+        output = task.folder.stage(task.name)
+        try:
+            packer = _packer(task, output, report, without)
+            packer.run()
+            return packer.result(output.finish(task.mtime_ns))
+        except StartAgain:
+            output.abandon()
+        except BaseException:
+            output.abandon()
+            raise
+
+
+def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
+    if task.format == "tar":
+        from shardtool.write.tar import TarPacker
+
+        return TarPacker(task, output, report, without)
+    from shardtool.write.tfrecord import TFRecordPacker
+
+    return TFRecordPacker(task, output, report, without)
+
+
+def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
+    """Return the result for a file that is there already; None where it is not what the plan wants."""
+    try:
+        size, crc = _file_crc(task)
+    except OSError:
+        return None
+    if kept.crc is None:
+        without: dict[int, Skipped] = {}
+        with suppress(SampleFailed):  # writing the shard will meet it again
+            while True:
+                packer = _packer(task, _Nowhere(), _no_report, without)
+                with suppress(StartAgain):
+                    packer.run()
+                    return packer.result(None) if (packer.size, packer.crc) == (size, crc) else None
+        return None
+    if kept.crc != crc:
+        return None
+    content = digest(task.samples, kept.field_crcs, ())
+    return ShardResult(task.shard, None, size, crc, kept.field_crcs, content, ())
+
+
+def _file_crc(task: ShardTask) -> tuple[int, int]:
+    """Return the size and CRC-32C of the file that is there."""
+    view = shared_buffer()
+    size = crc = 0
+    for got in task.folder.blocks(task.name, view):
+        if isinstance(got, int):
+            crc = crc32c(view[:got], crc)
+            size += got
+    return size, crc
+
+
+def _no_report(_samples: int, _bytes: int) -> None:
+    """Tell nobody."""

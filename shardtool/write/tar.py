@@ -1,0 +1,82 @@
+"""Writes a tar shard."""
+
+from __future__ import annotations
+
+from shardtool.checksum import crc32c
+from shardtool.format.tar import BLOCK, TRAILER, header, put_header
+from shardtool.sample import FILE, INLINE, SPAN
+from shardtool.storage import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.write.packer import Failed, Packer, changed, unreadable
+from shardtool.write.task import numbers
+
+_PADDING = [bytes(size) for size in range(BLOCK)]
+
+
+class TarPacker(Packer):
+    """A member a field."""
+
+    def run(self) -> None:  # noqa: C901, PLR0912 - see below
+        """Write all samples, and the end of the file.
+
+        The per-file loop, so it is long and flat: of 15 us for a file of 7 KB, besides the write, 8.5 are
+        its four system calls. A function a sample, and attributes of `self`, were seen to add about 1.
+        """
+        samples, view, limit, without = self.task.samples, self.view, len(self.view), self.without
+        root, kinds, endings, codes, sizes = samples.root, samples.kinds, self.endings, self.codes, self.sizes
+        mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, _PADDING
+        columns = zip(self.keys, numbers("q", samples.needs), numbers("H", samples.counts), strict=True)
+        used = end = 0
+        for sample, (key, need, count) in enumerate(columns):
+            row, end = end, end + count
+            if without and sample in without:
+                continue
+            if used + need > limit:
+                self.flush(used, sample)
+                used = 0
+            try:
+                if need > limit:
+                    self._stream(key, row, end)
+                    continue
+                at_start, crcs_at_start = used, len(crcs)
+                for at in range(row, end):
+                    path = name = key + endings[codes[at]]
+                    size = sizes[at]
+                    start = put_header(view, used, name, size)
+                    stop = start + size
+                    payload = view[start:stop]
+                    kind = kinds[at]
+                    if kind == INLINE:
+                        payload[:] = inline[at]
+                    elif kind == SPAN:
+                        self.read_spooled(at, payload)
+                    else:
+                        if paths is not None:
+                            path = paths[at]
+                        got, fact = read_file(root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+                        if got != size or fact.st_size != size or fact.st_mtime_ns != mtimes[at]:
+                            raise changed(path, size, got, fact)
+                    crcs.append(crc32c(payload))
+                    pad = -size & 511
+                    used = stop + pad
+                    view[stop:used] = padding[pad]
+            except OSError as error:
+                used = at_start
+                del crcs[crcs_at_start:]
+                self.leave_out(sample, unreadable(path, error), streamed=False)
+            except Failed as failed:
+                if need <= limit:
+                    used = at_start
+                    del crcs[crcs_at_start:]
+                self.leave_out(sample, failed, streamed=need > limit)
+        self.flush(used, len(self.keys))
+        self.write(TRAILER)
+
+    def _stream(self, key: bytes, row: int, end: int) -> None:
+        """Write one sample that is larger than the buffer, block by block. The buffer is empty before and after."""
+        crcs = []
+        for at in range(row, end):
+            name, size = key + self.endings[self.codes[at]], self.sizes[at]
+            self.write(header(name, size))
+            crcs.append(self.stream_payload(name, at))
+            self.write(_PADDING[-size & (BLOCK - 1)])
+        self.field_crcs.extend(crcs)

@@ -1,0 +1,108 @@
+"""What a worker is told of a shard, and what it tells of it: plain values that travel."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.checksum import content_digest, crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from shardtool.sample import OnError, ShardSamples, Skipped
+    from shardtool.storage import Folder, Staged
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that an earlier run has left under the shard's name, of the size that the plan wants.
+
+    Attributes:
+        crc: What its sound sidecar says of the file, where the source is known to be unchanged since;
+            None: read the source again to find out.
+        field_crcs: uint32 a field, likewise.
+    """
+
+    crc: int | None = None
+    field_crcs: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """A shard to write.
+
+    Attributes:
+        shard: Its number in the plan.
+        name: Its final name.
+        format: `tar` or `tfrecord`.
+        folder: Where it goes.
+        samples: What goes into it.
+        on_error: Whether a sample that cannot be read ends the run, or is left out.
+        mtime_ns: The modification time that the file gets.
+        kept: What an earlier run has left; it stays where it is right.
+    """
+
+    shard: int
+    name: str
+    format: str
+    folder: Folder
+    samples: ShardSamples
+    on_error: OnError
+    mtime_ns: int
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """What became of a shard.
+
+    Attributes:
+        shard: Its number in the plan.
+        staged: The file, to be published; None: the one that is there is right.
+        size: Bytes.
+        crc: CRC-32C of the whole file.
+        field_crcs: uint32 for each field that was written, of its bytes in the shard.
+        digest: The content fingerprint of its samples.
+        skipped: What was left out, each with its place in the shard.
+    """
+
+    shard: int
+    staged: Staged | None
+    size: int
+    crc: int
+    field_crcs: bytes
+    digest: int
+    skipped: tuple[tuple[int, Skipped], ...]
+
+
+def split_names(names: bytes) -> list[bytes]:
+    """Return the names in a buffer with a NUL after each."""
+    return names[:-1].split(b"\0")
+
+
+def numbers(kind: str, data: bytes) -> array[int]:
+    """Return a column's numbers."""
+    found = array(kind)
+    found.frombytes(data)
+    return found
+
+
+def digest(samples: ShardSamples, field_crcs: bytes, without: Collection[int]) -> int:
+    """Return the content fingerprint of the samples that were written: all but those at the places `without`."""
+    keys, counts = split_names(samples.keys), numbers("H", samples.counts).tolist()
+    codes, sizes, inline = samples.codes, samples.sizes, samples.inline
+    texts = split_names(inline) if samples.numbers and inline is not None else []
+    for sample in sorted(without, reverse=True):
+        row = sum(counts[:sample])
+        end = row + counts[sample]
+        codes, sizes = codes[: 2 * row] + codes[2 * end :], sizes[: 8 * row] + sizes[8 * end :]
+        del keys[sample], counts[sample], texts[row:end]
+    if texts:  # content is the number's text, however a format stores it
+        crcs = numbers("I", field_crcs)
+        for row, code in enumerate(numbers("H", codes)):
+            if code in samples.numbers:
+                crcs[row] = crc32c(texts[row])
+        field_crcs = crcs.tobytes()
+    return content_digest(keys, counts, samples.fields, codes=codes, lengths=sizes, crcs=field_crcs)
