@@ -17,8 +17,10 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
-    from shardtool.verbs.create import CreateOptions, CreateResult, DryRun, create, dry_run
+    from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.observer import Observer
+    from shardtool.verbs.options import CreateOptions
+    from shardtool.verbs.results import CreateResult, DryRun, SplitResult
 
 __version__ = "0.1.0"
 
@@ -33,13 +35,22 @@ __all__ = [
     "OutputFailed",
     "SampleFailed",
     "ShardError",
+    "SplitResult",
     "WorkerDied",
     "__version__",
     "create",
     "dry_run",
 ]
 
-_CREATE = {"CreateOptions", "CreateResult", "DryRun", "Observer", "create", "dry_run"}
+_MODULES = {
+    "CreateOptions": "verbs.options",
+    "CreateResult": "verbs.results",
+    "DryRun": "verbs.results",
+    "Observer": "verbs.observer",
+    "SplitResult": "verbs.results",
+    "create": "verbs.create",
+    "dry_run": "verbs.create",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -49,10 +60,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(msg)
     from importlib import import_module
 
-    names = _CREATE if name in _CREATE else set(__all__) - _CREATE - {"__version__"}
-    module = import_module(f"{__name__}.{'verbs.create' if name in _CREATE else 'errors'}")
-    globals().update({one: getattr(module, one) for one in names})
-    return globals()[name]
+    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -44,29 +44,34 @@ class ShardError(Exception):
         found: What is there.
         expected: What should be there; empty where that is plain.
         remedy: What to do; empty where there is nothing.
+        detail: Lines that go below the message, such as a traceback of the user's own function.
     """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
+    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", detail: str = "") -> None:
         super().__init__(where, found)
         self.where = printable(where)
         self.found = printable(found)
         self.expected = printable(expected)
         self.remedy = printable(remedy)
+        self.detail = "\n".join(printable(line) for line in detail.splitlines())
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}"
         if self.expected:
             text += f"; expected {self.expected}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        if self.remedy:
+            text += f". {self.remedy}"
+        return f"{text}\n{self.detail}" if self.detail else text
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), self.to_json())
 
     def to_json(self) -> dict[str, object]:
         """Return the error as data, the way `--json` prints it."""
+        more = {"detail": self.detail} if self.detail else {}
         return {
             "code": self.code,
             "exit_code": self.exit_code,
@@ -74,11 +79,13 @@ class ShardError(Exception):
             "found": self.found,
             "expected": self.expected,
             "remedy": self.remedy,
+            **more,
         }
 
 
 def _restore(kind: type[ShardError], fields: dict[str, str]) -> ShardError:
-    return kind(fields["where"], fields["found"], expected=fields["expected"], remedy=fields["remedy"])
+    more = {name: fields[name] for name in ("expected", "remedy", "detail") if name in fields}
+    return kind(fields["where"], fields["found"], **more)
 
 
 class InvalidRequest(ShardError):

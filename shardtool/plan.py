@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SIZE = 10**9
 FORMAT_VERSION = 1
+NO_LIMIT = 2**62
+_ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,21 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan's shards were cut by.
+
+    Attributes:
+        room: Bytes of records that a shard may hold; `NO_LIMIT` where nothing bounds them.
+        planned: What the plan fills of that: less, where it only estimates what samples take.
+        max_count: Samples; None: any number.
+    """
+
+    room: int
+    planned: int
+    max_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Samples in shard order, and where the shards end.
 
@@ -62,6 +79,7 @@ class Plan:
         total: int64[samples + 1]: bytes of the records before each place.
         ends: int64[shards]: the place after each shard's last sample.
         sizes: int64[shards]: bytes of each finished file, exact.
+        limits: What the shards were cut by.
         left_out: Samples that `oversize` left out.
         notes: What the user should know, such as shards over the bound.
     """
@@ -73,8 +91,13 @@ class Plan:
     total: NDArray[np.int64]
     ends: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    limits: Limits
     left_out: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Return how many samples there are, those that were left out not counted."""
+        return len(self.total) - 1
 
     @property
     def shards(self) -> int:
@@ -151,6 +174,14 @@ class Plan:
         """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
         return int(np.max(self.entries.changed_ns[self._rows(shard)]))
 
+    def again(self, places: NDArray[np.int64]) -> Plan:
+        """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
+        order = places if self.order is None else self.order[places]
+        total = _running(np.diff(self.total)[places])
+        ends = _Runs(total, self.limits.planned, self.limits.max_count).fill()
+        sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
+        return replace(self, order=order, total=total, ends=ends, sizes=sizes, left_out=(), notes=())
+
     def which(self, shard: int) -> NDArray[np.int64]:
         """Return the samples of a shard."""
         first, last = self.span(shard)
@@ -164,10 +195,16 @@ class Plan:
         return self.entries.rows_of(self.which(shard))
 
 
-def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool) -> str:
+def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool, work: str = "") -> str:
     """Return a hash of what the plan says of a shard: another one means other bytes.
 
     Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.
+
+    Args:
+        shard_format: `tar` or `tfrecord`.
+        samples: Of the shard.
+        source_paths: Whether the source's names go into the sidecar.
+        work: What tells the transform of the samples from any other; empty for none.
     """
     # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
     used, codes = np.unique(np.frombuffer(samples.codes, np.uint16), return_inverse=True)
@@ -176,6 +213,8 @@ def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool)
     digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
     if shard_format != "tar":
         digest.update(shard_format.encode())
+    if work:
+        digest.update(f" {work}".encode())
     local = codes.astype(np.uint16).tobytes()
     columns = (samples.keys, samples.counts, names, local, samples.sizes, paths, samples.inline)
     for column in columns:
@@ -184,7 +223,15 @@ def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool)
     return digest.hexdigest()
 
 
-def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_seed: int | None = None) -> Plan:
+def make_plan(  # noqa: PLR0913 - what there is to say
+    entries: Entries,
+    pattern: ShardPattern,
+    bounds: Bounds,
+    shuffle_seed: int | None = None,
+    *,
+    which: NDArray[np.int64] | None = None,
+    estimate: NDArray[np.int64] | None = None,
+) -> Plan:
     """Return the plan for `entries`.
 
     Args:
@@ -192,6 +239,8 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
         pattern: Whose number of names is the capacity, or, where nothing bounds a shard, what is asked for.
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
+        which: The samples to plan, where it is not all of them, in order.
+        estimate: int64[samples]: the records of each, where nobody can know them before they are written.
 
     Raises:
         InvalidRequest: No samples, a sample over the bound, or more shards than the pattern has names.
@@ -202,22 +251,28 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
     trailer = TRAILER_SIZE[shard_format]
     exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
-    room = max_size - trailer if max_size else 2**62
+    room = max_size - trailer if max_size else NO_LIMIT
     stored = _stored(entries) if NUMBERS[shard_format] else None
-    payloads = Payloads(
-        entries.keys, entries.first, entries.fields, entries.code, entries.size if stored is None else stored
-    )
-    sizes = sample_sizes(shard_format, payloads)
-    keep, left_out, notes = _fit(entries, sizes, _Room(room, SAMPLE_LIMIT[shard_format], trailer), bounds.oversize)
-    if keep is not None:
-        stored = None if stored is None else stored[entries.rows_of(keep)]
-        entries, sizes = replace(entries.take(keep), left_out=entries.left_out), sizes[keep]
-    order = None if shuffle_seed is None else shuffled(len(entries), shuffle_seed)
-    ordered = sizes if order is None else sizes[order]
-    total = np.empty(len(ordered) + 1, np.int64)  # total[i]: bytes of the samples before place i
-    total[0] = 0
-    np.cumsum(ordered, out=total[1:])
-    ends = _exactly(total, pattern, bounds) if exact else _bounded(total, room, bounds)
+    left_out: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    if estimate is not None:
+        limits = Limits(room, room if room == NO_LIMIT else int(room * _ESTIMATED_SHARE), bounds.max_count)
+        sizes = np.minimum(estimate, limits.planned)
+    else:
+        limits = Limits(room, room, bounds.max_count)
+        payloads = entries.size if stored is None else stored
+        sizes = sample_sizes(
+            shard_format, Payloads(entries.keys, entries.first, entries.fields, entries.code, payloads)
+        )
+        fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
+        which, left_out, notes = _fit(entries, sizes, fit, bounds.oversize, which)
+    count = len(entries) if which is None else len(which)
+    order = which
+    if shuffle_seed is not None:
+        order = shuffled(count, shuffle_seed)
+        order = order if which is None else which[order]
+    total = _running(sizes if order is None else sizes[order])
+    ends = _exactly(total, pattern, bounds) if exact else _bounded(total, limits, bounds)
     if pattern.count is not None and len(ends) > pattern.count:
         raise InvalidRequest(
             pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
@@ -225,7 +280,15 @@ def make_plan(entries: Entries, pattern: ShardPattern, bounds: Bounds, shuffle_s
         )  # fmt: skip
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
-    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, left_out, notes)
+    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, notes)
+
+
+def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[places + 1]: bytes of the samples before each place."""
+    total = np.empty(len(sizes) + 1, np.int64)
+    total[0] = 0
+    np.cumsum(sizes, out=total[1:])
+    return total
 
 
 def _stored(entries: Entries) -> NDArray[np.int64] | None:
@@ -298,13 +361,13 @@ class _Room:
 
 
 def _fit(
-    entries: Entries, sizes: NDArray[np.int64], room: _Room, oversize: Oversize
+    entries: Entries, sizes: NDArray[np.int64], room: _Room, oversize: Oversize, which: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:
     """Apply the rule for samples that fit in no shard; return which stay (None: all), what is left out, and notes."""
     limit = min(room.shard, room.sample)
-    too_large = np.flatnonzero(sizes > limit)
+    too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]
     if not len(too_large):
-        return None, (), ()
+        return which, (), ()
     total = sizes + room.trailer
     names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in too_large[:5].tolist()]
     named, by_format = listing(names, total=len(too_large)), int(sizes[too_large].max()) > room.sample
@@ -317,32 +380,33 @@ def _fit(
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)
     if oversize == "alone":
-        return None, (), (f"{found}; each gets a shard of its own",)
+        return which, (), (f"{found}; each gets a shard of its own",)
     left_out = tuple(
         Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, more than fits in {what}")
         for at in too_large.tolist()
     )
-    if len(too_large) == len(sizes):
+    stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
+    if not len(stay):
         raise InvalidRequest("--max-size", found, remedy="Raise --max-size: no sample is left.")
-    return np.flatnonzero(sizes <= limit), left_out, ()
+    return stay, left_out, ()
 
 
-def _bounded(total: NDArray[np.int64], room: int, bounds: Bounds) -> NDArray[np.int64]:
+def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
     """Return the ends of as few shards as the bounds allow."""
-    limits = _Limits(total, room, bounds.max_count)
-    ends = limits.fill()
-    multiple, samples = bounds.multiple_of, limits.samples
+    runs = _Runs(total, limits.planned, limits.max_count)
+    ends = runs.fill()
+    multiple, samples = bounds.multiple_of, runs.samples
     count = -(-len(ends) // multiple) * multiple
     if bounds.equal_count:
         while count <= samples:
             ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
-            if limits.hold(ends):
+            if runs.hold(ends):
                 return ends
             most = samples // multiple * multiple
             step = max(1, count // (64 * multiple)) * multiple  # near enough to the least, in a bounded number of tries
             count = count + step if count == most else min(count + step, most)
     elif count <= samples:
-        return ends if count == len(ends) and multiple == 1 else limits.divide(count)
+        return ends if count == len(ends) and multiple == 1 else runs.divide(count)
     raise InvalidRequest(
         "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
         remedy="Choose a smaller multiple, or raise --max-size or --max-count.",
@@ -364,10 +428,10 @@ def _exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) ->
         )  # fmt: skip
     if bounds.equal_count:
         return np.arange(1, count + 1, dtype=np.int64) * samples // count
-    return _Limits(total, 2**62, None).divide(count)
+    return _Runs(total, NO_LIMIT, None).divide(count)
 
 
-class _Limits:
+class _Runs:
     """Which runs of samples make a shard: within bytes and count, or one sample alone.
 
     Args:

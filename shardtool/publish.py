@@ -22,13 +22,14 @@ from shardtool.pattern import sidecar_name
 from shardtool.sample import counted, show_size, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardtool.pattern import ShardPattern
     from shardtool.sample import Skipped
-    from shardtool.storage import FileFact, Folder, Staged
+    from shardtool.storage import FileFact, Folder, Output, Staged
 
 IfExists = Literal["error", "resume", "overwrite"]
+_SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
 
 
@@ -45,6 +46,7 @@ class Publisher:
         self.folder, self.pattern, self.if_exists = folder, pattern, if_exists
         self.existing: dict[str, FileFact] = {}
         self._waiting: list[Staged] = []
+        self._spool: Output | None = None
         self._withdrawn = False
 
     def check(self) -> None:
@@ -85,8 +87,24 @@ class Publisher:
             )  # fmt: skip
 
     def clean(self) -> None:
-        """Remove what a killed run has left under temporary names. Call it under the lock."""
-        self.folder.discard_staged([name for name in self.folder.staged_names() if self.pattern.owns(name)])
+        """Remove what this or a killed run has left under temporary names. Call it under the lock."""
+        if self._spool is not None:
+            self._spool.abandon()
+            self._spool = None
+        spool = self.pattern.base + _SPOOL_SUFFIX
+        names = self.folder.staged_names()
+        self.folder.discard_staged([name for name in names if name == spool or self.pattern.owns(name)])
+
+    def spool(self, size: int, write: Callable[[Output], None]) -> str:
+        """Have payloads written to a temporary file, and return where workers can read it. `clean` removes it.
+
+        Raises:
+            OutputFailed: There is no space for `size` bytes, or the file system refuses.
+        """
+        self.check_space([size])
+        self._spool = self.folder.stage(self.pattern.base + _SPOOL_SUFFIX)
+        write(self._spool)
+        return self._spool.path
 
     def check_space(self, sizes: Sequence[int]) -> None:
         """Refuse to start what cannot end.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardtool.arrow import number_array, string_array, strings
@@ -50,6 +51,23 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
+class MadeFact:
+    """What cannot be told from the plan where samples are changed on the way.
+
+    Attributes:
+        content: The content fingerprint of the shard.
+        consumed: How many of the samples planned for it are dealt with.
+        dropped: How many of these the user's function dropped.
+        skipped: How many of them were left out.
+    """
+
+    content: int
+    consumed: int
+    dropped: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFact:
     """What a sidecar says of its shard.
 
@@ -58,12 +76,25 @@ class ShardFact:
         size: Bytes.
         crc: CRC-32C of the file.
         plan: The fingerprint of the shard's plan.
+        made: Of a shard whose samples were changed on the way.
     """
 
     name: str
     size: int
     crc: int
     plan: str
+    made: MadeFact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the dataset file tells of a shard, or adds up: `fields` is how many samples have each."""
+
+    samples: int
+    first_key: str
+    last_key: str
+    fields: dict[str, int]
+    field_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +121,12 @@ class ShardIndex:
     crcs: NDArray[np.uint32]
     columns: dict[str, Any]
 
-    def field_counts(self) -> list[tuple[int, int]]:
-        """Return (code, how often) of the fields that occur."""
+    def tally(self) -> Tally:
+        """Return what the dataset file tells of the shard."""
         counts = np.bincount(self.codes, minlength=len(self.names))
-        return [(code, int(count)) for code, count in enumerate(counts) if count]
+        fields = {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
+        keys = self.keys[:-1].split(b"\0") if self.keys else [b""]
+        return Tally(len(self.counts), keys[0].decode(), keys[-1].decode(), fields, int(self.sizes.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +183,10 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
         "crc32c": f"{shard.crc:08x}",
         "plan": shard.plan,
     }
+    if shard.made is not None:
+        made = shard.made
+        facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
+        facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
     with pq.ParquetWriter(
         sink,
         table.schema,
@@ -161,7 +198,7 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
         writer.write_table(table, row_group_size=_ROW_GROUP)
         for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
             writer.add_key_value_metadata({_PREFIX + name: value})
-    return bytes(sink.getvalue().to_pybytes()), {column.name: str(column.type) for column in table.schema}
+    return bytes(sink.getvalue().to_pybytes()), types_of(table.schema)
 
 
 def _table(index: ShardIndex) -> Any:
@@ -217,7 +254,12 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         found = pq.read_metadata(pa.BufferReader(data)).metadata or {}
         facts = {name.decode().removeprefix(_PREFIX): value.decode() for name, value in found.items()}
         version = int(facts["format_version"])
-        fact = ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"])
+        made = None
+        if "consumed" in facts:
+            made = MadeFact(
+                int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
+            )
+        fact = ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"], made)
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
@@ -225,6 +267,35 @@ def read_facts(data: bytes, name: str) -> ShardFact:
             name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
         )
     return fact
+
+
+def tally_of(table: Any) -> Tally:
+    """Return what a sidecar's table tells of its shard."""
+    keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
+    fields = table.column("__fields__").combine_chunks().flatten()
+    counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}
+    return Tally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
+
+
+def types_of(schema: Any) -> dict[str, str]:
+    """Return a sidecar's columns and their types, as the dataset file lists them."""
+    return {column.name: str(column.type) for column in schema}
+
+
+def read_table(data: bytes, name: str) -> Any:
+    """Return a sidecar as a `pyarrow.Table`.
+
+    Args:
+        data: The sidecar's bytes.
+        name: Its name, for messages.
+
+    Raises:
+        CorruptShard: It cannot be read, or a page's checksum differs.
+    """
+    try:
+        return pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
 
 
 def read_field_crcs(data: bytes, name: str) -> bytes:

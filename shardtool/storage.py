@@ -56,6 +56,10 @@ class FileFact:
 class Output(Protocol):
     """A file being written where no reader sees it; `finish` or `abandon` ends it."""
 
+    @property
+    def path(self) -> str:
+        """Where our own processes can read it meanwhile."""
+
     def write(self, data: memoryview | bytes) -> None:
         """Append `data`, all of it."""
 
@@ -120,7 +124,7 @@ class StagedFile:
     """A file being written under its temporary name; `finish` or `abandon` ends it."""
 
     def __init__(self, path: str, name: str) -> None:
-        self._path, self._name = path, name
+        self.path, self._name = path, name
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -151,14 +155,14 @@ class StagedFile:
             os.close(self._fd)
         except OSError as error:
             raise _failed(self._name, error) from None
-        return Staged(self._name, self._path)
+        return Staged(self._name, self.path)
 
     def abandon(self) -> None:
         """Remove what was written."""
         with contextlib.suppress(OSError):
             os.close(self._fd)
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            os.unlink(self.path)
 
 
 @dataclass(frozen=True, slots=True)

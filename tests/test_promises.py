@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool.verbs.create import CreateOptions, create
+from shardtool import CreateOptions, create
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Size, common
+from shardtool.cli.options import Sectioned, Size, common
 
 
-@click.command(no_args_is_help=True)
+class _Create(Sectioned):
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "max_size": "Shards",
+        "where": "Choosing and dividing",
+        "include": "Folders",
+        "key": "Manifests",
+        "resize": "Changing samples",
+        "portable": "Names and errors",
+        "resume": "Running",
+    }
+
+
+@click.command(cls=_Create, no_args_is_help=True)
 @click.argument("source", type=click.Path())
 @click.argument("output", nargs=-1, required=True)
 @click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]")
@@ -24,7 +36,16 @@ from shardtool.cli.options import Size, common
     help="A sample that fits in no shard: an error, a shard of its own, or left out.",
 )  # fmt: skip
 @click.option("--shuffle", is_flag=True, help="One global random order.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle and --split.")
+@click.option(
+    "--where", metavar="QUERY",
+    help="Only samples that this takes: \"bi == 'dog' and width > 256\" over a manifest's columns; of a folder: key, path, "
+    "folder and size.",
+)  # fmt: skip
+@click.option("--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT.")
+@click.option("--split-column", metavar="COLUMN", help="The split is what the manifest says.")
+@click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split.")
+@click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split.")
 @click.option(
     "--include", multiple=True, metavar="GLOB", help="Only files that match ('*.jpg', 'train/*'); repeatable."
 )
@@ -40,6 +61,34 @@ from shardtool.cli.options import Size, common
     "that would tear names apart]",
 )  # fmt: skip
 @click.option("--label-from-folder", is_flag=True, help="Add the number of the top folder as the field cls.")
+@click.option("--key", metavar="COLUMN", help="The keys. [default: a column called key, id ...]")
+@click.option("--path", metavar="COLUMN", help="A file, its ending names the field. [default: path, file ...]")
+@click.option("--file", "files", multiple=True, metavar="FIELD=COLUMN", help="A file; repeatable.")
+@click.option("--bytes", "binary", multiple=True, metavar="FIELD=COLUMN", help="The bytes; repeatable.")
+@click.option("--field", "values", multiple=True, metavar="FIELD=COLUMN", help="The value; repeatable.")
+@click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
+@click.option(
+    "--meta", default="all", show_default=True, metavar="COLUMNS",
+    help="What goes into the field json and the sidecar: all other columns, none, or these (a,b,c).",
+)  # fmt: skip
+@click.option("--root", type=click.Path(), help="What paths count from. [default: its folder]")
+@click.option("--allow-outside", is_flag=True, help="Paths may leave the root.")
+@click.option("--size", metavar="COLUMN", help="The file's bytes, for --no-stat.")
+@click.option("--no-stat", "stat", flag_value=False, default=True, help="Look at no file, with --dry-run.")
+@click.option("--resize", metavar="N|WxH", help="To this many pixels; see --resize-mode.")
+@click.option(
+    "--resize-mode", type=click.Choice(["shorter", "longer", "exact", "crop", "pad"]), default="shorter",
+    show_default=True, help="The shorter side, the longer, both, or fill and crop to it, or fit and pad to it.",
+)  # fmt: skip
+@click.option("--only-larger", is_flag=True, help="Never enlarge.")
+@click.option("--encode", type=click.Choice(["jpg", "png", "webp"]), help="Into this format.")
+@click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="Of jpg and webp. [default: 90]")
+@click.option("--image", "images", multiple=True, metavar="FIELD", help="These fields are images. [default: by ending]")
+@click.option("--mask", "masks", multiple=True, metavar="FIELD", help="These are images of labels: never blended.")
+@click.option("--probe", is_flag=True, help="Width, height and mode go into the sidecars.")
+@click.option(
+    "--map", metavar="MODULE:FUNCTION", help="Call this with each sample, a dict; it returns one, some or None."
+)
 @click.option("--portable", is_flag=True, help="Make names safe for every reader; the sidecar keeps the originals.")
 @click.option(
     "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
@@ -62,10 +111,13 @@ def create(  # noqa: PLR0913 - an option each
     verbose: bool,
     **options: Any,
 ) -> None:
-    """Pack the folder SOURCE into shards called OUTPUT.
+    """Pack SOURCE into shards called OUTPUT.
 
-    Files that share a key are one sample: cat/0001.jpg + cat/0001.json are the fields jpg and json
-    of the sample cat/0001. OUTPUT is a pattern; quote it. Its ending picks the format.
+    SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
+    and json of the sample cat/0001. Or it is a manifest, a row a sample: CSV, TSV, JSON lines, Parquet, Feather,
+    or - for paths on standard input.
+
+    OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
 
     \b
       out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size, --max-count)
@@ -82,11 +134,14 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --resume
+      shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
+      shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
+      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
     """
     from shardtool.cli.render import Terminal, plan_table, show, summary
-    from shardtool.verbs.create import CreateOptions
     from shardtool.verbs.create import create as run
     from shardtool.verbs.create import dry_run as run_dry
+    from shardtool.verbs.options import CreateOptions
 
     if resume and overwrite:
         message = "--resume keeps what is there and --overwrite replaces it: choose one."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -26,6 +26,26 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
             return parse_size(value)
         except InvalidRequest as error:
             self.fail(f"{error.found}: {value!r}, expected {error.expected}", param, ctx)
+
+
+class Sectioned(click.Command):
+    """A command whose help shows its options in sections: each starts at the option that `SECTIONS` names."""
+
+    SECTIONS: ClassVar[dict[str, str]] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section at a time."""
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for param in self.get_params(ctx):
+            title = self.SECTIONS.get(param.name or "")
+            if title or not sections:
+                sections.append((title or "Options", []))
+            if record := param.get_help_record(ctx):
+                sections[-1][1].append(record)
+        for title, records in sections:
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def common(command: Command) -> Command:

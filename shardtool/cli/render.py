@@ -15,7 +15,7 @@ from shardtool.verbs.observer import Observer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.verbs.create import CreateResult, DryRun
+    from shardtool.verbs.results import CreateResult, DryRun
 
 _MOST_ROWS = 40
 
@@ -123,6 +123,11 @@ def summary(result: CreateResult) -> str:
         f"dataset file  {result.dataset_file}",
         f"fingerprint   {result.fingerprint}",
     ]
+    for name, split in result.splits.items():
+        held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
+        lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
+    if result.dropped:
+        lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
     if result.skipped:
         ledger = result.dataset_file.removesuffix(".json") + ".skipped"
         lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")

@@ -68,6 +68,14 @@ def header(name: bytes, size: int) -> bytes:
     return bytes(block)
 
 
+def encode_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]) -> list[bytes | memoryview]:
+    """Return the records of one sample, in parts."""
+    parts: list[bytes | memoryview] = []
+    for name, payload in fields:
+        parts += (header(key + b"." + name, len(payload)), payload, bytes(padding(len(payload))))
+    return parts
+
+
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
     """Return how long the header of a member is.
 

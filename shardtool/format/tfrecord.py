@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from shardtool.checksum import crc32c
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardtool.sample import Number
 
 KEY_FEATURE = b"__key__"
@@ -126,3 +128,26 @@ def encode_number(text: bytes, number: Number) -> bytes:
     if not -INT64_LIMIT <= value < INT64_LIMIT:
         raise OverflowError
     return varint(value)
+
+
+def encode_sample(
+    key: bytes, fields: list[tuple[bytes, bytes | memoryview]], numbers: Mapping[bytes, Number]
+) -> list[bytes | memoryview]:
+    """Return the record of one sample, in parts.
+
+    Args:
+        key: Its key.
+        fields: (name, payload), in the order of the bytes of the names; numbers as `encode_number` returns them.
+        numbers: What the payload of a field is, where it is a number.
+    """
+    features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
+    features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]
+    parts = [part for _, feature in sorted(features, key=lambda one: one[0]) for part in feature]
+    data = b"\x0a" + varint(sum(map(len, parts)))
+    frame, tail = bytearray(FRAME_HEAD), bytearray(FRAME_TAIL)
+    put_frame_head(frame, 0, FRAME_HEAD + len(data) + sum(map(len, parts)) + FRAME_TAIL)
+    crc = crc32c(data)
+    for part in parts:
+        crc = crc32c(part, crc)
+    put_frame_tail(tail, 0, crc)
+    return [bytes(frame), data, *parts, bytes(tail)]

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.sample import Skipped
     from shardtool.source.scan import ScanPart
 
 Number = TypeVar("Number", np.uint32, np.int64)
+COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
+_CHUNK = 2**16  # samples at a time: no object for each of ten million
 
 
 def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entries:
@@ -196,3 +199,31 @@ def _top_folders(keys: Names) -> tuple[list[bytes], list[int]]:
             expected="SOURCE/CLASS/FILE", remedy="Move them, or leave them out with --exclude.",
         )  # fmt: skip
     return classes, ends
+
+
+def table_of(entries: Entries) -> pa.Table:
+    """Return what `--where` and splits can ask of a folder's samples: `COLUMNS`, a row a sample.
+
+    `path` is that of the sample's first file, `folder` what stands before the key's last slash, and `size` the bytes
+    of all its fields.
+    """
+    import pyarrow as pa
+
+    from shardtool.arrow import number_array, string_array
+
+    keys, chunks = entries.keys, []
+    first_paths = [b"." + to_bytes(name) for name in entries.fields]
+    for first in range(0, len(keys), _CHUNK):
+        last = min(first + _CHUNK, len(keys))
+        names = keys.span(first, last)[:-1].split(b"\0")
+        codes = entries.code[entries.first[first:last]].tolist()
+        paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
+        folders = [name.rpartition(b"/")[0] for name in names]
+        sizes = np.add.reduceat(entries.size[: entries.first[last]], entries.first[first:last])
+        texts = [
+            string_array(b"".join(column), np.array([len(one) for one in column], np.int64))
+            for column in (names, paths, folders)
+        ]
+        chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(sizes)], names=list(COLUMNS)))
+    schema = pa.schema([*((name, pa.string()) for name in COLUMNS[:-1]), (COLUMNS[-1], pa.int64())])
+    return pa.Table.from_batches(chunks, schema=schema)

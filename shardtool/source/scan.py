@@ -45,7 +45,7 @@ class ScanRules:
         symlinks: `inside` follows links whose target lies in the tree and reports others, `follow` follows all,
             `skip` leaves links out.
         dots: Where the key ends.
-        own: The folder (relative, ending in a slash) and the pattern of the output, where it lies in the source.
+        own: The folder (relative, ending in a slash) and the pattern of each output that lies in the source.
     """
 
     include: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class ScanRules:
     hidden: bool = False
     symlinks: Symlinks = "inside"
     dots: Dots = "first"
-    own: tuple[bytes, ShardPattern] | None = None
+    own: tuple[tuple[bytes, ShardPattern], ...] = ()
 
     @cached_property
     def _include(self) -> list[tuple[bool, re.Pattern[bytes]]]:
@@ -70,7 +70,7 @@ class ScanRules:
 
     def takes_file(self, prefix: bytes, name: bytes) -> bool:
         """Tell whether a file is wanted."""
-        if self.own and self.own[0] == prefix and _is_output(self.own[1], name):
+        if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
             return False
         if self._exclude and _matches(self._exclude, prefix, name):
             return False

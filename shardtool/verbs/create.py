@@ -1,7 +1,7 @@
 """`create`: a source becomes a dataset. The library twin of `shardtool create`.
 
-The flow, top to bottom: list the source, plan the shards, hand each to a worker, and publish what
-comes back: shard, sidecar, and when all are there the dataset file.
+The flow, top to bottom: list the source, divide it, plan the shards, hand each to a worker, and publish
+what comes back: shard, sidecar, and when all are there the dataset file.
 
 Start-up is a part of the work: on 60,000 files, importing pyarrow and NumPy costs more than
 packing. So workers are forked before anything heavy is imported, list the source while a thread of
@@ -10,376 +10,320 @@ the parent imports what the plan and the sidecars need, and never need it themse
 
 from __future__ import annotations
 
-import importlib
 import os
-import threading
 import time
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, get_args
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
-from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
-from shardtool.execute.local import LocalPool, StartMethod, cores
+from shardtool.errors import InvalidRequest, printable
+from shardtool.execute.local import LocalPool, cores
 from shardtool.pattern import ShardPattern, parse_pattern
-from shardtool.publish import IfExists, Publisher
-from shardtool.sample import Dots, OnError, Oversize, Skipped, counted, parse_size
-from shardtool.source.scan import NO_FIELD, ScanRules, Symlinks, scan, share_out
-from shardtool.storage import inside, open_folder, source_root
+from shardtool.publish import Publisher
+from shardtool.sample import parse_size
+from shardtool.storage import open_folder
+from shardtool.verbs.listing import left_out_notes, open_source
 from shardtool.verbs.observer import Observer
+from shardtool.verbs.options import CreateOptions
+from shardtool.verbs.results import CreateResult, DryRun, PlannedShard, SplitResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from shardtool.dataset import DatasetFile
+    from shardtool.divide import SplitOptions
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
     from shardtool.source.entries import Entries
-    from shardtool.source.scan import ScanPart
-    from shardtool.storage import Folder
+    from shardtool.verbs.packing import Packing
 
-_SCAN_TASKS = 32  # enough to keep a few workers busy to the end
+    Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-
-_CHOICES = {
-    "oversize": get_args(Oversize),
-    "symlinks": get_args(Symlinks),
-    "dots": (None, *get_args(Dots)),
-    "on_error": get_args(OnError),
-    "if_exists": get_args(IfExists),
-    "start_method": get_args(StartMethod),
-}
-
-
-def _option(name: str) -> str:
-    """Return how the command line calls an option."""
-    return f"--{name.replace('_', '-')}"
-
-
-@dataclass(frozen=True, slots=True)
-class CreateOptions:
-    """How to make a dataset; each has an option of the same name on the command line.
-
-    Attributes:
-        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
-        max_count: Samples in a shard at most.
-        equal_count: Shards hold equally many samples, give or take one.
-        shards_multiple_of: The number of shards is a multiple of this.
-        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
-        shuffle: Put the samples into one global random order.
-        seed: Of that order.
-        include: Globs; where there are any, a file must match one.
-        exclude: Globs; files and folders that match one are left out.
-        hidden: Names that start with a dot count.
-        symlinks: `inside` (the tree), `follow` or `skip`.
-        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
-        label_from_folder: Add the field `cls`, the number of the top folder.
-        portable: Make names safe for every reader.
-        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
-        if_exists: `error`, `resume` or `overwrite`.
-        workers: Processes; None: the cores that this process may use.
-        start_method: `auto`, `fork` or `spawn`.
-    """
-
-    max_size: str | int | None = None
-    max_count: int | None = None
-    equal_count: bool = False
-    shards_multiple_of: int = 1
-    oversize: Oversize = "error"
-    shuffle: bool = False
-    seed: int = 0
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    hidden: bool = False
-    symlinks: Symlinks = "inside"
-    dots: Dots | None = None
-    label_from_folder: bool = False
-    portable: bool = False
-    on_error: OnError = "stop"
-    if_exists: IfExists = "error"
-    workers: int | None = None
-    start_method: StartMethod = "auto"
-
-    def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                choices = ", ".join(str(one) for one in known)
-                raise InvalidRequest(_option(name), repr(value), expected=f"one of {choices}")
-        for name in ("include", "exclude"):
-            if isinstance(globs := getattr(self, name), str):
-                raise InvalidRequest(_option(name), repr(globs), expected=f"several globs, such as ({globs!r},)")
-        for name in ("max_count", "shards_multiple_of", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(_option(name), str(value), expected="one or more")
-
-    def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default."""
-        passing = {"workers", "start_method", "if_exists", "on_error"}
-        found = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name not in passing and value != one.default and not (one.name == "seed" and not self.shuffle):
-                found[one.name] = list(value) if isinstance(value, tuple) else value
-        if self.max_size is not None:
-            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedShard:
-    """A shard of a dry run; `size` is the finished file's bytes."""
-
-    name: str
-    samples: int
-    size: int
-    first_key: str
-    last_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """What `create` would write."""
-
-    dataset_file: str
-    shards: tuple[PlannedShard, ...]
-    skipped: int
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the plan as data, the way `--json` prints it."""
-        return {
-            "dry_run": True,
-            "dataset_file": self.dataset_file,
-            "shards": [{one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards],
-            "totals": {
-                "shards": len(self.shards),
-                "samples": sum(shard.samples for shard in self.shards),
-                "size": sum(shard.size for shard in self.shards),
-                "skipped": self.skipped,
-            },
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CreateResult:
-    """A finished dataset.
-
-    Attributes:
-        dataset_file: Its path.
-        shards: How many.
-        kept: How many of them an earlier run had finished.
-        samples: How many were written.
-        skipped: How many files and samples were left out; `out.skipped` lists them.
-        size: Bytes of all shards.
-        seconds: How long it took.
-        fingerprint: Of the content; the same for the same samples in any order, number of shards, and format.
-        notes: What the user was told.
-        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
-    """
-
-    dataset_file: str
-    shards: int
-    kept: int
-    samples: int
-    skipped: int
-    size: int
-    seconds: float
-    fingerprint: str
-    notes: tuple[str, ...]
-    features: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return found | {"notes": list(self.notes), "seconds": round(self.seconds, 3)}
+SPLIT = "{split}"
 
 
 def create(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: CreateOptions | None = None,
-    *,
-    observer: Observer | None = None,
+    source: Any, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
-        source: A folder tree. Files that share a key are one sample.
-        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names.
+        source: A folder tree, where files that share a key are one sample; or a manifest with a row a sample: a file,
+            `-` for standard input, or a table in memory (pandas, pyarrow, anything with the Arrow C stream interface).
+        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
         options: See `CreateOptions`.
         observer: Is told of progress, and of what the user should know.
 
     Raises:
         InvalidRequest: The request makes no sense; nothing was written.
         OutputExists: The output is there already, or another run is writing it; nothing was touched.
-        SampleFailed: Samples cannot be read; finished shards are kept for `if_exists="resume"`.
+        SampleFailed: Samples cannot be read or changed; finished shards are kept for `if_exists="resume"`.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker was killed.
     """
-    options, observer, begun = options or CreateOptions(), observer or Observer(), time.time()
-    job = _Job(os.fspath(source), parse_pattern(output), options, observer)
-    job.publisher.check()
-    with LocalPool(options.workers or cores(), options.start_method) as pool:
-        plan, notes = job.plan(pool)
-        from shardtool.verbs.packing import Packing
+    begun = time.time()
+    options = options or CreateOptions()
+    with _pool(options) as pool, ExitStack() as locks:
+        job = _Job(source, output, options, observer or Observer())
+        entries, divided = job.entries(pool)
+        from shardtool.verbs.packing import Manner, Packing
 
-        job.folder.ready()
-        with job.folder.lock(job.pattern.base):
-            job.publisher.check()
-            try:
-                job.publisher.clean()
-                packing = Packing(plan, job.publisher, options.on_error, begun, observer)
+        if entries.offset is not None:  # workers read binary columns from a spool beside the output
+            job.open(locks)
+        try:
+            if entries.offset is not None:
+                entries = job.spool(entries)
+            plans = job.plan(entries, divided, pool)
+            job.open(locks)
+            transform = job.transform
+            identity = transform.identity() if transform else ""
+            manner = Manner(job.options.on_error, begun, job.options.oversize, transform, identity)
+            done = []
+            for target, plan in zip(job.targets, plans, strict=True):
+                packing = Packing(plan, target.publisher, manner, job.observer)
                 packing.pack(pool)
-                dataset = packing.publish_dataset(job.made())
-            finally:
-                pool.close()  # nobody stages any more
-                job.publisher.clean()
-    return CreateResult(
-        dataset_file=job.folder.full_path(job.pattern.dataset_file),
-        shards=plan.shards,
-        kept=packing.kept,
-        samples=sum(shard.samples for shard in dataset.shards),
-        skipped=dataset.skipped,
-        size=sum(shard.size for shard in dataset.shards),
-        seconds=time.time() - begun,
-        fingerprint=dataset.fingerprint,
-        notes=notes,
-        features=dataset.features,
-    )
+                done.append((target, packing, packing.publish_dataset(job.made(target))))
+        finally:
+            pool.close()  # nobody stages any more
+            job.clean()
+    return job.result(done, time.time() - begun)
 
 
 def dry_run(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: CreateOptions | None = None,
-    *,
-    observer: Observer | None = None,
+    source: Any, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
-    """Return what `create` would write, to the byte; write nothing.
+    """Return what `create` would write, to the byte unless samples are changed on the way; write nothing.
 
     Raises:
         InvalidRequest: The request makes no sense.
         SampleFailed: The source has files that cannot be packed.
     """
     options = options or CreateOptions()
-    job = _Job(os.fspath(source), parse_pattern(output), options, observer or Observer())
-    with LocalPool(options.workers or cores(), options.start_method) as pool:
-        plan, notes = job.plan(pool)
+    with _pool(options) as pool:
+        job = _Job(source, output, options, observer or Observer(), dry=True)
+        entries, divided = job.entries(pool)
+        plans = job.plan(entries, divided, pool)
     shards = []
-    for shard in range(plan.shards):
-        first, last = plan.span(shard)
-        keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
-        shards.append(PlannedShard(job.pattern.shard(shard), last - first, int(plan.sizes[shard]), *keys))
-    left_out = len(plan.entries.left_out) + len(plan.left_out)
-    return DryRun(job.folder.full_path(job.pattern.dataset_file), tuple(shards), left_out, notes)
+    for target, plan in zip(job.targets, plans, strict=True):
+        for shard in range(plan.shards):
+            first, last = plan.span(shard)
+            keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
+            shards.append(PlannedShard(target.pattern.shard(shard), last - first, int(plan.sizes[shard]), *keys))
+    left_out = len(entries.left_out) + sum(len(plan.left_out) for plan in plans)
+    return DryRun(job.dataset_file(), tuple(shards), left_out, tuple(job.notes))
 
 
-@dataclass
+def _pool(options: CreateOptions) -> LocalPool:
+    """Start the workers, before anything is imported that starts threads: then they can be forked."""
+    return LocalPool(options.workers or cores(), options.start_method)
+
+
+class _Target:
+    """One dataset to be written: all of it, or a split."""
+
+    def __init__(self, split: str, pattern: ShardPattern, options: CreateOptions) -> None:
+        self.split, self.pattern = split, pattern
+        self.folder = open_folder(pattern.folder)
+        self.publisher = Publisher(self.folder, pattern, options.if_exists)
+
+    @property
+    def dataset_file(self) -> str:
+        return self.folder.full_path(self.pattern.dataset_file)
+
+
 class _Job:
     """A request that makes sense so far."""
 
-    source: str
-    pattern: ShardPattern
-    options: CreateOptions
-    observer: Observer
-    folder: Folder = field(init=False)
-    publisher: Publisher = field(init=False)
+    def __init__(
+        self, source: Any, output: Names, options: CreateOptions, observer: Observer, *, dry: bool = False
+    ) -> None:
+        self.options, self.observer, self.dry = options, observer, dry
+        self.notes: list[str] = []
+        self._names = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
+        self._dividing = options.of_split()
+        self.transform = options.of_transform()
+        self._check_names()
+        known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
+        self.targets = [self._target(name) for name in known]
+        self._opened = False
+        if not options.stat and not dry:
+            raise InvalidRequest("--no-stat", "a run that writes", expected="--dry-run beside it")
+        if not dry:
+            for target in self.targets:
+                target.publisher.check()
+        self.source = open_source(source, options, [target.pattern for target in self.targets])
 
-    def __post_init__(self) -> None:
-        self.folder = open_folder(self.pattern.folder)
-        self.publisher = Publisher(self.folder, self.pattern, self.options.if_exists)
+    def _check_names(self) -> None:
+        has = any(SPLIT in name for name in self._names)
+        if has and self._dividing is None:
+            raise InvalidRequest(
+                self._names[0], "{split} without splits", expected="--split train=0.8,val=0.2 or --split-column"
+            )
+        if self._dividing is not None and not all(SPLIT in name for name in self._names):
+            raise InvalidRequest(
+                self._names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar"
+            )
 
-    def plan(self, pool: LocalPool) -> tuple[Plan, tuple[str, ...]]:
-        """List the source and decide what goes where; tell the user what to know before a byte is written."""
+    def _target(self, split: str) -> _Target:
+        names: Names = [name.replace(SPLIT, split) for name in self._names]
+        return _Target(split, parse_pattern(names), self.options)
+
+    def entries(self, pool: LocalPool) -> tuple[Entries, list[NDArray[Any] | None]]:
+        """List the source; return its samples, and which of them each target gets (None: all)."""
         options = self.options
-        entries = self._entries(pool)
+        entries = self.source.entries(pool, self.observer)
+        self._note(*self.source.notes)
+        divided: list[NDArray[Any] | None] = [None]
+        if self._dividing is not None:
+            entries, divided = self._divide(entries, self._dividing)
+        is_tar = self.targets[0].pattern.format == "tar"
+        from shardtool.interop.portability import check_case, make_portable
+        from shardtool.source.folder import check_utf8
+
+        if options.portable:
+            if self._dividing is not None:
+                raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
+            return make_portable(entries), divided
+        check_utf8(entries)
+        if is_tar:
+            check_case(entries)
+        return entries, divided
+
+    def _divide(self, entries: Entries, options: SplitOptions) -> tuple[Entries, list[NDArray[Any] | None]]:
+        """Return the samples with the column `split`, and which of them each split has."""
+        from shardtool.divide import divide
+        from shardtool.verbs.columns import with_split
+
+        values = self.source.column(options.reads[1]) if options.reads else None
+        splits = divide(entries.keys, options, values)
+        self._note(*splits.notes)
+        if options.column is not None:
+            self.targets = [self._target(name) for name in splits.names]
+            if not self.dry:
+                for target in self.targets:
+                    target.publisher.check()
+        chosen = [splits.samples(at) for at in range(len(splits.names))]
+        if empty := [name for name, samples in zip(splits.names, chosen, strict=True) if not len(samples)]:
+            raise InvalidRequest(
+                "--split", f"no sample falls into {', '.join(empty)}: {len(entries):,} in all",
+                remedy="Use larger shares, another --seed, or --stratify.",
+            )  # fmt: skip
+        return replace(entries, columns=with_split(entries.columns, splits.names, splits.number)), [*chosen]
+
+    def open(self, locks: ExitStack) -> None:
+        """Make the folders, take the locks, and remove what a killed run has left."""
+        if self._opened:
+            return
+        for target in self.targets:
+            target.folder.ready()
+            locks.enter_context(target.folder.lock(target.pattern.base))
+        self._opened = True
+        for target in self.targets:
+            target.publisher.check()
+            target.publisher.clean()
+
+    def clean(self) -> None:
+        """Remove what is staged, if the locks were taken."""
+        if self._opened:
+            for target in self.targets:
+                target.publisher.clean()
+
+    def spool(self, entries: Entries) -> Entries:
+        """Write binary columns to one file beside the output; `clean` removes it."""
+        publisher = self.targets[0].publisher
+        path = publisher.spool(int(entries.size.sum()), self.source.write_binary)
+        return replace(entries, spool=os.fsencode(path))
+
+    def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
+        """Decide what goes where; tell the user what to know before a byte is written."""
+        options = self.options
         from shardtool.plan import Bounds, make_plan
 
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
-        plan = make_plan(entries, self.pattern, bounds, options.seed if options.shuffle else None)
-        notes = [*plan.notes, *_left_out_notes(entries)]
-        if self.pattern.format == "tar":
-            notes += map(str, _misreads(plan.entries, options))
-        if plan.shards == 1 and self.pattern.format == "tar":
-            name = self.pattern.shard(0)
-            notes.append(
-                f"Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
-                f"name the data with data_files={name!r} there"
-            )
-        notes = [printable(note) for note in notes]
-        for note in notes:
-            self.observer.note(note)
-        return plan, tuple(notes)
+        estimate = None
+        if self.transform is not None:
+            from shardtool.verbs.calibrate import estimate_sizes
 
-    def made(self) -> dict[str, object]:
-        """Return how the dataset is made, as its dataset file tells."""
+            spooled = entries.offset is None or bool(entries.spool)
+            estimate = estimate_sizes(entries, self.targets[0].pattern, self.transform if spooled else None, pool)
+            if self.dry:
+                self._note("sizes are estimates: samples are changed on the way")
+        seed = options.seed if options.shuffle else None
+        plans = [
+            make_plan(entries, target.pattern, bounds, seed, which=which, estimate=estimate)
+            for target, which in zip(self.targets, divided, strict=True)
+        ]
+        for plan in plans:
+            self._note(*plan.notes)
+        self._note(*left_out_notes(entries))
+        if self.targets[0].pattern.format == "tar":
+            self._note(*map(str, _misreads(plans[0].entries, options)))
+            if plans[0].shards == 1:
+                self._note(
+                    "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
+                    f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
+                )
+        # What the source left out belongs to no split; the first one's ledger lists it.
+        return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def made(self, target: _Target) -> dict[str, object]:
+        """Return how a dataset is made, as its dataset file tells."""
+        more = {"split": target.split} if target.split else {}
         return {
             "verb": "create",
-            "source": printable(os.fsencode(os.path.basename(os.path.realpath(self.source)))),
+            "source": self.source.name,
+            **more,
             "options": self.options.recorded(),
             "tool": f"shardtool {__version__}",
         }
 
-    def _entries(self, pool: LocalPool) -> Entries:
-        """List the source in the workers, while a thread imports what comes next."""
-        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.verbs.packing",), daemon=True)
-        root = source_root(self.source)
-        rules = self._rules(root)
-        left_out: list[Skipped] = []
-        tasks = share_out(root, rules, _SCAN_TASKS, left_out)
-        ahead.start()
-        found: dict[int, ScanPart] = {}
-        for number, part in pool.map(scan, tasks):
-            found[number] = part
-            self.observer.listed(len(part.counts))
-        parts = [found[number] for number in sorted(found)]
-        ahead.join()
-        from shardtool.interop.portability import check_case, make_portable
-        from shardtool.source import folder
+    def dataset_file(self) -> str:
+        """Return the dataset file's path; of several splits, with `{split}` in it."""
+        if self._dividing is None:
+            return self.targets[0].dataset_file
+        return _Target("", parse_pattern([name.replace(SPLIT, "SPLIT") for name in self._names]), self.options
+        ).dataset_file.replace("SPLIT", SPLIT)  # fmt: skip
 
-        entries = folder.collect(root, parts, left_out)
-        _check_left_out(self.source, entries.left_out, self.options.on_error)
-        if self.options.label_from_folder:
-            entries = folder.label_from_folder(entries)
-        if self.options.dots is None:
-            folder.check_torn(entries)
-        if self.options.portable:
-            return make_portable(entries)
-        folder.check_utf8(entries)
-        if self.pattern.format == "tar":
-            check_case(entries)
-        return entries
+    def result(self, done: list[tuple[_Target, Packing, DatasetFile]], seconds: float) -> CreateResult:
+        """Return what the run made."""
+        from shardtool.checksum import show_fingerprint
 
-    def _rules(self, root: bytes) -> ScanRules:
-        options = self.options
-        within = inside(self.pattern.folder, root)
-        own = None if within is None else (within, self.pattern)
-        return ScanRules(
-            options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
+        splits = {
+            target.split: SplitResult(
+                dataset_file=target.dataset_file,
+                shards=len(dataset.shards),
+                kept=packing.kept,
+                samples=sum(shard.samples for shard in dataset.shards),
+                skipped=dataset.skipped,
+                dropped=packing.dropped,
+                size=sum(shard.size for shard in dataset.shards),
+                fingerprint=dataset.fingerprint,
+            )
+            for target, packing, dataset in done
+        }
+        return CreateResult(
+            dataset_file=self.dataset_file(),
+            shards=sum(one.shards for one in splits.values()),
+            kept=sum(one.kept for one in splits.values()),
+            samples=sum(one.samples for one in splits.values()),
+            skipped=sum(one.skipped for one in splits.values()),
+            size=sum(one.size for one in splits.values()),
+            seconds=seconds,
+            fingerprint=show_fingerprint(sum(packing.digest for _, packing, _ in done)),
+            notes=tuple(self.notes),
+            dropped=sum(one.dropped for one in splits.values()),
+            features=done[0][2].features,
+            splits=splits if self._dividing is not None else {},
         )
 
-
-def _check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError) -> None:
-    """Refuse a source with files that cannot be packed, unless they are to be skipped."""
-    failed = [one for one in left_out if one.code != NO_FIELD]
-    if failed and on_error == "stop":
-        named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
-        raise SampleFailed(
-            source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
-            remedy="Mend or --exclude them, or leave them out with --on-error skip. Nothing was written.",
-        )  # fmt: skip
-
-
-def _left_out_notes(entries: Entries) -> list[str]:
-    by_code: dict[str, list[str]] = {}
-    for one in entries.left_out:
-        by_code.setdefault(one.code, []).append(printable(one.path))
-    text = {NO_FIELD: "file left out, without an ending that could name a field"}
-    return [
-        f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"
-        for code, paths in by_code.items()
-    ]
+    def _note(self, *notes: str) -> None:
+        for note in map(printable, notes):
+            self.notes.append(note)
+            self.observer.note(note)
 
 
 def _misreads(entries: Entries, options: CreateOptions) -> list[Misread]:

@@ -5,18 +5,39 @@ What every verb that writes shares. Everything here runs in the parent process; 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
+from shardtool.arrow import number_array
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.dataset import DatasetFile, ShardEntry
-from shardtool.errors import Bug, SampleFailed, ShardError, listing
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
 from shardtool.sample import counted, output_text, to_bytes, to_text
-from shardtool.sidecar import ShardFact, Written, encode, index_of, read_facts, read_field_crcs
+from shardtool.sidecar import (
+    MadeFact,
+    ShardFact,
+    Tally,
+    Written,
+    encode,
+    index_of,
+    read_facts,
+    read_field_crcs,
+    read_table,
+    string_lists,
+    tally_of,
+    types_of,
+)
 from shardtool.storage import identity
+from shardtool.verbs.columns import with_column, with_images
 from shardtool.write.shard import pack_shard
-from shardtool.write.task import Kept, ShardResult, ShardTask
+from shardtool.write.task import Kept, Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,62 +45,92 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.plan import Plan
     from shardtool.publish import Publisher
-    from shardtool.sample import OnError, ShardSamples, Skipped
+    from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
+    from shardtool.storage import FileFact
+    from shardtool.transform.steps import Transform
     from shardtool.verbs.observer import Observer
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
+_TF_KINDS = {"int64": "tf.int64", "float": "tf.float32", None: "tf.string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a plan is carried out.
+
+    Attributes:
+        on_error: Whether a sample that cannot be read ends the run, or is left out.
+        begun: When the run began, before the source was listed: seconds since 1970.
+        oversize: What becomes of a sample that turns out to fit in no shard.
+        transform: What is done to each sample; None: nothing.
+        identity: What tells the transform from any other; empty for none.
+    """
+
+    on_error: OnError
+    begun: float
+    oversize: Oversize = "error"
+    transform: Transform | None = None
+    identity: str = ""
 
 
 class Packing:
     """A plan being carried out, under the lock.
 
+    Where transforms change sizes, a shard may not have room for all that was planned for it. Such remainders
+    are planned again, into shards after the last planned one, in rounds, until nothing is left.
+
     Args:
         plan: What to do.
         publisher: Where it goes.
-        on_error: Whether a sample that cannot be read ends the run, or is left out.
-        begun: When the run began, before the source was listed: seconds since 1970.
+        manner: How.
         observer: Is told of progress.
 
     Attributes:
         kept: How many shards an earlier run had finished.
+        dropped: How many samples the user's function dropped.
     """
 
-    def __init__(self, plan: Plan, publisher: Publisher, on_error: OnError, begun: float, observer: Observer) -> None:
-        self.plan, self.publisher, self.on_error, self.observer = plan, publisher, on_error, observer
+    def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
+        self.plan, self.publisher, self.manner, self.observer = plan, publisher, manner, observer
         self.stamp = _root_stamp(plan.entries.root)
-        self.mtime_ns = (int(begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_kept`
+        self.mtime_ns = (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_trusted`
         self.entries: dict[int, ShardEntry] = {}
         self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
-        self.digest = self.kept = self.field_bytes = 0
-        self.field_counts = [0] * len(plan.entries.fields)
+        self.digest = self.kept = self.field_bytes = self.dropped = 0
+        self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
+        self._round, self._base = plan, 0  # the plan of this round, and the number of its first shard
+        self._consumed: dict[int, int] = {}  # of this round's shards
+        self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, ShardSamples] = {}
+        self._sidecars: dict[int, bytes] = {}  # of shards that are to be kept, where samples are changed
+        self._keys: set[bytes] = set()  # hashes of what the user's function made
         self._reported: dict[int, tuple[int, int]] = {}
 
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
-        plan, existing = self.plan, self.publisher.existing
-        names = [self.publisher.pattern.shard(at) for at in range(plan.shards)]
-        resume = self.publisher.if_exists == "resume"
-        new = [
-            int(size) for name, size in zip(names, plan.sizes, strict=True)
-            if not (resume and name in existing and (existing[name].size == size or self.on_error == "skip"))
-        ]  # fmt: skip
-        self.publisher.check_space(new)
-        self.observer.start(len(plan.entries), int(plan.sizes.sum()), plan.shards)
-        for _, result in pool.map(pack_shard, self._tasks(), self._progress):
-            self._publish(result)
-        written = sum(shard.samples for shard in self.entries.values())
-        left_out = len(self.skipped) - len(plan.entries.left_out) - len(plan.left_out)
-        if written + left_out != len(plan.entries):
-            found = f"{written:,} written and {left_out:,} skipped of {len(plan.entries):,} planned samples"
+        plan = self.plan
+        self.publisher.check_space(self._new_sizes())
+        self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
+        while True:
+            self._consumed = {}
+            for _, result in pool.map(pack_shard, self._tasks(), self._progress):
+                self._publish(result)
+            rest = self._rest()
+            if not len(rest):
+                break
+            self._base += self._round.shards
+            self._round = self._round.again(rest)
+            self._check_names()
+        if self._done != len(plan):
             raise Bug(
-                self.publisher.pattern.text, found, remedy="The dataset file was not written. Please report this."
-            )
-        if not written:
+                self.publisher.pattern.text, f"{self._done:,} of {len(plan):,} planned samples are accounted for",
+                remedy="The dataset file was not written. Please report this.",
+            )  # fmt: skip
+        if not any(shard.samples for shard in self.entries.values()):
             raise SampleFailed(
-                to_text(plan.entries.root), f"none of {left_out:,} samples could be packed",
+                to_text(plan.entries.root), f"none of {len(plan):,} samples could be packed",
                 remedy="Run it without --on-error skip to see why. No dataset file was written.",
             )  # fmt: skip
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
@@ -97,8 +148,8 @@ class Packing:
             name=output_text(pattern.base),
             pattern=output_text(pattern.text),
             format=pattern.format,
-            shards=tuple(self.entries[shard] for shard in range(plan.shards)),
-            fields={name: count for name, count in zip(plan.entries.fields, self.field_counts, strict=True) if count},
+            shards=tuple(self.entries[shard] for shard in range(len(self.entries))),
+            fields={name: self.fields[name] for name in sorted(self.fields, key=to_bytes)},
             field_bytes=self.field_bytes,
             skipped=len(self.skipped),
             schema=self.schema,
@@ -107,89 +158,225 @@ class Packing:
             made=made,
             fingerprint=show_fingerprint(self.digest),
         )
-        names = [pattern.shard(shard) for shard in range(plan.shards)]
+        names = [pattern.shard(shard) for shard in range(len(self.entries))]
         self.publisher.finish(names, dataset.encode(), self.skipped)
         return dataset
 
     def _features(self) -> dict[str, str]:
         """Return what TensorFlow must be told to parse the Examples; what some lack gets a default."""
-        entries = self.plan.entries
         total, found = sum(shard.samples for shard in self.entries.values()), {}
-        for name, count in zip(entries.fields, self.field_counts, strict=True):
-            kind = {"int64": "tf.int64", "float": "tf.float32"}.get(entries.numbers.get(name, ""), "tf.string")
-            default = "" if count == total else ', default_value=""' if kind == "tf.string" else ", default_value=-1"
-            if count:
-                found[name] = f"tf.io.FixedLenFeature([], {kind}{default})"
+        for name in sorted(self.fields, key=to_bytes):
+            kind = {"int64": "tf.int64", "float": "tf.float32"}.get(
+                self.plan.entries.numbers.get(name, ""), "tf.string"
+            )
+            default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
+            found[name] = f"tf.io.FixedLenFeature([], {kind}{default if self.fields[name] < total else ''})"
         return {"__key__": "tf.io.FixedLenFeature([], tf.string)", **found}
 
+    def _new_sizes(self) -> list[int]:
+        """Return the sizes of the shards that are yet to be written, as planned."""
+        existing, resume = self.publisher.existing, self.publisher.if_exists == "resume"
+        names = [self.publisher.pattern.shard(at) for at in range(self.plan.shards)]
+        loose = self.manner.on_error == "skip" or self.manner.transform is not None
+        return [
+            int(size) for name, size in zip(names, self.plan.sizes, strict=True)
+            if not (resume and name in existing and (existing[name].size == size or loose))
+        ]  # fmt: skip
+
     def _tasks(self) -> Iterator[ShardTask]:
-        for shard in range(self.plan.shards):
-            samples = self._working[shard] = self.plan.samples(shard)
-            name = self.publisher.pattern.shard(shard)
+        plan, manner = self._round, self.manner
+        room, work = plan.limits.room, None
+        if manner.transform is not None:
+            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize)
+        for shard in range(plan.shards):
+            samples = self._working[shard] = plan.samples(shard)
+            name = self.publisher.pattern.shard(self._base + shard)
             kept = self._kept(shard, name, samples)
             folder = self.publisher.folder
-            yield ShardTask(shard, name, self.plan.format, folder, samples, self.on_error, self.mtime_ns, kept)
+            yield ShardTask(shard, name, plan.format, folder, samples, manner.on_error, self.mtime_ns, kept, work)
+
+    def _rest(self) -> Any:
+        """Return the places of the samples that found no room in this round's shards."""
+        rest = [np.zeros(0, np.int64)]
+        for shard in range(self._round.shards):
+            first, last = self._round.span(shard)
+            rest.append(np.arange(first + self._consumed[shard], last))
+        return np.concatenate(rest)
+
+    def _check_names(self) -> None:
+        pattern, needed = self.publisher.pattern, self._base + self._round.shards
+        if pattern.count is not None and needed > pattern.count:
+            raise InvalidRequest(
+                pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
+                remedy="Use an open range such as out-{000000..}.tar, or a wider one, and run it with --overwrite.",
+            )  # fmt: skip
 
     def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
         """Return what is known of a file that an earlier run has left; None where it must be written."""
         fact = self.publisher.existing.get(name)
         if self.publisher.if_exists != "resume" or fact is None:
             return None
-        if fact.size != self.plan.sizes[shard]:  # another plan's, or one that left samples out, and would again
-            return Kept() if self.on_error == "skip" and fact.size < self.plan.sizes[shard] else None
-        if self.plan.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
+        changes = self.manner.transform is not None
+        if not changes and fact.size != self._round.sizes[shard]:
+            # Another plan's, or one that left samples out, and would again.
+            return Kept() if self.manner.on_error == "skip" and fact.size < self._round.sizes[shard] else None
+        found = self._trusted(shard, fact, name, samples)
+        if changes:
+            return self._kept_changed(shard, *found[:2]) if found else None
+        if found is None or len(found[2]) != 2 * len(samples.codes):
             return Kept()
-        # A shard's modification time is a while before its run listed the source, and its nanoseconds name the
-        # source's root. So nothing below this root that leads to the shard's files has changed since; and the time
-        # is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
+        return Kept(found[1].crc, found[2])
+
+    def _trusted(
+        self, shard: int, fact: FileFact, name: str, samples: ShardSamples
+    ) -> tuple[bytes, ShardFact, bytes] | None:
+        """Return the sidecar of a shard whose source has not changed since, what it says, and its fields' checksums.
+
+        A shard's modification time is a while before its run listed the source, and its nanoseconds name the
+        source's root. So nothing below this root that leads to the shard's files has changed since; and the time
+        is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
+        """
+        if self._round.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
+            return None
         index = sidecar_name(name)
         try:
             data = self.publisher.folder.read(index)
             said = read_facts(data, index)
-            if said.plan != self._fingerprint(samples) or (said.name, said.size) != (output_text(name), fact.size):
-                return Kept()
             crcs = read_field_crcs(data, index)
         except (OSError, ShardError):
-            return Kept()
-        return Kept(said.crc, crcs) if len(crcs) == 2 * len(samples.codes) else Kept()
+            return None
+        same = (said.plan, said.name, said.size) == (self._fingerprint(shard, samples), output_text(name), fact.size)
+        return (data, said, crcs) if same else None
 
-    def _fingerprint(self, samples: ShardSamples) -> str:
-        return fingerprint(self.plan.format, samples, source_paths=self.plan.entries.source_paths)
+    def _kept_changed(self, shard: int, data: bytes, said: ShardFact) -> Kept | None:
+        """Return what is known of a shard of changed samples; what was left out of one is not known."""
+        if said.made is None or said.made.skipped:
+            return None
+        self._sidecars[shard] = data
+        return Kept(said.crc)
+
+    def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
+        work = self.manner.identity
+        if work and (columns := self._round.columns(shard)) is not None:
+            work += " " + _table_hash(columns)
+        return fingerprint(self.plan.format, samples, source_paths=self.plan.entries.source_paths, work=work)
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
         shard, samples = result.shard, self._working.pop(result.shard)
-        name = self.publisher.pattern.shard(shard)
-        left_out = tuple(place for place, _ in result.skipped)
-        plan = self.plan
-        columns = plan.columns(shard)
-        written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
-        index = index_of(written)
-        shown = output_text(name)
-        fact = ShardFact(shown, result.size, result.crc, self._fingerprint(samples))
-        data, self.schema = encode(index, fact)
+        number = self._base + shard
+        name = self.publisher.pattern.shard(number)
+        known = self._sidecars.pop(shard, None)
+        if known is not None and result.staged is None:
+            tally, fact, data = self._known(shard, known, name)
+        elif result.made is not None:
+            tally, fact, data = self._index_made(result, result.made, samples, name)
+        else:
+            tally, fact, data = self._index(result, samples, name)
         self.publisher.add(result.staged, data, name)
-        keys = index.keys[:-1].split(b"\0") if index.keys else [b""]
-        self.entries[shard] = ShardEntry(
-            shown, len(index.counts), result.size, result.crc, sidecar_name(shown), len(data), crc32c(data),
-            keys[0].decode(), keys[-1].decode(),
+        self.entries[number] = ShardEntry(
+            fact.name, tally.samples, fact.size, fact.crc, sidecar_name(fact.name), len(data), crc32c(data),
+            tally.first_key, tally.last_key,
         )  # fmt: skip
-        self.skipped += [one for _, one in result.skipped]
-        self.digest += result.digest
         self.kept += result.staged is None
-        self.field_bytes += int(index.sizes.sum())
-        for code, count in index.field_counts():
-            self.field_counts[code] += count
+        self.field_bytes += tally.field_bytes
+        self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))
-        more = self.plan.count(shard) - done_samples, int(self.plan.sizes[shard]) - done_bytes
+        more = self._consumed[shard] - done_samples, int(self._round.sizes[shard]) - done_bytes
         self.observer.advance(max(0, more[0]), max(0, more[1]), 1)
         state = "kept" if result.staged is None else "written"
-        self.observer.log(f"{name}: {state}, {len(index.counts):,} samples, {result.size:,} bytes")
+        self.observer.log(f"{name}: {state}, {tally.samples:,} samples, {fact.size:,} bytes")
+
+    def _index(self, result: ShardResult, samples: ShardSamples, name: str) -> tuple[Tally, ShardFact, bytes]:
+        """Return what is to be told of a shard that was packed as planned, and its sidecar."""
+        plan, shard = self._round, result.shard
+        left_out = tuple(place for place, _ in result.skipped)
+        columns = plan.columns(shard)
+        written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
+        fact = ShardFact(output_text(name), result.size, result.crc, self._fingerprint(shard, samples))
+        index = index_of(written)
+        data, self.schema = encode(index, fact)
+        tally = index.tally()
+        self._count(shard, plan.count(shard), tally.samples + len(left_out), result)
+        return tally, fact, data
+
+    def _index_made(
+        self, result: ShardResult, made: Made, samples: ShardSamples, name: str
+    ) -> tuple[Tally, ShardFact, bytes]:
+        """Return what is to be told of a shard of changed samples, and its sidecar."""
+        plan, shard = self._round, result.shard
+        sources = np.frombuffer(made.sources, np.int64)
+        columns = plan.columns(shard)
+        if plan.entries.source_paths and samples.paths is not None:
+            counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
+            columns = with_column(columns, "source_paths", string_lists(samples.paths[:-1].split(b"\0"), counts))
+        if columns is not None:
+            columns = columns.take(number_array(sources))
+        if made.images or (self.manner.transform and self.manner.transform.probes):
+            columns = with_images(columns, made.images)
+        fact = ShardFact(
+            output_text(name), result.size, result.crc, self._fingerprint(shard, samples),
+            MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
+        )  # fmt: skip
+        index = index_of(Written(plan.format, made.samples, columns, result.field_crcs, (), source_paths=False))
+        data, self.schema = encode(index, fact)
+        self._check_keys(index.keys[:-1].split(b"\0") if index.keys else [])
+        self.dropped += made.dropped
+        self._count(shard, made.consumed, len(np.unique(sources)) + made.dropped + len(result.skipped), result)
+        return index.tally(), fact, data
+
+    def _known(self, shard: int, data: bytes, name: str) -> tuple[Tally, ShardFact, bytes]:
+        """Return what a sound sidecar tells of a shard of changed samples that stays as it is."""
+        index = sidecar_name(name)
+        fact, table = read_facts(data, index), read_table(data, index)
+        self.schema = types_of(table.schema)
+        made = fact.made
+        if made is None:
+            raise Bug(name, "a kept shard without its facts", remedy="Please report this.")
+        self.digest += made.content
+        self.dropped += made.dropped
+        self._consumed[shard] = made.consumed
+        self._done += made.consumed
+        self._check_keys([key.encode() for key in table.column("__key__").to_pylist()])
+        return tally_of(table), fact, data
+
+    def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
+        """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""
+        if consumed != accounted:
+            name = self.publisher.pattern.shard(self._base + shard)
+            raise Bug(
+                name, f"{accounted:,} of {consumed:,} samples accounted for",
+                remedy="The dataset file was not written. Please report this.",
+            )  # fmt: skip
+        self._consumed[shard] = consumed
+        self._done += consumed
+        self.digest += result.digest
+        self.skipped += [one for _, one in result.skipped]
+
+    def _check_keys(self, keys: list[bytes]) -> None:
+        """Refuse keys that the user's function gave twice: the plan could not know them."""
+        if self.manner.transform is None or not self.manner.transform.function:
+            return
+        for key in keys:
+            mark = blake2b(key, digest_size=16).digest()
+            if mark in self._keys:
+                raise SampleFailed(
+                    to_text(key), "a key that the function of --map gave to two samples",
+                    remedy="Give each sample that it returns a key of its own.",
+                )  # fmt: skip
+            self._keys.add(mark)
 
     def _progress(self, shard: int, samples: int, size: int) -> None:
         done = self._reported.get(shard, (0, 0))
         self._reported[shard] = done[0] + samples, done[1] + size
         self.observer.advance(samples, size, 0)
+
+
+def _table_hash(table: Any) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
 
 
 def _root_stamp(root: bytes) -> int:

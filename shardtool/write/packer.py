@@ -43,11 +43,11 @@ class StartAgain(Exception):
 
 
 class Failed(Exception):
-    """A file cannot be read, or is not what the plan saw."""
+    """A file cannot be read, or is not what the plan saw; or a transform cannot take the sample."""
 
-    def __init__(self, path: bytes, code: str, message: str) -> None:
+    def __init__(self, path: bytes, code: str, message: str, detail: str = "") -> None:
         super().__init__(message)
-        self.path, self.code, self.message = path, code, message
+        self.path, self.code, self.message, self.detail = path, code, message, detail
 
 
 def shared_buffer() -> memoryview:
@@ -171,10 +171,12 @@ class Packer:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
         if self.task.on_error == "stop":
+            where = to_text(self.task.samples.root) + path if failed.path else to_text(self.keys[sample])
             raise SampleFailed(
-                to_text(self.task.samples.root) + path, failed.message,
-                expected="" if failed.code == "unreadable" else "a file that stays as it was when the run began",
+                where, failed.message,
+                expected="a file that stays as it was when the run began" if failed.code == "changed" else "",
                 remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
+                detail=failed.detail,
             )  # fmt: skip
         key = to_text(self.keys[sample])
         self.without[sample] = Skipped(key, path, failed.code, failed.message)

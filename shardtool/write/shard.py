@@ -39,6 +39,10 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     if task.kept is not None and (result := _keep(task, task.kept)):
         report(len(split_names(task.samples.keys)), result.size)
         return result
+    if task.work is not None:
+        from shardtool.write.transformed import pack_transformed
+
+        return pack_transformed(task, task.work, report)
     without: dict[int, Skipped] = {}
     while True:
         output = task.folder.stage(task.name)
@@ -80,7 +84,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         return None
     if kept.crc != crc:
         return None
-    content = digest(task.samples, kept.field_crcs, ())
+    content = 0 if task.work is not None else digest(task.samples, kept.field_crcs, ())  # its sidecar tells
     return ShardResult(task.shard, None, size, crc, kept.field_crcs, content, ())
 
 

@@ -11,8 +11,9 @@ from shardtool.checksum import content_digest, crc32c
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from shardtool.sample import OnError, ShardSamples, Skipped
+    from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
     from shardtool.storage import Folder, Staged
+    from shardtool.transform.steps import Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,42 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What is done to the samples, whose sizes the plan then only estimates, and what the shard may hold.
+
+    Attributes:
+        transform: What to do to each sample.
+        room: Bytes of records that the shard may hold.
+        max_count: Samples, likewise; None: any number.
+        oversize: What becomes of a sample that fits in no shard.
+    """
+
+    transform: Transform
+    room: int
+    max_count: int | None
+    oversize: Oversize
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What transforms made of a shard's samples.
+
+    Attributes:
+        samples: What was written; its `inline` has the text of numbers only.
+        sources: int64 a sample: the place in the task of the sample that it was made of.
+        consumed: How many of the task's samples are dealt with; the rest wants another shard.
+        dropped: How many of these the user's function dropped.
+        images: (width, height, mode) of each sample's first image, None where it has none; empty where nobody asked.
+    """
+
+    samples: ShardSamples
+    sources: bytes
+    consumed: int
+    dropped: int
+    images: list[tuple[int, int, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardTask:
     """A shard to write.
 
@@ -42,6 +79,7 @@ class ShardTask:
         on_error: Whether a sample that cannot be read ends the run, or is left out.
         mtime_ns: The modification time that the file gets.
         kept: What an earlier run has left; it stays where it is right.
+        work: What is done to the samples; None: nothing, they are packed as they are.
     """
 
     shard: int
@@ -52,6 +90,7 @@ class ShardTask:
     on_error: OnError
     mtime_ns: int
     kept: Kept | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +105,7 @@ class ShardResult:
         field_crcs: uint32 for each field that was written, of its bytes in the shard.
         digest: The content fingerprint of its samples.
         skipped: What was left out, each with its place in the shard.
+        made: What transforms made; None: what was planned.
     """
 
     shard: int
@@ -75,6 +115,7 @@ class ShardResult:
     field_crcs: bytes
     digest: int
     skipped: tuple[tuple[int, Skipped], ...]
+    made: Made | None = None
 
 
 def split_names(names: bytes) -> list[bytes]:

@@ -1,0 +1,297 @@
+"""What can be wrong with a manifest's columns: each kind of problem is one error, with the numbers of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.arrow import number_array
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.sample import counted
+from shardtool.source import buffers, keys, places
+from shardtool.source.roles import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
+from shardtool.source.rows import rows_text
+from shardtool.source.texts import has_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardtool.columns import Names
+
+_INT64 = 2**63 - 1
+_SHOWN = 3  # keys and paths in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a table that are left.
+
+    Attributes:
+        where: What the table is called.
+        columns: Those that hold no bytes, an array each.
+        numbers: int64, their numbers in the table, counted from 0; None: all are left.
+    """
+
+    where: str
+    columns: Mapping[str, Any]
+    numbers: NDArray[np.int64] | None
+
+    def named(self, at: NDArray[np.int64]) -> str:
+        """Return `rows 3, 17 and 12 more` for places among these rows."""
+        first = at[: _SHOWN + 2]
+        shown = (first if self.numbers is None else self.numbers[first]) + 1
+        return rows_text(shown.tolist(), total=len(at))
+
+    def refuse(self, at: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
+        """Raise for the rows at these places, where there are any.
+
+        Raises:
+            InvalidRequest: There are.
+        """
+        if len(at):
+            raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
+
+    def examples(self, column: Any, at: NDArray[np.int64]) -> str:
+        """Return the first few of the values at these places."""
+        values = column.take(number_array(at[:_SHOWN])).to_pylist()
+        return listing([repr(printable(str(value))) for value in values], _SHOWN, total=len(at))
+
+
+def check_utf8(where: str, columns: Mapping[str, Any]) -> None:
+    """Refuse text that is no UTF-8; pyarrow does not look.
+
+    Raises:
+        InvalidRequest: There is such text.
+    """
+    for name, column in columns.items():
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            bad = _undecodable(column) if is_text(column.type) else np.zeros(0, np.int64)
+            Rows(where, columns, None).refuse(
+                bad, f"column {name!r}: text that is no UTF-8", expected="UTF-8",
+                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
+            )  # fmt: skip
+            raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+
+
+def _undecodable(column: Any) -> NDArray[np.int64]:
+    bad = []
+    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    for at, value in enumerate(column.view(wide).to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            bad.append(at)
+    return np.array(bad, np.int64)
+
+
+def check_types(rows: Rows, roles: Roles, schema: Any) -> None:
+    """Refuse columns whose types cannot be what they are used for.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
+
+    def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
+        if not right:
+            kind = schema.field(column).type if column in schema.names else ""
+            raise InvalidRequest(rows.where, f"{role} {column!r} holds {kind}", expected=expected, remedy=remedy)
+
+    kinds = {name: column.type for name, column in rows.columns.items()}
+    null = pa.null()
+    if roles.key is not None:
+        right = keys.is_key(kinds.get(roles.key, null))
+        want(roles.key, "key column", "text or whole numbers", right=right)
+    for column in roles.paths():
+        want(column, "path column", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
+    for field, column in roles.fields:
+        right = column in kinds and has_text(kinds[column])
+        want(column, f"column for the field {field!r}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+    for column in roles.meta:
+        right = column in kinds and has_text(kinds[column])
+        remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
+        want(column, "column", "what JSON has a form for", right=right, remedy=remedy)
+    for _, column in roles.binary:
+        kind = schema.field(column).type
+        right = is_bytes(kind) or is_wrapped_bytes(kind)
+        want(column, "bytes column", "bytes", right=right, remedy="--file takes a column of paths, --field of values.")
+
+
+_BYTES_REMEDY = "--bytes takes a column of bytes."
+
+
+def check_sidecar_names(where: str, columns: list[str]) -> None:
+    """Refuse columns of metadata with names that the sidecars have for themselves.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
+    own = [repr(name) for name in columns if name.startswith("__")]
+    if own:
+        raise InvalidRequest(
+            where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
+            remedy="Rename them, or leave them out of --meta.",
+        )  # fmt: skip
+
+
+def check_values(rows: Rows, roles: Roles) -> None:
+    """Refuse nulls where a value must be, and values that cannot be written.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    needed = (
+        [("key", roles.key)] + [("path", one) for one in roles.paths()] + [("field", one) for one in roles.values()]
+    )
+    for role, name in needed:
+        if name is not None:
+            rows.refuse(_missing(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
+                        expected=f"a {role} in each row", remedy="--where can leave such rows out.")  # fmt: skip
+    for name in (*roles.values(), *roles.paths()):
+        column = rows.columns[name]
+        if is_text(column.type):
+            bad = buffers.places(pc.match_substring(column, "\0"))
+            rows.refuse(bad, f"column {name!r}: a NUL in the text", expected="text without")
+    for name in roles.values():
+        column = rows.columns[name]
+        if pa.types.is_uint64(column.type):
+            rows.refuse(np.flatnonzero(buffers.numbers(column) > _INT64), f"column {name!r}: a number over 64 bits")
+    for name in roles.meta:
+        rows.refuse(
+            _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",
+            remedy="Make it null, or leave the column out of --meta.",
+        )  # fmt: skip
+
+
+def _missing(column: Any) -> NDArray[np.int64]:
+    if pa.types.is_floating(column.type):
+        return buffers.places(pc.is_null(column, nan_is_null=True))
+    return buffers.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
+
+
+def _infinite(column: Any) -> NDArray[np.int64]:
+    """Return where a column holds an infinite float, however deep."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return buffers.places(pc.is_inf(column))
+    if not pa.types.is_nested(kind) or not _has_infinite(column):
+        return np.zeros(0, np.int64)
+    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
+
+
+def _has_infinite(column: Any) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_infinite(part) for part in column.flatten())
+    if pa.types.is_map(kind):
+        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
+    if pa.types.is_nested(kind):
+        return _has_infinite(column.flatten())
+    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+
+
+def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
+    """Return the column of sizes as int64[rows].
+
+    Raises:
+        InvalidRequest: It holds something else.
+    """
+    column = rows.columns.get(name)
+    if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise InvalidRequest("--size", f"column {name!r} holds no numbers", expected="bytes of the file")
+    rows.refuse(_missing(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
+    broken = keys.broken_numbers(column)
+    rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
+    sizes = buffers.numbers(column).astype(np.int64)
+    rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
+    return sizes
+
+
+def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
+    """Refuse paths that are empty, are no files' or lead out of the root.
+
+    Args:
+        rows: Of the table.
+        name: The column.
+        found: Its paths, relative to the root where they lead into it.
+        outside: Whether they may lead out of it.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = f"column {name!r}"
+    original = rows.columns[name]
+    empty = np.flatnonzero(buffers.lengths(original) == 0)
+    rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
+    urls = buffers.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
+    if len(urls):
+        rows.refuse(
+            urls, f"{column}: a URL, such as {rows.examples(original, urls[:1])},", expected="paths of files",
+            remedy="Download them first, with img2dataset for example.",
+        )  # fmt: skip
+    if outside:
+        return
+    away = np.union1d(places.absolute_places(found), places.upward_places(found))
+    if len(away):
+        rows.refuse(
+            away, f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},",
+            expected="paths below the manifest's folder, or --root",
+            remedy="Name their common folder with --root, or take them with --allow-outside.",
+        )  # fmt: skip
+
+
+def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
+    """Refuse paths that name no field, or one that the sample has already.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = rows.columns[name]
+    if "" in endings.names:
+        bad = np.flatnonzero(endings.codes == endings.names.index(""))
+        rows.refuse(
+            bad, f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},",
+            expected="an ending that names the field, such as .jpg", remedy=f"Name the field: --file jpg={name}.",
+        )  # fmt: skip
+    for field in sorted(set(endings.names) & set(known)):
+        bad = np.flatnonzero(endings.codes == endings.names.index(field))
+        remedy = META_CLASH if field == META else "Name them apart."
+        rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {field!r}", remedy=remedy)
+
+
+def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int64]) -> None:
+    """Refuse keys that are no sound names, or not each one's own.
+
+    Args:
+        rows: Of the table.
+        column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
+        found: The keys.
+        bad: The places of those that are no sound names.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    remedy = "--key COLUMN names another column."
+    if column is not None and len(bad):
+        rows.refuse(
+            bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
+            f"{rows.examples(rows.columns[column], bad)},",
+            expected="text that is not empty, without control characters, and without a part such as '', '.' or '..'",
+            remedy=remedy,
+        )  # fmt: skip
+    twice = keys.repeated(found)
+    if twice:
+        some = [
+            f"{printable(key)!r} ({rows.named(np.array(at, np.int64))})" for key, at in list(twice.items())[:_SHOWN]
+        ]
+        raise InvalidRequest(
+            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
+            expected=f"a key of its own for each row{'' if column is None else f', from column {column!r}'}", remedy=remedy,
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Keys as a manifest gives them: text in one buffer, sound as names, each once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.arrow import number_array
+from shardtool.columns import Names
+from shardtool.source import buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+_CHUNK = 2**16  # rows at a time
+_EMPTY = buffers.text("")
+_END = buffers.text("\0")
+_BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
+
+
+def is_key(kind: Any) -> bool:
+    """Tell whether values of an Arrow type can be keys: text, whole numbers, and floats that happen to be whole."""
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        or (pa.types.is_decimal(kind) and kind.scale == 0)
+    )  # fmt: skip
+
+
+def broken_numbers(column: Any) -> NDArray[np.int64]:
+    """Return where a column of floats is not a whole number that a float can tell from its neighbours."""
+    if not pa.types.is_floating(column.type):
+        return np.zeros(0, np.int64)
+    values = buffers.numbers(column)
+    return np.flatnonzero(~((np.abs(values) < 2.0**53) & (values == np.floor(values))))
+
+
+def key_texts(column: Any) -> Iterator[Any]:
+    """Yield the keys that the values of a column are."""
+    for first in range(0, len(column), _CHUNK):
+        chunk = column.slice(first, _CHUNK)
+        yield pc.cast(pc.cast(chunk, pa.int64()) if pa.types.is_floating(chunk.type) else chunk, pa.large_string())
+
+
+def row_numbers(rows: NDArray[np.int64]) -> Iterator[Any]:
+    """Yield keys that are the numbers of rows, counted from 0, with nine digits or more."""
+    for first in range(0, len(rows), _CHUNK):
+        yield buffers.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
+
+
+def gather(chunks: Iterable[Any]) -> tuple[Names, NDArray[np.int64]]:
+    """Return keys in one buffer, and the places of those that are no sound names."""
+    parts, bad, before = [], [np.zeros(0, np.int64)], 0
+    for chunk in chunks:
+        found = buffers.places(pc.match_substring_regex(chunk, _BAD))
+        bad.append(found + before)
+        before += len(chunk)
+        parts.append(
+            bytes(buffers.payload(pc.binary_join_element_wise(pc.cast(chunk, pa.large_string()), _END, _EMPTY)))
+        )
+    places = np.concatenate(bad)
+    return (Names.of([]) if len(places) else Names.parse(b"".join(parts))), places
+
+
+def repeated(keys: Names) -> dict[bytes, list[int]]:
+    """Return the keys that occur more than once, with their places.
+
+    By 64-bit hashes, sorted: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
+    """
+    hashes = _hashes(keys)
+    ordered = np.sort(hashes)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return {}
+    found: dict[bytes, list[int]] = {}
+    for place in np.flatnonzero(np.isin(hashes, twice)).tolist():
+        found.setdefault(keys[place], []).append(place)
+    return {key: places for key, places in found.items() if len(places) > 1}
+
+
+def _hashes(keys: Names) -> NDArray[np.uint64]:
+    """Return the sum of each key's bytes, times an odd number for each place."""
+    longest = int(keys.lengths().max(initial=0)) + 1
+    factors = np.random.default_rng(0).integers(0, 2**63, longest, np.uint64) * np.uint64(2) + np.uint64(1)
+    data, found = np.frombuffer(keys.data, np.uint8), np.zeros(len(keys), np.uint64)
+    for first in range(0, len(keys), _CHUNK):
+        starts = keys.starts[first : first + _CHUNK + 1]
+        place = np.arange(starts[-1] - starts[0]) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
+        weighed = data[starts[0] : starts[-1]] * factors[place]
+        found[first : first + len(starts) - 1] = np.add.reduceat(weighed, starts[:-1] - starts[0])
+    return found
+
+
+def of_rows(column: Any, rows: NDArray[np.int64]) -> list[Any]:
+    """Return some values of a column as Python's."""
+    found: list[Any] = column.take(number_array(rows)).to_pylist()
+    return found

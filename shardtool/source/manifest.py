@@ -1,0 +1,457 @@
+"""The manifest source: a table with a row a sample becomes `Entries`.
+
+The order of calls: read (`Manifest`), choose rows (`keep`), `check`, look at the files (`tasks`, which
+go to `stat_listed` in the workers), `entries`, and where there are bytes in the table `write_binary`.
+Everything that is wrong with the table is found before `entries` returns, and all that is wrong in
+one way is one error, with the numbers of the rows; row 1 is the first after the header.
+
+Columns stay in Arrow, and texts are made when a shard needs them (`texts`): of five million rows
+there is no Python object for each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.arrow import number_array
+from shardtool.columns import Names
+from shardtool.errors import InvalidRequest, SampleFailed, printable
+from shardtool.sample import FILE, INLINE, SPAN, Skipped, counted, source_text
+from shardtool.source import buffers, checks, keys, places
+from shardtool.source.arrange import lay_out
+from shardtool.source.entries import Entries
+from shardtool.source.listed import VANISHED, ListedTask
+from shardtool.source.request import ManifestOptions, is_manifest
+from shardtool.source.roles import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
+from shardtool.source.scan import ALWAYS
+from shardtool.source.table import open_table
+from shardtool.source.texts import ColumnTexts, render_rows, render_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.sample import Number
+    from shardtool.source.arrange import Layout
+    from shardtool.source.listed import ListedPart
+
+__all__ = ["Manifest", "ManifestOptions", "is_manifest"]
+
+_FIELD_LIMIT = 2**16 - 1
+
+
+class Manifest:
+    """A table with a row a sample.
+
+    Args:
+        source: A file, `-` for standard input, a folder of Parquet files, or a table in memory.
+        options: What its columns are for.
+
+    Attributes:
+        name: Of the file, or of the kind of table.
+        notes: What was chosen because nothing was said.
+
+    Raises:
+        InvalidRequest: The table cannot be read, or a column is not there.
+    """
+
+    def __init__(self, source: Any, options: ManifestOptions | None = None) -> None:
+        self._options = options = options or ManifestOptions()
+        self._source = open_table(source, {column for _, column in options.named()})
+        self.name, self._where = self._source.name, self._source.where
+        self._roles = choose(self._where, self._source.schema, options, self._first_ending)
+        self.notes = self._roles.notes
+        self._root = _root(options, self._source.folder)
+        if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
+            raise InvalidRequest(
+                "--no-stat",
+                "no file is looked at, and nothing says how large it is",
+                expected="--size COLUMN, one file a row",
+            )
+        self._columns, self._count = self._read()
+        self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
+        self._keys = Names.of([])
+        self._paths: list[Any] = []
+        self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
+        self._endings: places.Endings | None = None
+        self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def table(self) -> Any:
+        """The columns that hold no bytes, for the rows that are left: a `pyarrow.Table`."""
+        return pa.table(self._columns)
+
+    def column(self, name: str) -> Any:
+        """Return a column for the rows that are left, a `pyarrow.ChunkedArray`.
+
+        Raises:
+            InvalidRequest: There is no such column.
+        """
+        if name not in self._columns:
+            raise no_column(self._where, name, [*self._columns])
+        return pa.chunked_array([self._columns[name]])
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some of the rows that are left.
+
+        Args:
+            rows: Their places, ascending.
+        """
+        self._columns = {name: column.take(number_array(rows)) for name, column in self._columns.items()}
+        self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
+
+    def check(self) -> None:
+        """Find whatever is wrong with the rows that are left.
+
+        Raises:
+            InvalidRequest: Something is.
+        """
+        if not self._count:
+            found = "no rows" if self._numbers is None else "no row is left"
+            raise InvalidRequest(self._where, found, expected="a row a sample")
+        rows, roles = checks.Rows(self._where, self._columns, self._numbers), self._roles
+        checks.check_types(rows, roles, self._source.schema)
+        checks.check_sidecar_names(self._where, self._sidecar_names())
+        checks.check_values(rows, roles)
+        if not self._options.stat and roles.paths():
+            self._sizes = checks.check_sizes(rows, self._options.size or "")
+        self._paths = self._find_paths(rows)
+        self._keys = self._find_keys(rows)
+        self._lengths = self._measure(rows)
+
+    def tasks(self, parts: int) -> Iterator[ListedTask]:
+        """Yield about `parts` tasks for `stat_listed`; none where no file is to be looked at."""
+        if not self._paths or not self._options.stat:
+            return
+        size = -(-self._count // parts)
+        for first in range(0, self._count, size):
+            last = min(first + size, self._count)
+            paths = places.join_rows(self._paths, first, last)
+            yield ListedTask(self._root, paths, outside=self._options.allow_outside, samples=last - first)
+
+    def entries(self, parts: list[ListedPart]) -> Entries:
+        """Return the samples, in the order of the table.
+
+        Args:
+            parts: What `stat_listed` returned, in the order of the tasks.
+
+        Raises:
+            InvalidRequest: None of the files is there, or there are too many different fields.
+        """
+        left_out: tuple[Skipped, ...] = ()
+        if parts:
+            listed = _Listed(parts, len(self._paths))
+            left_out = self._leave_out(listed)
+            files = listed.files
+        else:
+            files = [_Part(FILE, self._sizes, 0, 0) for _ in self._paths]
+        texts, numbers, classes = self._texts()
+        spans = [_Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *spans, *(_Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        roles, endings, count = self._roles, self._endings, self._count
+        known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
+        named = roles.path is not None and endings is not None
+        layout = lay_out(endings.names if named else [], known, endings.codes if named else None)
+        return Entries(
+            root=self._root,
+            keys=self._keys,
+            first=np.arange(count + 1, dtype=np.int64) * len(columns),
+            fields=layout.fields,
+            code=layout.codes(count),
+            kind=layout.spread([part.kind for part in columns], count, np.uint8),
+            size=layout.spread([part.size for part in columns], count, np.int64),
+            mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
+            changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
+            paths=self._row_paths(layout),
+            left_out=left_out,
+            inline=texts,
+            numbers=numbers,
+            classes=classes,
+            offset=self._offsets(layout, len(texts)) if spans else None,
+            columns=self._sidecar_columns(),
+        )
+
+    def write_binary(self, file: Any) -> None:
+        """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
+
+        Args:
+            file: Something with `write`.
+
+        Raises:
+            SampleFailed: They are not what they were.
+        """
+        columns, before, done = [column for _, column in self._roles.binary], 0, 0
+        for batch in self._source.batches(columns) if columns else ():
+            arrays = [_bytes_of(batch.column(at)) for at in range(len(columns))]
+            end = done + batch.num_rows
+            if self._numbers is not None:
+                first, end = np.searchsorted(self._numbers, [before, before + batch.num_rows]).tolist()
+                wanted = number_array(self._numbers[first:end] - before)
+                arrays = [array.take(wanted) for array in arrays]
+            before += batch.num_rows
+            lengths = [buffers.lengths(array) for array in arrays]
+            planned = [column[done:end] for column in self._lengths]
+            if not all(map(np.array_equal, lengths, planned)):
+                break
+            _write_rows(file, arrays, lengths)
+            done = end
+        if columns and done != self._count:
+            raise SampleFailed(
+                self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
+                remedy="Run again with --resume.",
+            )  # fmt: skip
+
+    def _read(self) -> tuple[dict[str, Any], int]:
+        """Return the columns that hold no bytes, and the number of rows."""
+        table = self._source.read(heavy_columns(self._source.schema), self._roles.texts())
+        columns, count, names = {}, table.num_rows, table.column_names
+        for name in names:
+            columns[name] = buffers.one_chunk(buffers.plain(table.column(0)))
+            table = table.remove_column(0)  # so that it is not in memory twice
+        checks.check_utf8(self._where, columns)
+        return columns, count
+
+    def _first_ending(self, column: str) -> str:
+        """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
+        kind = self._source.schema.field(column).type
+        if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
+            for batch in self._source.batches([column]):
+                for value in batch.column(0).slice(0, 1).to_pylist():
+                    return ending_of((value or {}).get("path"), self._options.dots)
+        return ""
+
+    def _sidecar_names(self) -> list[str]:
+        """Return the columns that go into the sidecars."""
+        roles = self._roles
+        return [name for name in self._columns if name in {*roles.meta, *roles.paths(), *roles.values()}]
+
+    def _sidecar_columns(self) -> Any:
+        names = self._sidecar_names()
+        return pa.table({name: self._columns[name] for name in names}) if names else None
+
+    def _find_paths(self, rows: checks.Rows) -> list[Any]:
+        """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
+        roles, options = self._roles, self._options
+        found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
+        for name, paths in zip(roles.paths(), found, strict=True):
+            checks.check_paths(rows, name, paths, outside=options.allow_outside)
+        if found and (roles.path is not None or roles.key is None):
+            self._endings = _endings(self._where, found[0], options)
+        if roles.path is not None and self._endings is not None:
+            checks.check_endings(rows, roles.path, self._endings, roles.field_names())
+        if any(len(places.absolute_places(paths)) for paths in found):
+            found = [places.from_top(paths, self._root) for paths in found]
+            self._root = b"/"
+        return found
+
+    def _find_keys(self, rows: checks.Rows) -> Names:
+        roles, bad = self._roles, np.zeros(0, np.int64)
+        if roles.key is not None:
+            column = self._columns[roles.key]
+            rows.refuse(
+                keys.broken_numbers(column), f"column {roles.key!r}: a key that is no whole number",
+                expected="text or whole numbers",
+            )  # fmt: skip
+            found, bad = keys.gather(keys.key_texts(column))
+        elif self._endings is not None:
+            found, bad = keys.gather(self._endings.stems())
+        else:
+            numbers = np.arange(self._count) if self._numbers is None else self._numbers
+            found, bad = keys.gather(keys.row_numbers(numbers))
+        checks.check_keys(rows, roles.key or next(iter(roles.paths()), None), found, bad)
+        return found
+
+    def _measure(self, rows: checks.Rows) -> list[NDArray[np.int64]]:
+        """Return the lengths of the bytes in the table, a column each."""
+        columns = [column for _, column in self._roles.binary]
+        lengths: list[list[NDArray[np.int64]]] = [[] for _ in columns]
+        nulls: list[list[NDArray[np.int64]]] = [[] for _ in columns]
+        before = 0
+        for batch in self._source.batches(columns) if columns else ():
+            for at in range(len(columns)):
+                array = _bytes_of(batch.column(at))
+                lengths[at].append(buffers.lengths(array))
+                nulls[at].append(buffers.places(pc.is_null(array)) + before if array.null_count else _NOWHERE)
+            before += batch.num_rows
+        for column, found in zip(columns, nulls, strict=True):
+            bad = np.concatenate([_NOWHERE, *found])
+            if rows.numbers is not None:
+                bad = np.flatnonzero(np.isin(rows.numbers, bad))
+            rows.refuse(
+                bad, f"column {column!r}: no bytes", expected="bytes in each row; a path beside them is not followed",
+                remedy="--file takes a column of paths; --where can leave such rows out.",
+            )  # fmt: skip
+        every = [np.concatenate([_NOWHERE, *found]) for found in lengths]
+        return every if self._numbers is None else [found[self._numbers] for found in every]
+
+    def _leave_out(self, listed: _Listed) -> tuple[Skipped, ...]:
+        """Drop the samples whose files cannot be packed, and return why."""
+        first = listed.first_problem()
+        bad = np.flatnonzero(first >= 0)
+        if not len(bad):
+            return ()
+        paths = self._roles.paths()
+        if len(bad) == self._count and all(code == VANISHED for code, _ in listed.problems):
+            raise InvalidRequest(
+                self._where, f"none of its {counted(self._count, 'file')} is there, such as "
+                f"{printable(str(self._columns[paths[0]][0]))!r} below {printable(self._root)}",
+                expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
+            )  # fmt: skip
+        numbers = np.arange(self._count) if self._numbers is None else self._numbers
+        left_out = []
+        for sample in bad.tolist():
+            which = int(first[sample])
+            code, message = listed.problems[int(listed.problem[sample, which]) - 1]
+            path = str(self._columns[paths[which]][sample])
+            left_out.append(
+                Skipped(self._keys[sample].decode(), path, code, f"{message}, row {int(numbers[sample]) + 1:,}")
+            )
+        good = np.flatnonzero(first < 0)
+        self.keep(good)
+        self._keys = self._keys.take(good)
+        self._paths = [column.take(number_array(good)) for column in self._paths]
+        self._lengths = [column[good] for column in self._lengths]
+        if self._endings is not None:
+            self._endings.codes = self._endings.codes[good]
+        listed.files = [part.take(good) for part in listed.files]
+        return tuple(left_out)
+
+    def _texts(self) -> tuple[dict[str, ColumnTexts], dict[str, Number], dict[str, list[str]]]:
+        """Return the fields that are texts, what numbers they stand for, and the names of classes."""
+        texts: dict[str, ColumnTexts] = {}
+        numbers: dict[str, Number] = {}
+        classes: dict[str, list[str]] = {}
+        for name, column in self._roles.fields:
+            values = self._columns[column]
+            if name in self._options.classes:
+                values, classes[name] = _numbered(values)
+            number = _number(values.type)
+            if number is not None:
+                numbers[name] = number
+            texts[name] = ColumnTexts(pa.table({name: values}), render_values)
+        if self._roles.meta:
+            table = pa.table({name: self._columns[name] for name in self._roles.meta})
+            texts[META] = ColumnTexts(table, render_rows)
+        return texts, numbers, classes
+
+    def _row_paths(self, layout: Layout) -> Any:
+        if not self._paths:
+            return None
+        roles = np.where(layout.part < len(self._paths), layout.part, -1)
+        return places.RowPaths(self._paths, roles, layout.endings)
+
+    def _offsets(self, layout: Layout, texts: int) -> NDArray[np.int64]:
+        lengths = np.stack(self._lengths, axis=1)
+        ends = np.cumsum(lengths).reshape(lengths.shape)
+        starts = ends - lengths
+        parts = [*[0] * len(self._paths), *(starts[:, at] for at in range(starts.shape[1])), *[0] * texts]
+        return layout.spread(parts, self._count, np.int64)
+
+
+class _Part(NamedTuple):
+    """A part of each sample: a value for all, or an array with one a sample."""
+
+    kind: Any
+    size: Any
+    mtime_ns: Any
+    changed_ns: Any
+
+    def take(self, samples: NDArray[np.int64]) -> _Part:
+        """Return the part of some samples; all values are arrays."""
+        return _Part(*(values[samples] for values in self))
+
+
+class _Listed:
+    """What workers found of files.
+
+    Attributes:
+        files: For each column of paths.
+        problems: (code, message).
+        problem: int64[samples, columns]: 0, or one more than the place in `problems`.
+    """
+
+    def __init__(self, parts: list[ListedPart], columns: int) -> None:
+        self.problems = [problem for part in parts for problem in part.problems]
+        before, problem = 0, []
+        for part in parts:
+            found = np.frombuffer(part.problem, np.uint32).astype(np.int64)
+            problem.append(np.where(found > 0, found + before, 0))
+            before += len(part.problems)
+        self.problem = np.concatenate(problem).reshape(-1, columns)
+        kinds = np.concatenate([np.frombuffer(part.kinds, np.uint8) for part in parts]).reshape(-1, columns)
+        sizes, mtimes, changed = (
+            np.concatenate([np.frombuffer(values, np.int64) for values in found]).reshape(-1, columns)
+            for found in zip(*((part.sizes, part.mtimes, part.changed) for part in parts), strict=True)
+        )
+        self.files = [_Part(kinds[:, at], sizes[:, at], mtimes[:, at], changed[:, at]) for at in range(columns)]
+
+    def first_problem(self) -> NDArray[np.int64]:
+        """Return the first file of each sample that has a problem; -1 where none has."""
+        return np.where(np.any(self.problem > 0, axis=1), np.argmax(self.problem > 0, axis=1), -1)
+
+
+_NOWHERE = np.zeros(0, np.int64)
+
+
+def _root(options: ManifestOptions, folder: str) -> bytes:
+    if options.root is not None and options.stat and not os.path.isdir(options.root):
+        raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
+    return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
+
+
+def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings:
+    try:
+        return places.Endings(paths, options.dots)
+    except OverflowError:
+        raise InvalidRequest(
+            where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
+            remedy="If the names have dots in them, --dots last makes the last ending the field.",
+        ) from None  # fmt: skip
+
+
+def _bytes_of(array: Any) -> Any:
+    """Return the bytes in a column of them, or of `struct<bytes, path>`."""
+    if is_wrapped_bytes(array.type):
+        array = array.flatten()[array.type.get_field_index("bytes")]
+    array = buffers.plain(array)
+    return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
+
+
+def _write_rows(file: Any, arrays: list[Any], lengths: list[NDArray[np.int64]]) -> None:
+    """Write the values of columns, those of a row together."""
+    if len(arrays) == 1:
+        file.write(buffers.payload(arrays[0]))
+        return
+    columns = []
+    for array, sizes in zip(arrays, lengths, strict=True):
+        data, ends = buffers.payload(array), np.cumsum(sizes)
+        columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
+    for row in zip(*columns, strict=True):
+        for value in row:
+            file.write(value)
+
+
+def _number(kind: Any) -> Number | None:
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "int64"
+    return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
+
+
+def _numbered(values: Any) -> tuple[Any, list[str]]:
+    """Return labels as the numbers of their names, which are in the order of their bytes."""
+    found = values.dictionary_encode()
+    texts = ColumnTexts(pa.table({"": found.dictionary}), render_values)
+    labels = texts.span(0, len(texts)).split(b"\0")[:-1]
+    names = sorted(set(labels))
+    place = {name: at for at, name in enumerate(names)}
+    numbers = np.array([place[label] for label in labels], np.int32)[buffers.numbers(found.indices)]
+    return number_array(numbers), [source_text(name) for name in names]

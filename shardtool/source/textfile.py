@@ -1,0 +1,267 @@
+"""Tables that are text: CSV and TSV, JSON lines, and a list of paths.
+
+pyarrow reads them. What it says little about is found here: the header that has another delimiter,
+and the rows that do not fit, by their numbers. Row 1 is the first after the header; empty lines are no rows.
+
+Types of a CSV's columns are inferred (whole numbers, truths, dates, times, other numbers, text); the
+columns that the caller names stay text, so that the key 00123 is no 123, and so do numbers with more
+digits than a float has. In columns of text, `NA` and an empty cell are text; in others they are null.
+Text in JSON lines stays text; their whole numbers beyond 64 bits are floats.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.sample import counted
+from shardtool.source import buffers
+from shardtool.source.rows import mixed_types, rows_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    Opened = Callable[[], Any]  # a binary stream, from the start
+
+_HEAD = 2**20  # bytes that surely hold the header
+_BLOCK = 2**20  # bytes of JSON lines that a thread reads at a time; a line must fit
+_LARGEST_BLOCK = 2**30
+_EXACT = 2.0**53  # from here on a float holds not every whole number
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
+_UTF8 = b"\xef\xbb\xbf"
+
+
+class DelimitedTable:
+    """A CSV or TSV.
+
+    Args:
+        name: For messages.
+        opened: Opens it.
+        separator: Between values.
+
+    Attributes:
+        schema: The columns; all text until they are read.
+
+    Raises:
+        InvalidRequest: No text, no header, or another separator.
+    """
+
+    def __init__(self, name: str, opened: Opened, separator: str) -> None:
+        self.name, self._opened, self._separator = name, opened, separator
+        with opened() as stream:
+            head = stream.read(_HEAD)
+        names = _header(name, head, separator)
+        self.schema = pa.schema([(one, pa.string()) for one in names])
+
+    def read(self, text: Collection[str]) -> Any:
+        """Return the table.
+
+        Args:
+            text: Columns whose types are not inferred.
+
+        Raises:
+            InvalidRequest: Rows that do not fit the header.
+        """
+        table = self._read(frozenset(text), threads=True)
+        long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
+        return self._read(frozenset(text) | set(long), threads=True) if long else table
+
+    def _read(self, text: frozenset[str], *, threads: bool) -> Any:
+        from pyarrow import csv as arrow_csv
+
+        ragged: list[Any] = []
+
+        def note(row: Any) -> str:
+            ragged.append(row)
+            return "skip"
+
+        convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+        read = arrow_csv.ReadOptions(use_threads=threads)
+        try:
+            with self._opened() as stream:
+                table = arrow_csv.read_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV" in str(error):  # a header without a newline
+                return self.schema.empty_table()
+            raise
+        if ragged and threads:
+            return self._read(text, threads=False)  # rows have numbers only without threads
+        if ragged:
+            raise self._ragged(ragged)
+        return table
+
+    def _ragged(self, rows: list[Any]) -> InvalidRequest:
+        found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
+        shown = rows[0].text.splitlines()[0][:60] if rows[0].text else ""
+        remedy = f"Row {rows[0].number - 1} begins with {printable(shown)!r}."
+        if '"' in shown and "\n" in rows[0].text:
+            remedy += " Is a quotation mark not closed there?"
+        return InvalidRequest(
+            self.name, f"{counted(len(rows), 'row')} with more or fewer values than the header: {listing(found)}",
+            expected=f"{rows[0].expected_columns}", remedy=remedy,
+        )  # fmt: skip
+
+
+def read_json_lines(name: str, opened: Opened) -> Any:
+    """Return a table of JSON objects, one a line; text that looks like a time stays text.
+
+    Raises:
+        InvalidRequest: A line that is no object, or a column of several types.
+    """
+    with opened() as stream:
+        _check_text(name, stream.read(_HEAD))
+    try:
+        table = _read_json(opened, None)
+        if any(_with_text(one.type) != one.type for one in table.schema):
+            table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
+    except pa.ArrowInvalid as error:
+        raise _json_problem(name, opened, str(error)) from None
+    return table
+
+
+def _read_json(opened: Opened, schema: Any) -> Any:
+    from pyarrow import json as arrow_json
+
+    block = _BLOCK
+    while True:
+        try:
+            with opened() as stream:
+                return arrow_json.read_json(
+                    stream, arrow_json.ReadOptions(block_size=block), arrow_json.ParseOptions(explicit_schema=schema)
+                )
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error) or block >= _LARGEST_BLOCK:
+                raise
+            block *= 8
+
+
+def _with_text(kind: Any) -> Any:
+    """Return an inferred type with text for timestamps."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_text(kind.value_type)))
+    if pa.types.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(_with_text(part.type)) for part in parts])
+    return kind
+
+
+def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
+    """Return the error for what pyarrow could not read, found line by line."""
+    kinds: dict[str, dict[str, list[int]]] = {}
+    with opened() as stream:
+        for number, line in enumerate(_lines(stream), 1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                return _no_object(name, number, line, str(error).partition(":")[0])
+            if not isinstance(row, dict):
+                return _no_object(name, number, line, f"a JSON {_kind(row)}")
+            for column, value in row.items():
+                if value is not None:
+                    kinds.setdefault(column, {}).setdefault(_kind(value), []).append(number)
+    for column, found in kinds.items():
+        if len(found) > 1:
+            return mixed_types(name, column, found)
+    return InvalidRequest(name, f"no JSON lines: {said.splitlines()[0]}", expected="one JSON object a line")
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    rest, first = b"", True
+    while data := stream.read(_BLOCK):
+        *lines, rest = (rest + (data.removeprefix(_UTF8) if first else data)).split(b"\n")
+        first = False
+        yield from (line for line in lines if line.strip())
+    if rest.strip():
+        yield rest
+
+
+def _kind(value: object) -> str:
+    names = {bool: "truth", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _no_object(name: str, number: int, line: bytes, found: str) -> InvalidRequest:
+    remedy = f"It begins with {printable(line[:60].strip())!r}."
+    if number == 1 and line.lstrip()[:1] == b"[":
+        remedy = "`jq -c '.[]'` makes lines of a JSON array."
+    return InvalidRequest(name, f"row {number:,}: {found.lower()}", expected="one JSON object a line", remedy=remedy)
+
+
+def read_list(name: str, data: bytes, column: str) -> Any:
+    """Return a table of one column: paths that end with a newline each, or with a NUL where there are any."""
+    if b"\0" in data:
+        lines = data.removesuffix(b"\0").split(b"\0")
+    else:
+        lines = data.removesuffix(b"\n").split(b"\n")
+        if all(line.endswith(b"\r") for line in lines[:-1]):
+            lines = [line.removesuffix(b"\r") for line in lines]
+    bad = [number for number, line in enumerate(lines, 1) if not _is_utf8(line)]
+    if bad:
+        raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
+    if lines == [b""]:
+        lines = []
+    return pa.table({column: buffers.texts([line.decode() for line in lines])})
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _header(name: str, head: bytes, separator: str) -> list[str]:
+    """Return the names of the columns."""
+    text = _check_text(name, head).decode("utf-8", "surrogateescape")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    names = next((row for row in rows if row), [])
+    if not names:
+        raise InvalidRequest(name, "empty", expected="a first row that names the columns")
+    if len(names) == 1:
+        other = next((one for one in _SEPARATORS if one != separator and one in names[0]), None)
+        if other:
+            ending = {",": ".csv", "\t": ".tsv"}.get(other)
+            remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
+            raise InvalidRequest(
+                name, f"one column, {printable(names[0])!r}: {_SEPARATORS[other]} between the values",
+                expected=_SEPARATORS[separator], remedy=remedy,
+            )  # fmt: skip
+    if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+        raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
+    return names
+
+
+_RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+
+
+def _check_text(name: str, head: bytes) -> bytes:
+    """Return the start of a text without its byte-order mark."""
+    for mark, meaning in _MARKS:
+        if head.startswith(mark):
+            remedy = "`iconv -f UTF-16 -t UTF-8` makes it that." if meaning == "UTF-16" else ""
+            raise InvalidRequest(name, meaning, expected="text in UTF-8", remedy=remedy)
+    if b"\0" in head:
+        raise InvalidRequest(name, "bytes that are no text", expected="text in UTF-8")
+    return head.removeprefix(_UTF8)
+
+
+def _too_long(column: Any) -> bool:
+    """Tell whether a column inferred as floats holds whole numbers that floats cannot."""
+    large = False
+    for chunk in column.chunks:
+        values = buffers.numbers(chunk.drop_null())
+        if not np.all(values == np.floor(values)):
+            return False
+        large = large or bool(np.any(np.abs(values) >= _EXACT))
+    return large

@@ -1,0 +1,1 @@
+"""What is done to a sample's bytes between reading and writing, in the workers."""

@@ -1,0 +1,600 @@
+"""Images: resize, encode, turn upright and probe, bytes in and bytes out.
+
+`change` returns the very bytes that it was given wherever nothing is to be done. What it does otherwise:
+
+- What an image is, its content says and not its name: `ImageNet/n02105855_2933.JPEG` is a PNG. Without `encode` the
+  format of the content stays.
+- Whatever is asked for, an EXIF orientation is obeyed: by its tag where the bytes stay as they are for want of a
+  request, and otherwise in the pixels, without a tag. Of the metadata the ICC profile is kept, unless colours of
+  another kind (CMYK, grey, RGB) are written than it describes; EXIF, XMP and comments are not.
+- Values that may be labels or measurements are never blended, and never lose bits unless the request says so. Modes
+  1, P, PA, I;16, I and F, and what comes out of a GIF, are resampled with NEAREST and keep their mode, in their own
+  format and in PNG; so do the fields in `masks`, for labels that are plain grey or RGB. All else is resampled with
+  LANCZOS, weighted by alpha. `encode` jpg or webp is what asks for a photograph: indices become colours and 16 bits
+  become 8 (65535 becomes 255) before they are blended, and alpha is laid on white for jpg. Where no rule is right, the
+  image is refused (`image-depth`): 16-bit colours, which Pillow reads as 8 bits, unless jpg or webp is asked for; and
+  floats, or integers beyond 16 bits, where they would have to be scaled.
+- Several frames or pages pass through or are refused (`animated-image`), never dropped. A JPEG's further pictures
+  (MPO: previews, the other eye, a gain map) are no frames: viewers show the first, and so it is the image.
+- The same bytes come out on each call with the same build of Pillow and its codecs.
+
+Pillow's decoders for other formats than these seven (PDF and EPS start programs) are never tried. It opens no files and
+starts no processes, and it is for worker processes: while it runs, Python's warnings are off in the whole process.
+
+Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import warnings
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+# Each import registers a format: what is missing would make Pillow import all of its decoders.
+from PIL import (
+    BmpImagePlugin,  # noqa: F401
+    GifImagePlugin,  # noqa: F401
+    Image,
+    JpegImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    PpmImagePlugin,  # noqa: F401
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401
+)
+from PIL.Image import Resampling, Transpose
+
+from shardtool.errors import InvalidRequest, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
+ImageFormat = Literal["jpg", "png", "webp"]
+
+# What Pillow refuses by itself: 0.5 GB a band of 32 bits, for a decoded image in a worker. Its warning, at half of
+# that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
+MAX_PIXELS = 2 * (1024**3 // 4 // 3)
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
+_IMAGE_ENDINGS = frozenset(
+    {ending for endings in _ENDINGS.values() for ending in endings}
+    | {"bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
+)
+_LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
+
+_LOSSY = ("JPEG", "WEBP")  # formats of photographs: eight bits, no palette
+_WIDE = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
+_LABELS = _WIDE | {"1", "P", "PA"}
+_GREY = frozenset({"1", "L", "LA", "La"}) | _WIDE
+_ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
+_HELD = {  # the modes that Pillow both reads from a format and writes to it; LAB's signed bands cannot be blended
+    "PNG": frozenset({"1", "L", "LA", "P", "I;16", "RGB", "RGBA"}),
+    "BMP": frozenset({"1", "L", "P", "RGB", "RGBA"}),
+    "GIF": frozenset({"1", "L", "P"}),
+    "TIFF": frozenset({"1", "L", "LA", "P", "PA", "I", "I;16", "F", "RGB", "RGBA", "CMYK"}),
+    "PPM": frozenset({"1", "L", "I", "F", "RGB"}),
+}
+_LOSSLESS_TIFF = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
+
+_QUALITY = 90
+_DEPTH = 0xFFFF
+_ORIENTATION = 0x0112
+_TURNS = {  # EXIF orientation: what shows the image upright
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+_LYING = 5  # orientations from here on swap width and height
+_PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords of chunks that may tell the orientation
+
+# A JPEG is decoded at 1/2, 1/4 or 1/8, and any image averaged first, to no less than this many times the target.
+# Measured on eight photographs, 4 to 16 times smaller: 43 dB or nearer to LANCZOS on all of the pixels (50 dB is
+# usual), where what JPEG 90 then loses by itself is at 29 to 38 dB; 4000 x 3000 to 512 takes a third of the time.
+_DRAFT_GAP = 2.0
+_REDUCING_GAP = 3.0
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # its remarks on damaged TIFFs belong to no one's terminal
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What is asked for. With neither `resize` nor `encode` images are only probed.
+
+    Attributes:
+        resize: Width and height wanted, in pixels of the image as a viewer shows it.
+        resize_mode: `shorter` scales until the image covers `resize` (256 x 256: the shorter side is 256), `longer`
+            until it fits inside; both keep the aspect ratio, and `exact` does not. `crop` covers and cuts the centre
+            out; `pad` fits and adds black, or what is transparent where the written mode has alpha; a palette that
+            has neither gives its colour 0.
+        only_larger: Never enlarge. An image within `resize` stays as it is, in all modes (`pad` adds nothing to it);
+            a side that is shorter than wanted stays so.
+        encode: The format to write. JPEGs that are CMYK are written anew for `jpg`, as RGB.
+        quality: 1 to 100, of the JPEGs and lossy WebPs that are written; no reason to write one. PNG takes none.
+        fields: The fields that are images; none for all whose last ending is an image's.
+        masks: The fields that hold labels, whatever their mode says: resampled with NEAREST, and not encoded as jpg
+            or webp.
+        probe: Only tell width, height and mode. Implied by all else.
+        max_pixels: The most that an image may have, read or written. No more than Pillow's own limit.
+
+    Raises:
+        InvalidRequest: A value is out of range, or two do not go together.
+    """
+
+    resize: tuple[int, int] | None = None
+    resize_mode: ResizeMode = "shorter"
+    only_larger: bool = False
+    encode: ImageFormat | None = None
+    quality: int | None = None
+    fields: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    probe: bool = False
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        if self.encode is not None and self.encode not in _KINDS:
+            raise InvalidRequest("--encode", repr(self.encode), expected="jpg, png or webp")
+        if self.resize_mode not in get_args(ResizeMode):
+            raise InvalidRequest("--resize-mode", repr(self.resize_mode), expected=", ".join(get_args(ResizeMode)))
+        if self.only_larger and not self.resize:
+            raise InvalidRequest("--only-larger", "nothing is resized", remedy="Give --resize too.")
+        if self.quality is not None and self.encode == "png":
+            raise InvalidRequest("--quality", "PNG is lossless and takes none", remedy="Leave it out.")
+        if self.quality is not None and not self.resize and not self.encode:
+            raise InvalidRequest("--quality", "no image is written", remedy="Give --resize or --encode too.")
+
+    def _check_numbers(self) -> None:
+        if not 1 <= self.max_pixels <= MAX_PIXELS:
+            raise InvalidRequest("--max-pixels", f"{self.max_pixels:,}", expected=f"1 to {MAX_PIXELS:,}")
+        if self.quality is not None and not 1 <= self.quality <= 100:  # noqa: PLR2004 - per cent, nearly
+            raise InvalidRequest("--quality", str(self.quality), expected="1 to 100")
+        longest = _LONGEST.get(_KINDS.get(self.encode or "", ""), self.max_pixels)
+        for side in self.resize or ():
+            if not 1 <= side <= longest:
+                what = f" for {self.encode}" if longest < self.max_pixels else ""
+                raise InvalidRequest("--resize", f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
+
+    def applies(self, field: str) -> bool:
+        """Tell whether `field` is an image to be looked at."""
+        if self.fields or field in self.masks:
+            return field in self.fields or field in self.masks
+        return _ending(field) in _IMAGE_ENDINGS
+
+    def encoding(self, field: str) -> ImageFormat | None:
+        """Return the format in which `field` is written; None for that of its content."""
+        return None if field in self.masks and self.encode != "png" else self.encode
+
+    def output_field(self, field: str) -> str:
+        """Return the field's name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg.
+
+        A field whose last ending is no image's keeps its name.
+        """
+        encode = self.encoding(field)
+        ending = _ending(field)
+        if encode is None or not self.applies(field) or ending not in _IMAGE_ENDINGS or ending in _ENDINGS[encode]:
+            return field
+        return field[: len(field) - len(ending)] + encode
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFact:
+    """An image as it is written.
+
+    Attributes:
+        width: As a viewer shows it, which obeys an EXIF orientation.
+        height: As `width`.
+        mode: Pillow's name of what a pixel is: `RGB`, `L`, `P`, `I;16` ...
+    """
+
+    width: int
+    height: int
+    mode: str
+
+
+class BadImage(Exception):
+    """An image that cannot be read, or not be changed as asked.
+
+    Attributes:
+        code: `bad-image`, `truncated-image`, `image-too-large`, `animated-image` or `image-depth`.
+        message: What is wrong, for people.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = printable(message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _ending(field: str) -> str:
+    return field.rpartition(".")[2].lower()
+
+
+def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageFact]:
+    """Return the image in `data` as asked for, and what it is then.
+
+    It is `data` itself where there is nothing to do: the size, the format and the orientation are those wanted, or
+    only a probe is. To probe reads the header only; otherwise the pixels are decoded even if nothing is to be done.
+
+    Args:
+        data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
+        field: The field's name, which `options` speaks of.
+        options: What is asked for.
+
+    Raises:
+        BadImage: The image is damaged, cut off or too large, or what is asked for would lose part of it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pillow warns of is refused here, or harmless
+        try:
+            return _change(data, field, options)
+        except BadImage:
+            raise
+        except Exception as error:  # hostile bytes make Pillow raise nearly anything
+            raise _blame(error, data) from error
+
+
+def _change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageFact]:
+    picture = _open(data, options.max_pixels)
+    fact = ImageFact(*picture.size, picture.image.mode)
+    encode = options.encoding(field)
+    if not options.resize and not encode:
+        return data, fact
+
+    kind = _KINDS[encode] if encode else picture.kind
+    frame = _frame(picture.size, options)
+    as_wanted = kind == picture.kind and not (encode and fact.mode == "CMYK")
+    if as_wanted and picture.upright and frame.scaled == frame.canvas == picture.size:
+        _decode(picture, (1, 1))
+        return data, fact
+
+    _check_output(picture, frame.canvas, kind, options.max_pixels)
+    by_values = kind not in _LOSSY and (fact.mode in _LABELS or picture.kind == "GIF")
+    nearest = by_values or field in options.masks
+    image, extent = _decode(picture, None if nearest else _draft_goal(picture, frame))
+    image = _as_photo(image, kind) if kind in _LOSSY else _as_held(image, kind, nearest=nearest)
+    image = _resample(image, picture, frame, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
+    if picture.turn in _TURNS:
+        image = image.transpose(_TURNS[picture.turn])
+    if image.size != frame.canvas:
+        image = _place(image, frame.canvas)
+    if kind == "WEBP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
+        image = image.convert("RGB")  # libwebp writes no alpha that does nothing
+    return _encode(image, picture, kind, options.quality), ImageFact(*image.size, image.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """An opened image: its header is read, its pixels are not.
+
+    Attributes:
+        image: Pillow's, not decoded yet (but a PNG whose EXIF may stand after the pixels).
+        stream: The bytes.
+        kind: The format of the content.
+        size: As a viewer shows it.
+        turn: The EXIF orientation that the decoded pixels still lack; Pillow obeys that of a TIFF by itself.
+        upright: Nothing has to be turned, by whomever.
+        deep: Pillow keeps only the upper eight bits of each value.
+        profile: The ICC profile.
+        colours: The kind of colours that the profile describes.
+    """
+
+    image: Image.Image
+    stream: BytesIO
+    kind: str
+    size: tuple[int, int]
+    turn: int
+    upright: bool
+    deep: bool
+    profile: bytes | None
+    colours: str
+
+
+def _open(data: bytes | memoryview, max_pixels: int) -> _Picture:
+    if not data:
+        raise BadImage("bad-image", "empty, no image")
+    stream = BytesIO(data)
+    image: Any = Image.open(stream, formats=_FORMATS)
+    kind = "JPEG" if image.format == "MPO" else image.format
+    width, height = image.size
+    if kind == "TIFF":  # newer Pillows open it at the size that it will have when it is turned, older ones do not
+        width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
+    if width * height > max_pixels:
+        raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,} in all")
+    deep = _is_deep(image)
+    profile = image.info.get("icc_profile")
+    orientation = _orientation(image, stream)
+    return _Picture(
+        image=image,
+        stream=stream,
+        kind=kind,
+        size=(height, width) if orientation >= _LYING else (width, height),
+        turn=1 if kind == "TIFF" else orientation,
+        upright=orientation == 1,
+        deep=deep,
+        profile=profile if isinstance(profile, bytes) else None,
+        colours=_colours(image.mode),
+    )
+
+
+def _orientation(image: Any, stream: BytesIO) -> int:
+    """Return the EXIF orientation, 1 to 8: 1 where there is none, or none that can be read, as viewers have it."""
+    if image.format == "PNG":
+        data = stream.getvalue()
+        if not any(name == b"eXIf" or data.startswith(_PNG_TEXTS, start) for name, start in _png_chunks(data)):
+            return 1
+        if "exif" not in image.info:
+            image.load()  # it stands after the pixels
+    try:
+        tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
+        value = tags.get(_ORIENTATION)
+    except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
+        return 1
+    return value if isinstance(value, int) and value in _TURNS else 1
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield the name of each chunk of a PNG that is there to its end, and where its payload starts."""
+    offset = 8
+    while (end := offset + 12 + int.from_bytes(data[offset : offset + 4], "big")) <= len(data):
+        yield data[offset + 4 : offset + 8], offset + 8
+        offset = end
+
+
+def _is_deep(image: Any) -> bool:
+    """Tell whether Pillow keeps only the upper eight bits of each value, as it does of 16-bit colours."""
+    if image.mode in _WIDE or not image.tile:
+        return False
+    if image.format == "TIFF":
+        bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
+        return bool(max(bits if isinstance(bits, tuple) else (bits,)) > 8)  # noqa: PLR2004 - bits
+    arguments = image.tile[0][3]  # the raw mode, or with more; of a PPM the raw mode and the largest value
+    if isinstance(arguments, tuple):
+        return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] > 255  # noqa: PLR2004
+    return ";16" in arguments
+
+
+def _colours(mode: str) -> str:
+    return "grey" if mode in _GREY else mode if mode in ("CMYK", "LAB") else "RGB"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the pixels go: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
+
+    All of it is in the orientation that a viewer shows.
+    """
+
+    kept: tuple[float, float]
+    scaled: tuple[int, int]
+    canvas: tuple[int, int]
+
+
+def _frame(size: tuple[int, int], options: ImageOptions) -> _Frame:
+    width, height = size
+    wide, high = options.resize or size
+    if (width, height) == (wide, high) or (options.only_larger and width <= wide and height <= high):
+        return _Frame(size, size, size)
+    if options.resize_mode == "exact":
+        target = (min(width, wide), min(height, high)) if options.only_larger else (wide, high)
+        return _Frame(size, target, target)
+
+    scaled = _scale(size, (wide, high), cover=options.resize_mode in ("shorter", "crop"))
+    if options.only_larger and (scaled[0] > width or scaled[1] > height):
+        scaled = size
+    if options.resize_mode == "pad":
+        return _Frame(size, scaled, (wide, high))
+    if options.resize_mode == "crop":
+        canvas = (min(wide, scaled[0]), min(high, scaled[1]))
+        if scaled == size:
+            return _Frame(size, size, canvas)
+        # Only what is kept is resampled: a strip of 1 x 60,000 that must cover a square would be a bomb.
+        kept = (width, high * width / wide) if wide * height >= high * width else (wide * height / high, height)
+        return _Frame(kept, canvas, canvas)
+    return _Frame(size, scaled, scaled)
+
+
+def _scale(size: tuple[int, int], target: tuple[int, int], *, cover: bool) -> tuple[int, int]:
+    """Return the size that covers `target`, or fits inside, at the same aspect ratio: rounded, and no side is 0."""
+    (width, height), (wide, high) = size, target
+    if (wide * height >= high * width) == cover:
+        return wide, max(1, (2 * height * wide + width) // (2 * width))
+    return max(1, (2 * width * high + height) // (2 * height)), high
+
+
+def _check_output(picture: _Picture, canvas: tuple[int, int], kind: str, max_pixels: int) -> None:
+    width, height = canvas
+    if width * height > max_pixels or max(canvas) > _LONGEST.get(kind, max_pixels):
+        raise BadImage("image-too-large", f"would become {width:,} x {height:,} pixels: too many for {kind}, or at all")
+    if picture.kind != "JPEG" and getattr(picture.image, "is_animated", False):
+        raise BadImage("animated-image", f"several frames or pages ({picture.kind}), of which a change would keep one")
+    if picture.deep and kind not in _LOSSY:
+        raise BadImage(
+            "image-depth",
+            "16 bits a colour, of which Pillow reads 8; encode it as jpg or webp if 8 will do, or leave the field out",
+        )
+
+
+def _draft_goal(picture: _Picture, frame: _Frame) -> tuple[int, int] | None:
+    """Return the least size that a JPEG may be decoded at."""
+    goal = [
+        int(_DRAFT_GAP * side * scaled / kept)
+        for side, scaled, kept in zip(picture.size, frame.scaled, frame.kept, strict=True)
+    ]
+    return (goal[0], goal[1]) if picture.turn < _LYING else (goal[1], goal[0])
+
+
+def _decode(picture: _Picture, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
+    """Return the decoded image and the extent of its content, in pixels.
+
+    A JPEG may come at a fraction of its size, not less than `goal`; its content then may end within its last pixels.
+    """
+    image: Any = picture.image
+    extent = None
+    if goal and picture.kind == "JPEG":
+        drafted = image.draft(None, goal)
+        extent = drafted[1][2:] if drafted else None
+    image.load()
+    if picture.kind == "PNG" and all(name != b"IEND" for name, _ in _png_chunks(picture.stream.getvalue())):
+        raise BadImage("truncated-image", "the image ends too early: a PNG without its last chunk")
+    if picture.kind == "TIFF":
+        image = image.copy()  # without the tags, which would be written again
+    return image, extent or image.size
+
+
+def _as_photo(image: Image.Image, kind: str) -> Image.Image:
+    """Return the image in a mode of JPEG (L, RGB) or WebP (RGB, RGBA)."""
+    grey = image.mode in _GREY
+    if image.mode in _WIDE:
+        image = _eight_bits(image)
+    alpha = image.mode in _ALPHA or "transparency" in image.info
+    if alpha and kind == "JPEG":
+        image = image.convert("LA" if grey else "RGBA")
+        white = Image.new("L" if grey else "RGB", image.size, "white")
+        white.paste(image, mask=image)
+        return white
+    mode = ("RGBA" if alpha else "RGB") if kind == "WEBP" else "L" if grey else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _as_held(image: Image.Image, kind: str, *, nearest: bool) -> Image.Image:
+    """Return the image in a mode that `kind` holds, the same one if possible."""
+    if image.mode in _WIDE - _HELD[kind]:
+        return _sixteen_bits(image).convert("I;16")
+    if not nearest and "transparency" in image.info and image.mode in ("L", "RGB"):
+        image = image.convert("LA" if image.mode == "L" else "RGBA")  # one colour that is transparent must not blend
+    if image.mode in _HELD[kind]:
+        return image
+    if image.mode == "La":
+        return image.convert("LA")
+    return image.convert("RGBA" if image.mode in _ALPHA else "RGB")
+
+
+def _sixteen_bits(image: Image.Image) -> Image.Image:
+    """Return the image as mode I, all of it in 16 bits."""
+    if image.mode == "F":
+        raise BadImage("image-depth", "floating-point values, which no rule turns into those of this format")
+    image = image.convert("I")
+    low, high = image.getextrema()
+    if low < 0 or high > _DEPTH:  # type: ignore[operator]
+        raise BadImage("image-depth", f"values from {low:,} to {high:,}, more than 16 bits hold")
+    return image
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    grey = _sixteen_bits(image).point(_eight_bit_table(), "L")
+    grey.info.pop("transparency", None)  # a value of 16 bits
+    return grey
+
+
+@functools.cache
+def _eight_bit_table() -> Sequence[int]:
+    return [(value + 128) // 257 for value in range(_DEPTH + 1)]  # Pillow's own conversion clips at 255
+
+
+def _resample(
+    image: Image.Image, picture: _Picture, frame: _Frame, extent: tuple[float, float], resampling: Resampling
+) -> Image.Image:
+    """Return the image, still in its stored orientation, with what is kept at the size that it is scaled to."""
+    size, kept, scaled = picture.size, frame.kept, frame.scaled
+    if picture.turn >= _LYING:
+        size, kept, scaled = size[::-1], kept[::-1], scaled[::-1]
+    if size == scaled == image.size:
+        return image
+    across, down = (extent[axis] * kept[axis] / size[axis] for axis in (0, 1))
+    left, top = (extent[0] - across) / 2, (extent[1] - down) / 2
+    box = (left, top, min(left + across, image.width), min(top + down, image.height))
+    return image.resize(scaled, resampling, box, _REDUCING_GAP)
+
+
+def _place(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
+    """Return the centre of the image, or the image in the centre, at the size of `canvas`."""
+    left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # beyond the image it is 0
+    fill = _padding(image)
+    if fill and (left < 0 or top < 0):
+        placed.paste(fill, (0, 0, *canvas))
+        placed.paste(image, (-left, -top))
+    return placed
+
+
+def _padding(image: Image.Image) -> int | tuple[int, ...]:
+    """Return what is transparent, or else black, in the image's mode; 0 if its palette has neither."""
+    if image.mode == "CMYK":
+        return (0, 0, 0, 255)
+    if image.mode != "P":
+        return 0
+    transparency = image.info.get("transparency")
+    if isinstance(transparency, int):
+        return transparency
+    if isinstance(transparency, bytes) and 0 in transparency:
+        return transparency.index(0)
+    palette = image.getpalette() or []
+    colours = list(zip(*[iter(palette)] * 3, strict=True))
+    return colours.index((0, 0, 0)) if (0, 0, 0) in colours else 0
+
+
+def _encode(image: Image.Image, picture: _Picture, kind: str, quality: int | None) -> bytes:
+    """Return the image as a file of `kind`, with its ICC profile and without other metadata."""
+    details: dict[str, Any] = {}
+    if kind == "WEBP" and picture.kind == "WEBP" and _is_lossless_webp(picture.stream.getvalue()):
+        details["lossless"] = True
+    elif kind in _LOSSY:
+        details["quality"] = quality or _QUALITY
+    elif kind == "GIF":
+        details["optimize"] = False  # it would number the colours anew
+    elif kind == "TIFF":
+        compression = picture.image.info.get("compression")
+        details["compression"] = compression if compression in _LOSSLESS_TIFF else "tiff_adobe_deflate"
+    elif kind == "PNG" and image.mode == "P":
+        _fill_palette(image)
+
+    profile = picture.profile if _colours(image.mode) == picture.colours else None
+    image.info = {name: value for name, value in image.info.items() if name == "transparency"}
+    stream = BytesIO()
+    image.save(stream, kind, icc_profile=profile, **details)
+    return stream.getvalue()
+
+
+def _fill_palette(image: Image.Image) -> None:
+    """Give each index that is used a colour: Pillow's PNG writer cuts indices to the bits that the palette needs."""
+    palette = image.getpalette() or []
+    if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
+        image.putpalette(palette + [0] * (3 * 256 - len(palette)))
+
+
+def _is_lossless_webp(data: bytes) -> bool:
+    """Tell whether the first bitstream in a WebP's chunks is a lossless one."""
+    offset = 12
+    while offset + 8 <= len(data):
+        name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")
+        if name in (b"VP8L", b"VP8 "):
+            return name == b"VP8L"
+        offset += 8 + size + size % 2
+    return False
+
+
+def _blame(error: Exception, data: bytes | memoryview) -> BadImage:
+    """Return Pillow's error as one of ours."""
+    if isinstance(error, Image.DecompressionBombError | MemoryError):
+        return BadImage("image-too-large", f"more pixels than can be decoded: {error}")
+    if isinstance(error, UnidentifiedImageError):  # its own words have an address in memory, another on each run
+        return BadImage("bad-image", "no JPEG, PNG, WebP, BMP, GIF, TIFF or PNM, or its header is damaged")
+    text = str(error) or type(error).__name__
+    riff = bytes(data[:4]) == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)
+    if riff or re.search(r"truncated|not enough|unexpected end|end of file|\bEOF\b", text, re.IGNORECASE):
+        return BadImage("truncated-image", f"the image ends too early: {text}")
+    return BadImage("bad-image", f"the image is damaged: {text}")

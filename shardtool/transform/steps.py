@@ -1,0 +1,208 @@
+"""What is done to a sample on its way into a shard: its images are changed, then the user's function is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import InvalidRequest
+from shardtool.sample import to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardtool.transform.image import ImageFact, ImageOptions
+
+    Payload = bytes | memoryview
+
+KEY = "__key__"
+_TRACE_LINES = 12
+
+
+class BadSample(Exception):
+    """A sample that a transform cannot take; `code` is stable, for programs, and `detail` a traceback."""
+
+    def __init__(self, code: str, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.detail = code, message, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What to do to each sample. A plain value that travels to workers.
+
+    Attributes:
+        images: What to do to images; None: nothing.
+        function: `package.module:function`, called with each sample; empty: none.
+    """
+
+    images: ImageOptions | None = None
+    function: str = ""
+
+    @property
+    def probes(self) -> bool:
+        """Whether the sizes of images go into the sidecars."""
+        return self.images is not None and self.images.probe
+
+    def identity(self) -> str:
+        """Return what tells this transform from any other: options, Pillow's version, the function's source.
+
+        Raises:
+            InvalidRequest: There is no such function.
+        """
+        parts = [repr(self.images)]
+        if self.images is not None:
+            import PIL
+
+            parts.append(PIL.__version__)
+        if self.function:
+            find_function(self.function)
+            origin = getattr(sys.modules[self.function.partition(":")[0]], "__file__", None)
+            parts.append(self.function)
+            if origin and os.path.isfile(origin):
+                with open(origin, "rb") as file:
+                    parts.append(blake2b(file.read(), digest_size=16).hexdigest())
+        return " ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A sample that comes out of a transform.
+
+    Attributes:
+        key: Its name.
+        fields: (name, payload), in the order of the bytes of the names.
+        image: Of its first image, where images are looked at.
+    """
+
+    key: bytes
+    fields: list[tuple[bytes, Payload]]
+    image: ImageFact | None
+
+
+def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that `package.module:function` names; modules may lie in the current folder.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise InvalidRequest("--map", repr(name), expected="package.module:function")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module) if find_spec(module) else None
+        for part in attribute.split(".") if found else ():
+            found = getattr(found, part)
+    except AttributeError:
+        raise InvalidRequest("--map", f"no {attribute!r} in the module {module!r}") from None
+    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+        raise InvalidRequest("--map", f"cannot import {module!r}: {type(error).__name__}: {error}") from None
+    if found is None:
+        raise InvalidRequest("--map", f"no module {module!r}", remedy="Run where Python can import it.")
+    if not callable(found):
+        raise InvalidRequest("--map", f"{name!r} is a {type(found).__name__}", expected="a function of one sample")
+    return found  # type: ignore[no-any-return]
+
+
+class Transformer:
+    """A transform at work, in a worker."""
+
+    def __init__(self, transform: Transform) -> None:
+        self._images = transform.images
+        self._function = find_function(transform.function) if transform.function else None
+
+    def __call__(self, key: bytes, fields: Mapping[str, Payload]) -> list[Changed]:
+        """Return what becomes of a sample: one, several, or none.
+
+        Raises:
+            BadSample: It cannot be taken.
+        """
+        image = None
+        if self._images is not None:
+            fields, image = _change_images(self._images, fields)
+        if self._function is None:
+            return [Changed(key, _in_order(fields), image)]
+        sample: dict[str, Any] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
+        try:
+            made = self._function(sample)
+            several = made is not None and not isinstance(made, dict)
+            found = list(made) if several else [] if made is None else [made]
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            theirs = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is ours
+            trace = "".join(traceback.format_exception(type(error), error, theirs)).splitlines()[-_TRACE_LINES:]
+            message = f"the function of --map raised {type(error).__name__}: {error}"
+            raise BadSample("map-failed", message, "\n".join(trace)) from None
+        name = to_text(key)
+        return [_returned(one, name, f"{name}-{at}" if several else name, image) for at, one in enumerate(found)]
+
+
+def _change_images(
+    options: ImageOptions, fields: Mapping[str, Payload]
+) -> tuple[dict[str, Payload], ImageFact | None]:
+    from shardtool.transform.image import BadImage, change
+
+    changed: dict[str, Payload] = {}
+    first = None
+    for name, data in fields.items():
+        new, field = data, name
+        if options.applies(name):
+            try:
+                new, fact = change(data, name, options)
+            except BadImage as error:
+                raise BadSample(error.code, f"{name}: {error}") from None
+            first, field = first or fact, options.output_field(name)
+        if field in changed:
+            raise BadSample("field-clash", f"two fields become {field!r}")
+        changed[field] = new
+    return changed, first
+
+
+def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) -> Changed:
+    """Return a sample that the user's function made of the sample `key`.
+
+    Raises:
+        BadSample: It is none.
+    """
+    if not isinstance(sample, dict):
+        raise BadSample("map-failed", f"the function of --map returned a {type(sample).__name__}, no dict")
+    given = sample.get(KEY, key)
+    new = default_key if given == key else given
+    if not isinstance(new, str) or "\0" in new or not all(new.split("/")):
+        raise BadSample("map-failed", f"the function of --map returned the key {new!r}")
+    fields: dict[str, Payload] = {}
+    for name, value in sample.items():
+        if name == KEY:
+            continue
+        if not isinstance(name, str) or not name or any(mark in name for mark in "/\0"):
+            raise BadSample("map-failed", f"the function of --map returned a field called {name!r}")
+        fields[name] = _payload(name, value)
+    if not fields:
+        raise BadSample("map-failed", "the function of --map returned a sample without fields; None drops it")
+    return Changed(new.encode(), _in_order(fields), image)
+
+
+def _payload(name: str, value: Any) -> Payload:
+    """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them."""
+    if isinstance(value, (bytes, memoryview)):
+        return value
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()  # a NumPy number
+    if isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, (int, float, str)):
+        return str(value).encode()
+    raise BadSample("map-failed", f"the function of --map returned a {type(value).__name__} as {name!r}, no bytes")
+
+
+def _in_order(fields: Mapping[str, Payload]) -> list[tuple[bytes, Payload]]:
+    return sorted(((name.encode(), data) for name, data in fields.items()), key=lambda field: field[0])

@@ -1,0 +1,206 @@
+"""A source is listed: a folder or a manifest becomes `Entries`, with the help of the workers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
+from shardtool.sample import Skipped, counted
+from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
+from shardtool.storage import inside, source_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardtool.execute.local import LocalPool
+    from shardtool.pattern import ShardPattern
+    from shardtool.sample import OnError
+    from shardtool.source.entries import Entries
+    from shardtool.source.scan import ScanPart
+    from shardtool.verbs.observer import Observer
+    from shardtool.verbs.options import CreateOptions
+
+_TASKS = 32  # enough to keep a few workers busy to the end
+_MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
+
+
+class Source(Protocol):
+    """Where samples come from.
+
+    Attributes:
+        name: For the dataset file: no folder, nothing of this machine.
+        notes: What the user should know, once the samples are known.
+    """
+
+    name: str
+    notes: list[str]
+
+    def entries(self, pool: LocalPool, observer: Observer) -> Entries:
+        """Return the samples, those that `--where` takes."""
+
+    def column(self, name: str) -> Any:
+        """Return a column to divide by, one value a sample: a `pyarrow.ChunkedArray`."""
+
+    def write_binary(self, file: Any) -> None:
+        """Write the payload of all SPAN rows where offsets say."""
+
+
+def open_source(source: Any, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Source:
+    """Return what a source is.
+
+    Raises:
+        InvalidRequest: It is nothing that can be packed, or options do not go with it.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        options.check_for(manifest=True)
+        return ManifestSource(source, options)
+    text = os.fspath(source)
+    if _may_be_manifest(text):
+        from shardtool.source.manifest import is_manifest
+
+        if is_manifest(text):
+            options.check_for(manifest=True)
+            return ManifestSource(text, options)
+    options.check_for(manifest=False)
+    return FolderSource(text, options, outputs)
+
+
+def _may_be_manifest(text: str) -> bool:
+    """Tell whether it is worth to ask: pyarrow is not imported for a folder of samples."""
+    if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
+        return True
+    try:
+        with os.scandir(text) as found:
+            names = [entry.name for _, entry in zip(range(8), found, strict=False)]
+    except OSError:
+        return False
+    return any(name.endswith(".parquet") or "=" in name for name in names)
+
+
+class FolderSource:
+    """A tree of files."""
+
+    def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
+        self.name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
+        self.notes: list[str] = []
+        self._source, self._options = source, options
+        self._root = source_root(source)
+        places = [(inside(pattern.folder, self._root), pattern) for pattern in outputs]
+        own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
+        self._rules = ScanRules(
+            options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
+        )
+        self._entries: Entries | None = None
+
+    def entries(self, pool: LocalPool, observer: Observer) -> Entries:
+        """List the tree in the workers, while a thread imports what comes next."""
+        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.verbs.packing",), daemon=True)
+        left_out: list[Skipped] = []
+        tasks = share_out(self._root, self._rules, _TASKS, left_out)
+        ahead.start()
+        found: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan, tasks):
+            found[number] = part
+            observer.listed(len(part.counts))
+        parts = [found[number] for number in sorted(found)]
+        ahead.join()
+        from shardtool.source import folder
+
+        options = self._options
+        entries = folder.collect(self._root, parts, left_out)
+        check_left_out(self._source, entries.left_out, options.on_error)
+        if options.label_from_folder:
+            entries = folder.label_from_folder(entries)
+        if options.dots is None:
+            folder.check_torn(entries)
+        if options.where is not None:
+            from shardtool.choose import matching
+
+            entries = entries.take(matching(folder.table_of(entries), options.where))
+            _check_some(entries, options.where)
+        self._entries = entries
+        return entries
+
+    def column(self, name: str) -> Any:
+        """Return `key`, `path`, `folder` or `size` of each sample."""
+        from shardtool.source import folder
+
+        if self._entries is None or name not in folder.COLUMNS:
+            expected = f"one of {', '.join(folder.COLUMNS)}"
+            raise InvalidRequest(name, "a folder has no such column", expected=expected, remedy="Use a manifest.")
+        return folder.table_of(self._entries).column(name)
+
+    def write_binary(self, file: Any) -> None:
+        """Write nothing: all fields are files."""
+
+
+class ManifestSource:
+    """A table with a row a sample."""
+
+    def __init__(self, source: Any, options: CreateOptions) -> None:
+        from shardtool.source.manifest import Manifest
+
+        self._manifest = Manifest(source, options.of_manifest())
+        self._options = options
+        self.name, self.notes = self._manifest.name, self._manifest.notes
+
+    def entries(self, pool: LocalPool, observer: Observer) -> Entries:
+        """Choose rows and columns, and look at the files in the workers."""
+        from shardtool.source.listed import stat_listed
+
+        manifest, options = self._manifest, self._options
+        if options.where is not None:
+            from shardtool.choose import matching
+
+            manifest.keep(matching(manifest.table, options.where))
+        manifest.check()
+        found = {}
+        for number, part in pool.map(stat_listed, manifest.tasks(_TASKS)):
+            found[number] = part
+            observer.listed(len(part))
+        entries = manifest.entries([found[number] for number in sorted(found)])
+        check_left_out(self.name, entries.left_out, options.on_error)
+        return entries
+
+    def column(self, name: str) -> Any:
+        """Return a column of the manifest, for the samples that are left."""
+        return self._manifest.column(name)
+
+    def write_binary(self, file: Any) -> None:
+        """Write the payload of all SPAN rows."""
+        self._manifest.write_binary(file)
+
+
+def _check_some(entries: Entries, query: str) -> None:
+    if not len(entries):
+        raise InvalidRequest("--where", f"no sample for which {query}")
+
+
+def check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError) -> None:
+    """Refuse a source with files that cannot be packed, unless they are to be skipped.
+
+    Raises:
+        SampleFailed: There are such files.
+    """
+    failed = [one for one in left_out if one.code != NO_FIELD]
+    if failed and on_error == "stop":
+        named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
+        raise SampleFailed(
+            source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
+            remedy="Mend or --exclude them, or leave them out with --on-error skip. Nothing was written.",
+        )  # fmt: skip
+
+
+def left_out_notes(entries: Entries) -> list[str]:
+    """Return a line for each reason why something was left out."""
+    by_code: dict[str, list[str]] = {}
+    for one in entries.left_out:
+        by_code.setdefault(one.code, []).append(printable(one.path))
+    text = {NO_FIELD: "file left out, without an ending that could name a field"}
+    return [
+        f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"
+        for code, paths in by_code.items()
+    ]

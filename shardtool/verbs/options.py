@@ -1,0 +1,256 @@
+"""What can be asked of `create`: one value, checked as far as it can be without the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, get_args
+
+from shardtool.errors import InvalidRequest
+from shardtool.execute.local import StartMethod
+from shardtool.publish import IfExists
+from shardtool.sample import Dots, OnError, Oversize, parse_size
+from shardtool.source.scan import Symlinks
+
+if TYPE_CHECKING:
+    from shardtool.divide import SplitOptions
+    from shardtool.source.manifest import ManifestOptions
+    from shardtool.transform.steps import Transform
+
+ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
+ImageFormat = Literal["jpg", "png", "webp"]
+
+_CHOICES = {
+    "oversize": get_args(Oversize),
+    "symlinks": get_args(Symlinks),
+    "dots": (None, *get_args(Dots)),
+    "on_error": get_args(OnError),
+    "if_exists": get_args(IfExists),
+    "start_method": get_args(StartMethod),
+    "resize_mode": get_args(ResizeMode),
+    "encode": (None, *get_args(ImageFormat)),
+}
+_OPTION = {
+    "files": "--file",
+    "binary": "--bytes",
+    "values": "--field",
+    "images": "--image",
+    "masks": "--mask",
+    "stat": "--no-stat",
+}
+_SEVERAL = ("include", "exclude", "files", "binary", "values", "classes", "images", "masks")
+_OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder")
+_OF_MANIFESTS = (
+    "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
+    "split_column",
+)  # fmt: skip
+_NOT_RECORDED = {"workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat"}
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """How to make a dataset; each has an option on the command line, of the same name where no other is given.
+
+    Attributes:
+        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
+        max_count: Samples in a shard at most.
+        equal_count: Shards hold equally many samples, give or take one.
+        shards_multiple_of: The number of shards is a multiple of this.
+        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
+        shuffle: Put the samples into one global random order.
+        seed: Of that order, and of splits.
+        where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
+        split: Shares such as `train=0.8,val=0.1,test=0.1`.
+        split_column: The manifest's column that holds the split.
+        stratify: A column of labels; each keeps the shares.
+        group_by: A column of groups; each stays in one split.
+        include: Of a folder: globs; where there are any, a file must match one.
+        exclude: Of a folder: globs; files and folders that match one are left out.
+        hidden: Of a folder: names that start with a dot count.
+        symlinks: `inside` (the tree), `follow` or `skip`.
+        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
+        label_from_folder: Add the field `cls`, the number of the top folder.
+        key: Of a manifest: the column with the keys.
+        path: Of a manifest: the column with the path of a file, whose ending names its field.
+        files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
+        binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
+        values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
+        classes: Of a manifest: those of `values` that are labels, to be numbered.
+        meta: Of a manifest: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
+        root: Of a manifest: what relative paths count from; None: its folder.
+        allow_outside: Of a manifest: whether paths may leave the root.
+        size: Of a manifest: the column with the file's size, for `stat=False`.
+        stat: `--no-stat` is False: look at no file, for a dry run.
+        resize: Images: `256`, or `640x480`.
+        resize_mode: What that means: the `shorter` or `longer` side, the `exact` size, or to `crop` or `pad` to it.
+        only_larger: Enlarge no image.
+        encode: Images become `jpg`, `png` or `webp`.
+        quality: Of jpg and webp, 1 to 100.
+        images: `--image`: the fields that are images; none: those with an image's ending.
+        masks: `--mask`: the fields that are images of labels, never blended.
+        probe: Images: width, height and mode go into the sidecars.
+        map: `package.module:function`, called with each sample.
+        portable: Make names safe for every reader.
+        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
+        if_exists: `error`, `resume` or `overwrite`.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    max_size: str | int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    shards_multiple_of: int = 1
+    oversize: Oversize = "error"
+    shuffle: bool = False
+    seed: int = 0
+    where: str | None = None
+    split: str | None = None
+    split_column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hidden: bool = False
+    symlinks: Symlinks = "inside"
+    dots: Dots | None = None
+    label_from_folder: bool = False
+    key: str | None = None
+    path: str | None = None
+    files: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    meta: str = "all"
+    root: str | None = None
+    allow_outside: bool = False
+    size: str | None = None
+    stat: bool = True
+    resize: str | int | None = None
+    resize_mode: ResizeMode = "shorter"
+    only_larger: bool = False
+    encode: ImageFormat | None = None
+    quality: int | None = None
+    images: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    probe: bool = False
+    map: str | None = None
+    portable: bool = False
+    on_error: OnError = "stop"
+    if_exists: IfExists = "error"
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                choices = ", ".join(str(one) for one in known)
+                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
+        for name in _SEVERAL:
+            if isinstance(texts := getattr(self, name), str):
+                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
+        for name in ("max_count", "shards_multiple_of", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(option(name), str(value), expected="one or more")
+        of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
+        if of_images and self.resize is None and self.encode is None and not self.probe:
+            raise InvalidRequest(option(of_images[0]), "nothing to do to images", expected="--resize or --encode")
+        of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
+        if of_split and not self.split:
+            raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = {}
+        seeded = self.shuffle or self.split
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in _NOT_RECORDED and value != one.default and not (one.name == "seed" and not seeded):
+                found[one.name] = list(value) if isinstance(value, tuple) else value
+        if self.max_size is not None:
+            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        return found
+
+    def check_for(self, *, manifest: bool) -> None:
+        """Refuse options that are about the other kind of source.
+
+        Raises:
+            InvalidRequest: There are such.
+        """
+        defaults = {one.name: one.default for one in fields(self)}
+        for name in _OF_FOLDERS if manifest else _OF_MANIFESTS:
+            if getattr(self, name) != defaults[name]:
+                found, other = ("a manifest", "a folder") if manifest else ("a folder", "a manifest")
+                raise InvalidRequest(option(name), f"the source is {found}", expected=f"{other}, or not this option")
+
+    def of_manifest(self) -> ManifestOptions:
+        """Return what concerns a manifest."""
+        from shardtool.source.manifest import ManifestOptions
+
+        return ManifestOptions(
+            key=self.key,
+            path=self.path,
+            files=_pairs("--file", self.files),
+            binary=_pairs("--bytes", self.binary),
+            fields=_pairs("--field", self.values),
+            classes=tuple(self.classes),
+            meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
+            root=self.root,
+            allow_outside=self.allow_outside,
+            size=self.size,
+            stat=self.stat,
+            dots=self.dots or "first",
+        )
+
+    def of_split(self) -> SplitOptions | None:
+        """Return how samples are divided; None: they are not."""
+        if not self.split and self.split_column is None:
+            return None
+        from shardtool.divide import SplitOptions, parse_shares
+
+        shares = parse_shares(self.split) if self.split else ()
+        return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
+
+    def of_transform(self) -> Transform | None:
+        """Return what is done to samples; None: nothing."""
+        if self.resize is None and self.encode is None and not self.probe and not self.map:
+            return None
+        from shardtool.transform.steps import Transform
+
+        if self.resize is None and self.encode is None and not self.probe:
+            return Transform(None, self.map or "")
+        from shardtool.transform.image import ImageOptions
+
+        images = ImageOptions(
+            resize=None if self.resize is None else _parse_resize(str(self.resize)),
+            resize_mode=self.resize_mode,
+            only_larger=self.only_larger,
+            encode=self.encode,
+            quality=self.quality,
+            fields=tuple(self.images),
+            masks=tuple(self.masks),
+            probe=self.probe,
+        )
+        return Transform(images, self.map or "")
+
+
+def option(name: str) -> str:
+    """Return how the command line calls an option."""
+    return _OPTION.get(name, f"--{name.replace('_', '-')}")
+
+
+def _pairs(where: str, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for text in texts:
+        field, _, column = text.partition("=")
+        if not field or not column:
+            raise InvalidRequest(where, repr(text), expected="FIELD=COLUMN, such as jpg=path")
+        pairs.append((field, column))
+    return tuple(pairs)
+
+
+def _parse_resize(text: str) -> tuple[int, int]:
+    width, cross, height = text.lower().partition("x")
+    if not width.isdecimal() or (cross and not height.isdecimal()):
+        raise InvalidRequest("--resize", repr(text), expected="a number of pixels, or WIDTHxHEIGHT")
+    return int(width), int(height or width)

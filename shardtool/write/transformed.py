@@ -1,0 +1,231 @@
+"""Writes a shard of samples that are changed on the way, so that their sizes show only here.
+
+The plan's sizes are estimates, the bound is not: where the next sample would go over it, the shard ends,
+and what is left of the task goes back to the parent, which gives it a name after the last planned one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from shardtool.checksum import crc32c
+from shardtool.errors import SampleFailed
+from shardtool.format import tar, tfrecord
+from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_text
+from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
+from shardtool.write.packer import Failed, Packer, unreadable
+from shardtool.write.task import Made, ShardResult, ShardTask, Work, digest, numbers
+
+if TYPE_CHECKING:
+    from shardtool.sample import Number
+    from shardtool.storage import Staged
+    from shardtool.write.packer import Output, Report
+
+    Parts = list[bytes | memoryview]
+
+_FLUSH = 512 * 1024
+
+_transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
+
+
+def transformer(transform: Transform) -> Transformer:
+    """Return the transformer of a transform, made once a process."""
+    if transform not in _transformers:
+        _transformers[transform] = Transformer(transform)
+    return _transformers[transform]
+
+
+def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult:
+    """Write a shard of changed samples, staged and durable.
+
+    Raises:
+        SampleFailed: A sample cannot be read or changed, or fits in no shard, and is not to be left out.
+        OutputFailed: The file cannot be written.
+    """
+    output = task.folder.stage(task.name)
+    try:
+        packer = TransformPacker(task, work, output, report)
+        packer.run()
+        return packer.result(output.finish(task.mtime_ns))
+    except BaseException:
+        output.abandon()
+        raise
+
+
+def measure_samples(task: ShardTask) -> list[int]:
+    """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
+    if task.work is None:
+        return []
+    packer = TransformPacker(task, task.work, _Nowhere(), _no_report)
+    return packer.measure()
+
+
+class _Nowhere:
+    """Takes the bytes of a shard that nobody wants."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Do nothing."""
+
+
+def _no_report(_samples: int, _bytes: int) -> None:
+    """Tell nobody."""
+
+
+class TransformPacker(Packer):
+    """Reads a sample whole, changes it, and writes what comes out."""
+
+    def __init__(self, task: ShardTask, work: Work, output: Output, report: Report) -> None:
+        super().__init__(task, output, report, {})
+        self._work, self._change = work, transformer(work.transform)
+        of_names = {self.task.samples.fields[code]: kind for code, kind in task.samples.numbers.items()}
+        self._numbers: dict[bytes, Number] = of_names
+        self._places: dict[bytes, int] = {}  # field to its code
+        self._made_keys: list[bytes] = []
+        self._counts, self._codes, self._sources = array("H"), array("H"), array("q")
+        self._sizes, self._stored = array("q"), array("q")
+        self._texts: list[bytes] = []
+        self._images: list[tuple[int, int, str] | None] = []
+        self._pending: Parts = []
+        self._pending_size = self._record_bytes = self._consumed = self._dropped = 0
+
+    def run(self) -> None:
+        """Write samples until all are done or the shard is full, and the end of the file."""
+        counts, end = numbers("H", self.task.samples.counts), 0
+        for place, (key, count) in enumerate(zip(self.keys, counts, strict=True)):
+            row, end = end, end + count
+            try:
+                changed = self._change(key, self._fields(key, row, end))
+                encoded = [self._encode(one) for one in changed]
+            except OSError as error:
+                self.leave_out(place, unreadable(self._path(key, row), error), streamed=False)
+            except Failed as failed:
+                self.leave_out(place, failed, streamed=False)
+            except BadSample as bad:
+                path = b"" if bad.code == "map-failed" else self._path(key, row)  # no file's fault: the key says more
+                self.leave_out(place, Failed(path, bad.code, bad.message, bad.detail), streamed=False)
+            else:
+                if not self._add(place, key, changed, encoded):
+                    break
+            self._consumed = place + 1
+            self.report_progress(place + 1)
+        self._flush()
+        if self.task.format == "tar":
+            self.write(tar.TRAILER)
+
+    def measure(self) -> list[int]:
+        """Return what the records of each sample would take; -1 where it cannot be taken."""
+        found, end = [], 0
+        for key, count in zip(self.keys, numbers("H", self.task.samples.counts), strict=True):
+            row, end = end, end + count
+            try:
+                encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
+            except (OSError, Failed, BadSample):
+                found.append(-1)
+            else:
+                found.append(sum(len(part) for parts, _ in encoded for part in parts))
+        return found
+
+    def result(self, staged: Staged | None) -> ShardResult:
+        """Return what is to be told of the finished shard."""
+        has_numbers = bool(self._numbers)
+        samples = ShardSamples(
+            root=self.task.samples.root,
+            keys=b"".join(key + b"\0" for key in self._made_keys),
+            needs=b"",
+            counts=self._counts.tobytes(),
+            fields=tuple(self._places),
+            codes=self._codes.tobytes(),
+            kinds=b"",
+            sizes=self._sizes.tobytes(),
+            mtimes=b"",
+            paths=None,
+            inline=b"\0".join(self._texts) + b"\0" if has_numbers else None,
+            stored=self._stored.tobytes() if has_numbers else None,
+            numbers={self._places[name]: kind for name, kind in self._numbers.items() if name in self._places},
+        )
+        crcs = self.field_crcs.tobytes()
+        content = digest(samples, crcs, ()) if self._made_keys else 0
+        made = Made(samples, self._sources.tobytes(), self._consumed, self._dropped, self._images)
+        skipped = tuple(sorted(self.without.items()))
+        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped, made)
+
+    def _path(self, key: bytes, row: int) -> bytes:
+        return (self.paths[row] if self.paths is not None else b"") or key + self.endings[self.codes[row]]
+
+    def _fields(self, key: bytes, row: int, end: int) -> dict[str, bytes | memoryview]:
+        fields: dict[str, bytes | memoryview] = {}
+        for at in range(row, end):
+            payload = memoryview(bytearray(self.sizes[at]))
+            self.read_payload(key + self.endings[self.codes[at]], at, payload)
+            fields[to_text(self.task.samples.fields[self.codes[at]])] = payload
+        return fields
+
+    def _encode(self, sample: Changed) -> tuple[Parts, list[tuple[bytes, bytes | memoryview]]]:
+        """Return a sample's records, and its fields as they are stored."""
+        if self.task.format == "tar":
+            return tar.encode_sample(sample.key, sample.fields), sample.fields
+        stored = []
+        for name, payload in sample.fields:
+            value = payload
+            if name in self._numbers:
+                try:
+                    value = tfrecord.encode_number(bytes(payload), self._numbers[name])
+                except (ValueError, OverflowError):
+                    raise BadSample("no-number", f"{to_text(name)} is no {self._numbers[name]} any more") from None
+            stored.append((name, value))
+        return tfrecord.encode_sample(sample.key, stored, self._numbers), stored
+
+    def _add(
+        self, place: int, key: bytes, changed: list[Changed],
+        encoded: list[tuple[Parts, list[tuple[bytes, bytes | memoryview]]]],
+    ) -> bool:  # fmt: skip
+        """Write what one sample became; tell whether there was room for it."""
+        work = self._work
+        size = sum(len(part) for parts, _ in encoded for part in parts)
+        over_count = work.max_count is not None and len(changed) > work.max_count
+        alone = work.oversize == "alone" and not over_count
+        if (size > work.room and not alone) or over_count:
+            self._refuse(place, key, size, len(changed))
+            return True
+        full = work.max_count is not None and len(self._made_keys) + len(changed) > work.max_count
+        if self._made_keys and (full or self._record_bytes + size > work.room):
+            return False
+        if not changed:
+            self._dropped += 1
+        for one, (parts, stored) in zip(changed, encoded, strict=True):
+            self._note(place, one, stored)
+            self._pending += parts
+        self._pending_size += size
+        self._record_bytes += size
+        if self._pending_size > _FLUSH:
+            self._flush()
+        return True
+
+    def _note(self, place: int, sample: Changed, stored: list[tuple[bytes, bytes | memoryview]]) -> None:
+        self._made_keys.append(sample.key)
+        self._counts.append(len(stored))
+        self._sources.append(place)
+        if self._work.transform.probes:
+            image = sample.image
+            self._images.append(None if image is None else (image.width, image.height, image.mode))
+        for (name, payload), (_, value) in zip(sample.fields, stored, strict=True):
+            self._codes.append(self._places.setdefault(name, len(self._places)))
+            self._sizes.append(len(payload))
+            self._stored.append(len(value))
+            self.field_crcs.append(crc32c(value))
+            self._texts.append(bytes(payload) if name in self._numbers else b"")
+
+    def _refuse(self, place: int, key: bytes, size: int, count: int) -> None:
+        """Apply the rule for a sample that fits in no shard, now that its size is known."""
+        found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
+        if self._work.oversize != "skip":
+            raise SampleFailed(
+                to_text(key), found, remedy="Raise --max-size or --max-count, or leave it out with --oversize skip."
+            )
+        self.without[place] = Skipped(to_text(key), "", "oversize", found)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self.write(b"".join(self._pending))
+            self._pending, self._pending_size = [], 0
