@@ -381,8 +381,9 @@ def _fit(
         raise InvalidRequest("--max-size", found, remedy=remedy)
     if oversize == "alone":
         return which, (), (f"{found}; each gets a shard of its own",)
+    limit_name = "the 2 GiB of a TFRecord" if by_format else "--max-size"
     left_out = tuple(
-        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, more than fits in {what}")
+        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {limit_name}")
         for at in too_large.tolist()
     )
     stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]

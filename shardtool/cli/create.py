@@ -39,8 +39,8 @@ class _Create(Sectioned):
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle and --split.")
 @click.option(
     "--where", metavar="QUERY",
-    help="Only samples that this takes: \"bi == 'dog' and width > 256\" over a manifest's columns; of a folder: key, path, "
-    "folder and size.",
+    help="Only samples that this takes: \"bi == 'dog' and width > 256\" over a manifest's columns; of a folder: key, "
+    "path, folder and size.",
 )  # fmt: skip
 @click.option("--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT.")
 @click.option("--split-column", metavar="COLUMN", help="The split is what the manifest says.")

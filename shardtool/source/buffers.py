@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
 _STRING_LIMIT = 2**31 - 1  # bytes that the offsets of a `string` array reach
 
 
@@ -43,7 +44,7 @@ def truths(mask: NDArray[np.bool_]) -> Any:
 
 def numbers(array: Any) -> NDArray[Any]:
     """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
-    dtype = array.type.to_pandas_dtype()
+    dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     return np.frombuffer(array.buffers()[1] or b"", dtype)[array.offset : array.offset + len(array)]
 
 
@@ -85,25 +86,36 @@ def payload(array: Any) -> memoryview:
 
 def plain(array: Any) -> Any:
     """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        if isinstance(array, pa.ChunkedArray):
-            return plain(pa.chunked_array([chunk.storage for chunk in array.chunks], kind.storage_type))
-        return plain(array.storage)
-    if pa.types.is_dictionary(kind):
-        return plain(pc.cast(array, kind.value_type))
-    if pa.types.is_run_end_encoded(kind):
-        return plain(pc.run_end_decode(array))
-    if pa.types.is_float16(kind):
-        return pc.cast(array, pa.float32())
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        target = pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
-        try:
-            return pc.cast(array, target)
-        except pa.ArrowNotImplementedError:  # pyarrow before 18
-            made = pa.array(array.to_pylist(), target)
-            return pa.chunked_array([made]) if isinstance(array, pa.ChunkedArray) else made
-    return array
+    while True:
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            array = _storage(array)
+        elif pa.types.is_dictionary(kind):
+            array = pc.cast(array, kind.value_type)
+        elif pa.types.is_run_end_encoded(kind):
+            array = pc.run_end_decode(array)
+        elif pa.types.is_float16(kind):
+            array = pc.cast(array, pa.float32())
+        elif pa.types.is_string_view(kind):
+            array = _without_views(array, pa.large_string())
+        elif pa.types.is_binary_view(kind):
+            array = _without_views(array, pa.large_binary())
+        else:
+            return array
+
+
+def _storage(array: Any) -> Any:
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([chunk.storage for chunk in array.chunks], array.type.storage_type)
+    return array.storage
+
+
+def _without_views(array: Any, kind: Any) -> Any:
+    try:
+        return pc.cast(array, kind)
+    except pa.ArrowNotImplementedError:  # pyarrow before 18
+        made = pa.array(array.to_pylist(), kind)
+        return pa.chunked_array([made]) if isinstance(array, pa.ChunkedArray) else made
 
 
 def one_chunk(column: Any) -> Any:

@@ -293,5 +293,5 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
         ]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
-            expected=f"a key of its own for each row{'' if column is None else f', from column {column!r}'}", remedy=remedy,
+            expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,
         )  # fmt: skip

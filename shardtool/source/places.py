@@ -41,8 +41,7 @@ def relative(paths: Any, root: bytes) -> Any:
     """
     text = os.fsdecode(root)
     tidy = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
-    for path in sorted({os.path.abspath(text), os.path.realpath(text)}, key=len, reverse=True):
-        tidy.append((f"^{re.escape(path.rstrip('/'))}/", ""))
+    tidy += [(f"^{re.escape(top.rstrip('/'))}/", "") for top in sorted({os.path.abspath(text), os.path.realpath(text)})]
     for pattern, replacement in tidy:
         if pc.any(pc.match_substring_regex(paths, pattern)).as_py():
             paths = pc.replace_substring_regex(paths, pattern, replacement)

@@ -29,10 +29,10 @@ PATH_NAMES = (
 )  # fmt: skip
 META = "json"
 META_CLASH = "The metadata is the field json: call the other something else, or leave it out with --meta none."
-_FORMATS = frozenset(
-    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf")
-    + ("wav", "flac", "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov")
-)
+_FORMATS = frozenset({
+    "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
+    "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
+})  # fmt: skip
 _BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 

@@ -71,22 +71,27 @@ def open_table(source: Any, named: Collection[str]) -> Table:
         return _standard_input(sys.stdin.buffer.read(), named)
     if not os.path.exists(path):
         raise InvalidRequest(path, "no such file or folder", expected="a table")
-    if os.path.isdir(path):
-        files = parquet_files(path)
-        if not files:
-            raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
-        return _ParquetTable(path, files)
+    if not os.path.isdir(path):
+        with readable(path):
+            return _open_file(path)
+    files = parquet_files(path)
+    if not files:
+        raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
+    return _ParquetTable(path, files)
+
+
+def _open_file(path: str) -> Table:
     ending = table_ending(path)
-    with readable(path):
-        if ending == PARQUET:
-            return _ParquetTable(path, [path])
-        if ending in ARROW:
-            return _ArrowTable(path)
-        if ending in SEPARATORS:
-            return _TextTable(_base(path), _folder(path), DelimitedTable(path, _opener(path), SEPARATORS[ending]))
-        if ending in JSON_LINES:
-            return MemoryTable(path, _folder(path), read_json_lines(path, _opener(path)), _base(path))
-    raise InvalidRequest(path, "a file of a kind that is no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
+    if ending == PARQUET:
+        return _ParquetTable(path, [path])
+    if ending in ARROW:
+        return _ArrowTable(path)
+    if ending in SEPARATORS:
+        table = DelimitedTable(path, _opener(path), SEPARATORS[ending])
+        return _TextTable(_base(path), _folder(path), table)
+    if ending in JSON_LINES:
+        return MemoryTable(path, _folder(path), read_json_lines(path, _opener(path)), _base(path))
+    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
 
 
 @contextmanager
@@ -221,8 +226,7 @@ def _read_columns(file: Any, names: list[str]) -> Any:
     schema, columns = file.schema_arrow, []
     for name in names:
         groups = [
-            file.read_row_group(at, columns=[name], use_threads=False).column(name)
-            for at in range(file.num_row_groups)
+            file.read_row_group(at, columns=[name], use_threads=False).column(name) for at in range(file.num_row_groups)
         ]
         chunks = [chunk for group in groups for chunk in group.chunks]
         del groups
