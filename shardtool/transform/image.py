@@ -18,8 +18,9 @@
   (MPO: previews, the other eye, a gain map) are no frames: viewers show the first, and so it is the image.
 - The same bytes come out on each call with the same build of Pillow and its codecs.
 
-Pillow's decoders for other formats than these seven (PDF and EPS start programs) are never tried. It opens no files and
-starts no processes, and it is for worker processes: while it runs, Python's warnings are off in the whole process.
+Pillow's decoders for other formats than these seven (that of EPS starts a program) are never tried. This module opens
+no files and starts no processes, and it is for worker processes: while `change` runs, Python's warnings are off in the
+whole process, and libtiff may write a line about a damaged TIFF to the process's stderr.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 
-# What Pillow refuses by itself: 0.5 GB a band of 32 bits, for a decoded image in a worker. Its warning, at half of
-# that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
+# What Pillow refuses by itself: 0.7 GB for decoded RGB, which takes four bytes a pixel, in each worker. Its warning, at
+# half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")

@@ -59,8 +59,10 @@ class Transform:
         parts = [repr(self.images)]
         if self.images is not None:
             import PIL
+            from PIL import features
 
-            parts.append(PIL.__version__)
+            codecs = [f"{name} {features.version(name)}" for name in ("jpg", "libjpeg_turbo", "zlib", "webp")]
+            parts += [PIL.__version__, *codecs]
         if self.function:
             find_function(self.function)
             origin = getattr(sys.modules[self.function.partition(":")[0]], "__file__", None)
@@ -144,9 +146,7 @@ class Transformer:
         return [_returned(one, name, f"{name}-{at}" if several else name, image) for at, one in enumerate(found)]
 
 
-def _change_images(
-    options: ImageOptions, fields: Mapping[str, Payload]
-) -> tuple[dict[str, Payload], ImageFact | None]:
+def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageFact | None]:
     from shardtool.transform.image import BadImage, change
 
     changed: dict[str, Payload] = {}

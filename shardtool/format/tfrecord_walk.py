@@ -1,0 +1,223 @@
+"""TFRecord shards, read: from bytes to records, and from an Example to its features.
+
+Any bytes give records or `CorruptShard`, with the place. Nothing here opens a file: bytes come from a function.
+
+Source: as `format/tfrecord.py`.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.checksum import crc32c
+from shardtool.errors import CorruptShard
+from shardtool.format.tfrecord import DATA_LIMIT, FRAME_HEAD, FRAME_TAIL, masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Read = Callable[[int, int], bytes | memoryview]
+
+REMEDY = "Get the shard again, or make it anew from its source."
+_head = Struct("<QI").unpack
+_tail = Struct("<I").unpack
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_VARINT_BYTES = 10
+
+
+class Record(NamedTuple):
+    """A framed record: `offset` of its length field, `data` of its data, `size` of the data, and its checksum."""
+
+    offset: int
+    data: int
+    size: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        """Where the next record starts."""
+        return self.data + self.size + FRAME_TAIL
+
+
+class Feature(NamedTuple):
+    """A feature of an Example.
+
+    Attributes:
+        name: Its name.
+        kind: `bytes`, `float` or `int64`.
+        offset: Where its value starts: the bytes of a single value, or else what its list holds.
+        size: Bytes from there.
+        values: How many there are.
+    """
+
+    name: bytes
+    kind: str
+    offset: int
+    size: int
+    values: int
+
+
+def walk(read: Read, where: str) -> Iterator[Record]:
+    """Yield the records of a TFRecord file, in order, without reading their data; `check_data` does.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        where: The shard's name, for messages.
+
+    Raises:
+        CorruptShard: The length's checksum differs, or the file ends too early.
+    """
+    offset = 0
+    while head := bytes(read(offset, FRAME_HEAD)):
+        if len(head) < FRAME_HEAD:
+            raise CorruptShard(where, f"at {offset:,}: {len(head)} bytes", expected="a record of 16 bytes or more",
+                               remedy=REMEDY)  # fmt: skip
+        size, told = _head(head)
+        if told != masked(crc32c(head[:8])):
+            raise CorruptShard(
+                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {told:08x}",
+                expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
+            )  # fmt: skip
+        if size > DATA_LIMIT:
+            raise CorruptShard(where, f"at {offset:,}: a record of {size:,} bytes", expected="less than 2 GiB")
+        tail = bytes(read(offset + FRAME_HEAD + size, FRAME_TAIL))
+        if len(tail) < FRAME_TAIL:
+            raise CorruptShard(
+                where, f"at {offset:,}: a record of {size:,} bytes, and the file ends before", remedy=REMEDY
+            )
+        yield Record(offset, offset + FRAME_HEAD, size, _tail(tail)[0])
+        offset += FRAME_HEAD + size + FRAME_TAIL
+
+
+def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
+    """See that a record's data has its checksum.
+
+    Raises:
+        CorruptShard: It has not.
+    """
+    found = masked(crc32c(data))
+    if found != record.crc:
+        raise CorruptShard(
+            where, f"at {record.offset:,}: a record's data with the checksum {found:08x}",
+            expected=f"{record.crc:08x}", remedy=REMEDY,
+        )  # fmt: skip
+
+
+def features(data: bytes | memoryview, start: int, where: str) -> list[Feature]:
+    """Return the features of an Example.
+
+    Args:
+        data: Its bytes.
+        start: Where they lie in the shard: offsets count from the shard's start.
+        where: The shard's name, for messages.
+
+    Raises:
+        CorruptShard: It is no Example.
+    """
+    try:
+        return [
+            _feature(data, first, last, start)
+            for tag, outer, end in _parts(data, 0, len(data)) if tag == 1
+            for inner, first, last in _parts(data, outer, end) if inner == 1
+        ]  # fmt: skip
+    except (IndexError, ValueError):
+        raise CorruptShard(where, f"at {start:,}: no tf.train.Example", remedy=REMEDY) from None
+
+
+def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
+    """Return the numbers of a feature's list, packed or one by one.
+
+    Raises:
+        ValueError: There are none of that kind.
+    """
+    try:
+        if kind == "float":
+            return [Struct("<f").unpack(data[first:last])[0] for first, last in _floats(data)]
+        found = []
+        for first, last in _int_spans(data):
+            at = first
+            while at < last:
+                value, at = _varint(data, at, last)
+                found.append(value - 2**64 if value >= 2**63 else value)
+    except IndexError:
+        raise ValueError from None
+    return found
+
+
+def _floats(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    for tag, first, last in _parts(data, 0, len(data)):
+        if tag == 1:
+            if (last - first) % 4:
+                raise ValueError
+            yield from ((at, at + 4) for at in range(first, last, 4))
+
+
+def _int_spans(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    for tag, first, last in _parts(data, 0, len(data)):
+        if tag == 1:
+            yield first, last
+
+
+def _feature(data: bytes | memoryview, first: int, last: int, start: int) -> Feature:
+    """Return the feature in a map entry at `first` to `last`."""
+    name, value = b"", (last, last)
+    for tag, at, end in _parts(data, first, last):
+        if tag == 1:
+            name = bytes(data[at:end])
+        elif tag == 2:  # noqa: PLR2004 - the value of a map entry
+            value = (at, end)
+    kind, inner = _BYTES_LIST, (value[1], value[1])
+    count = 0
+    for tag, at, end in _parts(data, *value):
+        kind = tag
+        parts = [(part, end) for number, part, end in _parts(data, at, end) if number == 1]
+        count, inner = len(parts), parts[0] if len(parts) == 1 else (at, end)
+    if kind == _BYTES_LIST:
+        return Feature(name, "bytes", start + inner[0], inner[1] - inner[0], count)
+    if kind not in (_FLOAT_LIST, _INT64_LIST):
+        raise ValueError
+    packed = data[inner[0] : inner[1]]
+    if kind == _FLOAT_LIST:
+        count = len(packed) // 4 if count <= 1 else count
+        return Feature(name, "float", start + inner[0], inner[1] - inner[0], count)
+    if count <= 1:
+        count = sum(1 for byte in packed if byte < 128)  # noqa: PLR2004 - the last byte of a varint
+    return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count)
+
+
+def _parts(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (field number, start, end) of each part of a protobuf message that lies at `at` to `end`."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        wire = tag & 7
+        if wire == _DELIMITED:
+            size, at = _varint(data, at, end)
+        elif wire == _VARINT:
+            first = at
+            _, last = _varint(data, at, end)
+            yield tag >> 3, first, last
+            at = last
+            continue
+        elif wire in (_FIXED64, _FIXED32):
+            size = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError
+        if at + size > end:
+            raise ValueError
+        yield tag >> 3, at, at + size
+        at += size
+
+
+def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return a varint and the place after it."""
+    value = shift = 0
+    while at < end and shift < 7 * _VARINT_BYTES:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:  # noqa: PLR2004 - the last byte
+            return value & (2**64 - 1), at
+        shift += 7
+    raise ValueError

@@ -1,0 +1,323 @@
+"""Finished shards, read: which ones are meant, and their bytes at any place.
+
+A dataset is given as its dataset file, a shard pattern, a glob, a folder, or a list of shards. Nothing that
+such a name or a dataset file says makes us read outside of the folder that the user named.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset import shard_names
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.storage import READ_FOLLOWING, READ_PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.pattern import ShardPattern
+
+ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
+COMPRESSED = (".gz", ".tgz", ".zst")
+_WINDOW = 2**20
+_HOP = 2**12  # what is read at a place that lies far from the last one
+_NEAR = 2**16
+_SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
+_EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The shards of a dataset.
+
+    Attributes:
+        shards: Their paths, in order.
+        dataset_file: The path of the dataset file; None where there is none.
+        folder: Where they lie; "" is the current folder.
+    """
+
+    shards: tuple[str, ...]
+    dataset_file: str | None
+    folder: str
+
+
+def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Found:
+    """Return the shards that `given` means.
+
+    Raises:
+        InvalidRequest: There are none, or several datasets are in a folder.
+        CorruptShard: A dataset file names what is no shard beside it.
+    """
+    names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
+    if not names:
+        raise InvalidRequest("DATASET", "nothing given", expected=_EXPECTED)
+    if len(names) > 1:
+        return _of_names(names)
+    name = names[0]
+    if "://" in name:
+        raise InvalidRequest(name, "a URL", expected="local files")
+    if os.path.isdir(name):
+        return _of_folder(name)
+    if name.endswith(DATASET_SUFFIX):
+        return _of_dataset_file(name)
+    if os.path.exists(name):
+        return _of_names([name])
+    if any(mark in name for mark in "*?["):
+        return _of_names(sorted(glob.glob(name), key=natural) or [name])
+    return _of_pattern(name)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts `s-9` before `s-10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _of_names(names: list[str]) -> Found:
+    for name in names:
+        if not os.path.isfile(name):
+            raise InvalidRequest(name, "no such file", expected=_EXPECTED)
+    if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
+        return _of_dataset_file(names[0])
+    folder = os.path.dirname(names[0])
+    return Found(tuple(names), _dataset_file_of(folder, names), folder)
+
+
+def _of_folder(folder: str) -> Found:
+    names = sorted(os.listdir(folder), key=natural)
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
+    if len(files) > 1:
+        raise InvalidRequest(
+            folder, f"{len(files)} datasets: {listing(files)}", expected="one", remedy="Give the dataset file."
+        )
+    if files:
+        return _of_dataset_file(os.path.join(folder, files[0]))
+    shards = [os.path.join(folder, name) for name in names if name.endswith(ENDINGS) and not name.startswith(".")]
+    if not shards:
+        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {', '.join(ENDINGS)}")
+    return Found(tuple(shards), None, folder.rstrip("/") or "/")
+
+
+def _of_pattern(text: str) -> Found:
+    try:
+        pattern = parse_pattern(text)
+    except InvalidRequest as error:
+        if text.endswith(ENDINGS) and not any(mark in text for mark in "{<%"):
+            raise InvalidRequest(text, "no such file", expected=_EXPECTED) from None
+        raise error from None
+    found = _existing(pattern)
+    if not found:
+        raise InvalidRequest(text, "no shards of that pattern", expected=_EXPECTED)
+    shards = [os.path.join(pattern.folder, name) for name in found]
+    file = os.path.join(pattern.folder, pattern.dataset_file)
+    return Found(tuple(shards), file if _is_dataset_file(file) else None, pattern.folder)
+
+
+def _existing(pattern: ShardPattern) -> list[str]:
+    if pattern.names is not None:
+        return [name for name in pattern.names if os.path.isfile(os.path.join(pattern.folder, name))]
+    try:
+        names = os.listdir(pattern.folder or ".")
+    except OSError:
+        return []
+    numbers = {}
+    for name in names:
+        digits = name[len(pattern.prefix) : len(name) - len(pattern.suffix)]
+        if name.startswith(pattern.prefix) and name.endswith(pattern.suffix) and digits.isascii() and digits.isdigit():
+            at = int(digits) - pattern.first
+            if at >= 0 and (pattern.count is None or at < pattern.count) and pattern.shard(at) == name:
+                numbers[at] = name
+    return [numbers[at] for at in sorted(numbers)]
+
+
+def _of_dataset_file(path: str) -> Found:
+    try:
+        data = read_small(path)
+    except OSError as error:
+        raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
+    names = shard_names(data)
+    if names is None:
+        names = _wids_names(data)
+    if names is None:
+        raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
+    folder = os.path.dirname(path)
+    bad = [name for name in names if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or ":" in name]
+    if bad:
+        raise CorruptShard(
+            path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",
+            expected="names of files", remedy="Nothing was read from there.",
+        )  # fmt: skip
+    return Found(tuple(os.path.join(folder, name) for name in names), path, folder)
+
+
+def _wids_names(data: bytes) -> list[str] | None:
+    import json
+
+    try:
+        document = json.loads(data)
+        return [str(shard["url"]) for shard in document["shardlist"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _is_dataset_file(path: str) -> bool:
+    try:
+        return os.path.isfile(path) and shard_names(read_small(path)) is not None
+    except OSError:
+        return False
+
+
+def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
+    """Return the dataset file that lists exactly these shards; None where there is none."""
+    try:
+        names = sorted(os.listdir(folder or "."))
+    except OSError:
+        return None
+    wanted = [os.path.basename(shard) for shard in shards]
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:
+            return path
+    return None
+
+
+def read_small(path: str, limit: int = 2**30) -> bytes:
+    """Return a whole file that must be small and plain.
+
+    Raises:
+        OSError: It cannot be read, or is too large.
+    """
+    with open(os.open(path, READ_FOLLOWING), "rb") as file:
+        fact = os.fstat(file.fileno())
+        if not stat.S_ISREG(fact.st_mode):
+            raise OSError(f"{path}: no plain file")
+        if fact.st_size > limit:
+            raise OSError(f"{path}: {fact.st_size:,} bytes, too large")
+        return file.read()
+
+
+class ShardFile:
+    """The bytes of one shard, at any place, through a window: many headers cost one system call.
+
+    A place that lies far from the last one is read by 4 KiB only. Use it in a `with` block.
+
+    Raises:
+        CorruptShard: It is no plain file, or cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, READ_PLAIN)
+        except OSError as error:
+            raise CorruptShard(path, f"cannot be opened: {(error.strerror or str(error)).lower()}") from None
+        fact = os.fstat(self._fd)
+        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
+        if not stat.S_ISREG(fact.st_mode):
+            os.close(self._fd)
+            raise CorruptShard(path, "no plain file")
+        self._start, self._window = 0, b""
+
+    def __enter__(self) -> ShardFile:  # noqa: PYI034 - typing.Self is new in 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+
+        Raises:
+            CorruptShard: The disk fails.
+        """
+        at = offset - self._start
+        if at >= 0 and at + length <= len(self._window):
+            return self._window[at : at + length]
+        near = 0 <= at <= len(self._window) + _NEAR
+        wanted = max(length, _WINDOW if near else _HOP)
+        try:
+            self._start, self._window = offset, os.pread(self._fd, wanted, offset)
+            while len(self._window) < min(length, self.size - offset):  # a network file system may return less
+                more = os.pread(self._fd, length - len(self._window), offset + len(self._window))
+                if not more:
+                    break
+                self._window += more
+        except OSError as error:
+            where = (error.strerror or str(error)).lower()
+            raise CorruptShard(self.path, f"at {offset:,}: cannot be read: {where}") from None
+        return self._window[:length]
+
+
+class PackedFile:
+    """The bytes of a compressed shard, in sequence: a place before the last one cannot be read again.
+
+    Raises:
+        CorruptShard: It cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa
+
+        self.path, self.size = path, -1
+        kind = "zstd" if path.endswith(".zst") else "gzip"
+        try:
+            self._stream = pa.CompressedInputStream(pa.OSFile(path, "rb"), kind)
+        except (OSError, pa.ArrowException) as error:
+            raise CorruptShard(path, f"cannot be opened: {error}") from None
+        self._start, self._window = 0, b""
+
+    def __enter__(self) -> PackedFile:  # noqa: PYI034 - typing.Self is new in 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from `offset` on: fewer only at the end.
+
+        Raises:
+            CorruptShard: The compressed data is damaged.
+        """
+        if offset < self._start:
+            raise CorruptShard(self.path, f"at {offset:,}: a compressed shard is read in sequence only")
+        try:
+            while offset >= self._start + len(self._window):
+                self._start += len(self._window)
+                self._window = self._stream.read(_WINDOW)
+                if not self._window:
+                    return b""
+            at = offset - self._start
+            while len(self._window) < at + length and (more := self._stream.read(max(_WINDOW, length))):
+                self._window = self._window[at:] + more
+                self._start, at = offset, 0
+        except (OSError, ValueError) as error:
+            raise CorruptShard(self.path, f"at {offset:,}: cannot be decompressed: {error}") from None
+        return self._window[at : at + length]
+
+
+def open_shard(path: str) -> ShardFile | PackedFile:
+    """Return a shard for reading, compressed or not.
+
+    Raises:
+        CorruptShard: It cannot be opened.
+    """
+    return PackedFile(path) if path.endswith(COMPRESSED) else ShardFile(path)
+
+
+def shard_format(path: str) -> str:
+    """Return `tar` or `tfrecord`.
+
+    Raises:
+        InvalidRequest: The name has neither's ending.
+    """
+    name = path.removesuffix(".gz").removesuffix(".zst")
+    if name.endswith((".tar", ".tgz")):
+        return "tar"
+    if name.endswith((".tfrecord", ".tfrecords")) or ".tfrecord-" in os.path.basename(name):
+        return "tfrecord"
+    raise InvalidRequest(path, "neither tar nor TFRecord by its name", expected=f"one of {', '.join(ENDINGS)}")
