@@ -1,0 +1,1 @@
+"""Finished datasets, read: what is in them, and any sample's bytes."""

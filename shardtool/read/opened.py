@@ -1,0 +1,246 @@
+"""A dataset opened for reading: its dataset file, an index of each shard, and the bytes of any field.
+
+The index is the sidecar where there is one that fits the shard, and otherwise what a walk over the shard finds.
+What is read is never trusted: places outside of a shard are `CorruptShard`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.arrow import number_array, strings
+from shardtool.checksum import crc32c
+from shardtool.errors import CorruptShard
+from shardtool.pattern import sidecar_name
+from shardtool.reading import find_dataset, open_shard, read_small, shard_format
+from shardtool.sample import output_text, source_text
+from shardtool.sidecar import SCHEMA, ShardFact, read_facts, read_table
+from shardtool.survey import Survey, SurveyTask, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardtool.reading import Found
+    from shardtool.sample import Dots
+
+_CHECKSUM = b'  "checksum": "crc32c:'
+
+
+@dataclass(frozen=True)
+class OpenedShard:
+    """One shard of a dataset.
+
+    Attributes:
+        path: Of the shard.
+        number: Its place in the dataset, counted from 0.
+        dots: Where keys end in its members' names.
+        fields: Where the walk over an unindexed shard is kept.
+    """
+
+    path: str
+    number: int
+    dots: Dots = "first"
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return os.path.basename(self.path)
+
+    @property
+    def sidecar(self) -> str:
+        """The path of its sidecar, which need not be there."""
+        return os.path.join(os.path.dirname(self.path), sidecar_name(self.name))
+
+    @cached_property
+    def _index(self) -> tuple[Any, ShardFact | None, CorruptShard | None]:
+        try:
+            data = read_small(self.sidecar)
+        except OSError:
+            return *self._walked(), None
+        try:
+            fact, table = read_facts(data, self.sidecar), read_table(data, self.sidecar)
+            check_table(table, os.stat(self.path).st_size, self.sidecar)
+        except CorruptShard as error:
+            return *self._walked(), error
+        except OSError as error:
+            raise CorruptShard(self.path, (error.strerror or str(error)).lower()) from None
+        return table, fact, None
+
+    def _walked(self) -> tuple[Any, None]:
+        found = survey(SurveyTask(self.path, dots=self.dots))
+        if found.error is not None:
+            raise found.error
+        return table_of(found), None
+
+    @property
+    def table(self) -> Any:
+        """The index: a `pyarrow.Table` with the columns of a sidecar (docs/format.md), metadata included.
+
+        Raises:
+            CorruptShard: There is no sound sidecar, and the shard is damaged.
+        """
+        return self._index[0]
+
+    @property
+    def fact(self) -> ShardFact | None:
+        """What the sidecar says of the shard; None where there is no sound one."""
+        return self._index[1]
+
+    @property
+    def damage(self) -> CorruptShard | None:
+        """What is wrong with the sidecar; None where it is sound, or missing."""
+        return self._index[2]
+
+    def sample(self, row: int) -> dict[str, bytes]:
+        """Return a sample's fields: name to bytes. Of a TFRecord's numbers, the packed ones.
+
+        Raises:
+            CorruptShard: The shard ends before, or a checksum differs.
+        """
+        one = self.table.slice(row, 1).to_pylist()[0]
+        found = {}
+        with open_shard(self.path) as shard:
+            for part in one["__fields__"]:
+                data = bytes(shard.read(part["offset"], part["length"]))
+                where = f"{self.path}, field {part['name']!r} of {one['__key__']}"
+                if len(data) != part["length"]:
+                    raise CorruptShard(where, f"{len(data):,} bytes", expected=f"{part['length']:,}")
+                if part["crc32c"] is not None and crc32c(data) != part["crc32c"]:
+                    raise CorruptShard(where, "another checksum than its index says", remedy="Run `shardtool verify`.")
+                found[part["name"]] = data
+        return found
+
+
+@dataclass(frozen=True)
+class OpenedDataset:
+    """A dataset.
+
+    Attributes:
+        found: Where it lies.
+        document: What the dataset file says, if there is one: JSON, not checked beyond its checksum.
+        shards: In order.
+    """
+
+    found: Found
+    document: Mapping[str, Any]
+    shards: tuple[OpenedShard, ...] = field(repr=False)
+
+    @property
+    def ours(self) -> Mapping[str, Any]:
+        """What the dataset file says under `shardtool`; empty without one of ours."""
+        part = self.document.get("shardtool")
+        return part if isinstance(part, dict) else {}
+
+    @property
+    def format(self) -> str:
+        """`tar` or `tfrecord`: of the first shard."""
+        return shard_format(self.shards[0].path)
+
+    def tables(self) -> Iterator[tuple[OpenedShard, Any]]:
+        """Yield each shard with its index."""
+        for shard in self.shards:
+            yield shard, shard.table
+
+
+def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> OpenedDataset:
+    """Return a dataset, given as its dataset file, a pattern, a glob, a folder, or shards.
+
+    Raises:
+        InvalidRequest: There is none.
+        CorruptShard: Its dataset file is damaged.
+    """
+    found = find_dataset(given)
+    document = read_document(read_small(found.dataset_file), found.dataset_file) if found.dataset_file else {}
+    options = document.get("shardtool", {}).get("made", {}).get("options", {}) if document else {}
+    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
+    return OpenedDataset(found, document, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
+
+
+def read_document(data: bytes, where: str) -> dict[str, Any]:
+    """Return what a dataset file says. One of ours has a checksum of itself.
+
+    Raises:
+        CorruptShard: It is no JSON object, or its checksum differs.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptShard(where, f"no JSON: {error}", remedy="`shardtool index` makes it again.") from None
+    if not isinstance(document, dict):
+        raise CorruptShard(where, "no JSON object", remedy="`shardtool index` makes it again.")
+    if "shardtool" in document or "checksum" in document:
+        at = data.rfind(_CHECKSUM) + len(_CHECKSUM)
+        told, rest = data[at : at + 8], data[at + 8 :]
+        if at < len(_CHECKSUM) or rest != b'"\n}\n' or told != b"%08x" % crc32c(data[:at]):
+            raise CorruptShard(
+                where,
+                "a dataset file whose checksum differs",
+                remedy="Get it again, or `shardtool index` makes it anew.",
+            )
+        version = document.get("shardtool", {}).get("format_version")
+        if version != 1:
+            raise CorruptShard(where, f"format version {version}", expected="1", remedy="Use a newer shardtool.")
+    return document
+
+
+def check_table(table: Any, size: int, where: str) -> None:
+    """See that a sidecar's table has its columns, and that all it speaks of lies in a shard of `size` bytes.
+
+    Raises:
+        CorruptShard: It is not so.
+    """
+    for wanted in SCHEMA:
+        if wanted.name not in table.column_names:
+            raise CorruptShard(where, f"no column {wanted.name}", remedy="`shardtool index` makes it again.")
+    fields = table.column("__fields__").combine_chunks()
+    parts = fields.flatten() if len(fields) else None
+    try:
+        starts = table.column("__offset__").to_numpy().astype(np.uint64)
+        sizes = table.column("__size__").to_numpy().astype(np.uint64)
+        inner = [] if parts is None else [(parts.field("offset").to_numpy(), parts.field("length").to_numpy())]
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise CorruptShard(where, f"columns of another type: {error}") from None
+    for offset, length in [(starts, sizes), *inner]:
+        if len(offset) and not (np.all(offset <= size) and np.all(length <= size) and np.all(offset + length <= size)):
+            raise CorruptShard(where, f"places outside of its shard of {size:,} bytes",
+                               remedy="`shardtool index` makes it again.")  # fmt: skip
+
+
+def table_of(found: Survey) -> Any:
+    """Return what a walk found as a sidecar's table; checksums are null where payloads were not read."""
+    counts = np.frombuffer(found.counts, np.uint32).astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    kind = SCHEMA.field("__fields__").type.value_type
+    crcs = number_array(np.frombuffer(found.crcs, np.uint32)) if len(found.crcs) else None
+    fields = pa.StructArray.from_arrays(
+        [
+            strings([source_text(name).encode() for name in found.names]).take(
+                number_array(np.frombuffer(found.codes, np.uint32).astype(np.int32))
+            ),
+            number_array(np.frombuffer(found.offsets, np.int64).astype(np.uint64)),
+            number_array(np.frombuffer(found.lengths, np.int64).astype(np.uint64)),
+            pa.nulls(len(found.codes), pa.uint32()) if crcs is None else crcs,
+        ],
+        fields=[one.with_nullable(crcs is None and one.name == "crc32c") for one in kind],
+    )
+    lists = pa.ListArray.from_arrays(number_array(ends), fields)
+    return pa.table(
+        {
+            "__key__": strings([source_text(key).encode() for key in found.keys]),
+            "__offset__": number_array(np.frombuffer(found.starts, np.int64).astype(np.uint64)),
+            "__size__": number_array(np.frombuffer(found.sizes, np.int64).astype(np.uint64)),
+            "__fields__": lists,
+        }
+    )
+
+
+def shown_name(path: str) -> str:
+    """Return a file's name as it goes into an output."""
+    return output_text(os.path.basename(path))
