@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
+from shardtool.errors import CorruptShard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,9 @@ FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
+_CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
+_CRC = re.compile(r"[0-9a-f]{8}")
+_REMEDY = "`create --resume` makes it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +128,91 @@ def shard_names(data: bytes) -> list[str] | None:
         return [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
+
+
+def read_dataset(data: bytes, name: str) -> DatasetFile:
+    """Return what a dataset file says.
+
+    Args:
+        data: Its bytes.
+        name: Its name, for messages.
+
+    Raises:
+        CorruptShard: It is none of a version that this program knows, its checksum differs, or it names a file
+            that lies in another folder.
+    """
+    if not all(mark in data for mark in _MARKS):
+        raise CorruptShard(name, "no dataset file of shardtool")
+    body = data[:-_CHECKSUM_SIZE]
+    if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
+        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=_REMEDY)
+    try:
+        document = json.loads(data)
+        ours = _typed(document, "shardtool", dict)
+        if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
+            return _dataset(document, ours)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
+    raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
+
+
+def _dataset(document: Any, ours: Any) -> DatasetFile:
+    shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
+    names = [name for shard in shards for name in (shard.name, shard.sidecar)]
+    if len(set(names)) < len(names):
+        raise ValueError("a file is listed twice")
+    if (shard_format := _typed(ours, "format", str)) not in ("tar", "tfrecord"):
+        raise ValueError(f"the format {shard_format!r}")
+    totals = _typed(ours, "totals", dict)
+    return DatasetFile(
+        name=_typed(document, "name", str),
+        pattern=_typed(ours, "pattern", str),
+        format=shard_format,
+        shards=shards,
+        fields=_typed(ours, "fields", dict),
+        field_bytes=_typed(totals, "field_bytes", int),
+        skipped=_typed(totals, "skipped", int),
+        schema=_typed(ours, "schema", dict),
+        classes=_typed(ours, "classes", dict),
+        features=_typed(ours, "features", dict) if "features" in ours else {},
+        made=_typed(ours, "made", dict),
+        fingerprint=_typed(ours, "fingerprint", str),
+    )
+
+
+def _shard(found: Any) -> ShardEntry:
+    index = _typed(found, "index", dict)
+    return ShardEntry(
+        name=_file_name(found, "url"),
+        samples=_typed(found, "nsamples", int),
+        size=_typed(found, "filesize", int),
+        crc=_crc(found),
+        sidecar=_file_name(index, "name"),
+        sidecar_size=_typed(index, "size", int),
+        sidecar_crc=_crc(index),
+        first_key=_typed(found, "first_key", str),
+        last_key=_typed(found, "last_key", str),
+    )
+
+
+def _typed(found: Any, name: str, kind: type[Any]) -> Any:
+    """Return a value of the kind that the format says; numbers count something."""
+    value = found[name]
+    if type(value) is not kind or (kind is int and value < 0):
+        raise TypeError(f"{name} is {value!r:.80}")
+    return value
+
+
+def _crc(found: Any) -> int:
+    if not _CRC.fullmatch(text := _typed(found, "crc32c", str)):
+        raise ValueError(f"the checksum {text!r:.80}")
+    return int(text, 16)
+
+
+def _file_name(found: Any, key: str) -> str:
+    """Return the name of a file beside the dataset file: whoever opens it stays in the folder."""
+    name: str = _typed(found, key, str)
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r:.80} is no file in its folder")
+    name.encode()  # a name that is no UTF-8 is none of ours
+    return name

@@ -6,7 +6,6 @@ What is read is never trusted: places outside of a shard are `CorruptShard`.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from shardtool.arrow import number_array, strings
 from shardtool.checksum import crc32c
+from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
 from shardtool.reading import find_dataset, open_shard, read_small, shard_format
@@ -25,12 +25,11 @@ from shardtool.sidecar import SCHEMA, ShardFact, read_facts, read_table
 from shardtool.survey import Survey, SurveyTask, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from shardtool.dataset import DatasetFile
     from shardtool.reading import Found
     from shardtool.sample import Dots
-
-_CHECKSUM = b'  "checksum": "crc32c:'
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class OpenedShard:
         path: Of the shard.
         number: Its place in the dataset, counted from 0.
         dots: Where keys end in its members' names.
-        fields: Where the walk over an unindexed shard is kept.
     """
 
     path: str
@@ -124,19 +122,13 @@ class OpenedDataset:
 
     Attributes:
         found: Where it lies.
-        document: What the dataset file says, if there is one: JSON, not checked beyond its checksum.
+        file: What the dataset file says; None where there is none, or one of another tool (wids).
         shards: In order.
     """
 
     found: Found
-    document: Mapping[str, Any]
+    file: DatasetFile | None
     shards: tuple[OpenedShard, ...] = field(repr=False)
-
-    @property
-    def ours(self) -> Mapping[str, Any]:
-        """What the dataset file says under `shardtool`; empty without one of ours."""
-        part = self.document.get("shardtool")
-        return part if isinstance(part, dict) else {}
 
     @property
     def format(self) -> str:
@@ -156,38 +148,13 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         InvalidRequest: There is none.
         CorruptShard: Its dataset file is damaged.
     """
-    found = find_dataset(given)
-    document = read_document(read_small(found.dataset_file), found.dataset_file) if found.dataset_file else {}
-    options = document.get("shardtool", {}).get("made", {}).get("options", {}) if document else {}
+    found, file = find_dataset(given), None
+    if found.dataset_file is not None:
+        data = read_small(found.dataset_file)
+        file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
+    options = file.made.get("options") if file else None
     dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
-    return OpenedDataset(found, document, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
-
-
-def read_document(data: bytes, where: str) -> dict[str, Any]:
-    """Return what a dataset file says. One of ours has a checksum of itself.
-
-    Raises:
-        CorruptShard: It is no JSON object, or its checksum differs.
-    """
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptShard(where, f"no JSON: {error}", remedy="`shardtool index` makes it again.") from None
-    if not isinstance(document, dict):
-        raise CorruptShard(where, "no JSON object", remedy="`shardtool index` makes it again.")
-    if "shardtool" in document or "checksum" in document:
-        at = data.rfind(_CHECKSUM) + len(_CHECKSUM)
-        told, rest = data[at : at + 8], data[at + 8 :]
-        if at < len(_CHECKSUM) or rest != b'"\n}\n' or told != b"%08x" % crc32c(data[:at]):
-            raise CorruptShard(
-                where,
-                "a dataset file whose checksum differs",
-                remedy="Get it again, or `shardtool index` makes it anew.",
-            )
-        version = document.get("shardtool", {}).get("format_version")
-        if version != 1:
-            raise CorruptShard(where, f"format version {version}", expected="1", remedy="Use a newer shardtool.")
-    return document
+    return OpenedDataset(found, file, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
 
 
 def check_table(table: Any, size: int, where: str) -> None:
