@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard
+from shardtool.pattern import sidecar_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +32,12 @@ _REMEDY = "`create --resume` makes it again."
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard as the dataset file lists it."""
+    """A shard as the dataset file lists it; `crc` is None where nobody has read it all."""
 
     name: str
     samples: int
     size: int
-    crc: int
+    crc: int | None
     sidecar: str
     sidecar_size: int
     sidecar_crc: int
@@ -49,7 +50,7 @@ class ShardEntry:
             "url": self.name,
             "nsamples": self.samples,
             "filesize": self.size,
-            "crc32c": f"{self.crc:08x}",
+            "crc32c": None if self.crc is None else f"{self.crc:08x}",
             "index": {"name": self.sidecar, "size": self.sidecar_size, "crc32c": f"{self.sidecar_crc:08x}"},
             "first_key": self.first_key,
             "last_key": self.last_key,
@@ -72,7 +73,7 @@ class DatasetFile:
         classes: Field to the names of its class numbers.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         made: How it was made: the verb, the source's name, the options, the tool.
-        fingerprint: Of the content.
+        fingerprint: Of the content; empty where nobody has read it all.
     """
 
     name: str
@@ -158,9 +159,8 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
 
 def _dataset(document: Any, ours: Any) -> DatasetFile:
     shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
-    names = [name for shard in shards for name in (shard.name, shard.sidecar)]
-    if len(set(names)) < len(names):
-        raise ValueError("a file is listed twice")
+    if len({shard.sidecar for shard in shards}) < len(shards):
+        raise ValueError("a sidecar is listed twice")
     if (shard_format := _typed(ours, "format", str)) not in ("tar", "tfrecord"):
         raise ValueError(f"the format {shard_format!r}")
     totals = _typed(ours, "totals", dict)
@@ -181,13 +181,15 @@ def _dataset(document: Any, ours: Any) -> DatasetFile:
 
 
 def _shard(found: Any) -> ShardEntry:
-    index = _typed(found, "index", dict)
+    index, name = _typed(found, "index", dict), _file_name(found, "url")
+    if (sidecar := _file_name(index, "name")) != sidecar_name(name):
+        raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
     return ShardEntry(
-        name=_file_name(found, "url"),
+        name=name,
         samples=_typed(found, "nsamples", int),
         size=_typed(found, "filesize", int),
-        crc=_crc(found),
-        sidecar=_file_name(index, "name"),
+        crc=None if found["crc32c"] is None else _crc(found),
+        sidecar=sidecar,
         sidecar_size=_typed(index, "size", int),
         sidecar_crc=_crc(index),
         first_key=_typed(found, "first_key", str),

@@ -74,14 +74,14 @@ class ShardFact:
     Attributes:
         name: The shard's file name.
         size: Bytes.
-        crc: CRC-32C of the file.
-        plan: The fingerprint of the shard's plan.
+        crc: CRC-32C of the file; None where nobody has read it all.
+        plan: The fingerprint of the shard's plan; empty where no plan is known.
         made: Of a shard whose samples were changed on the way.
     """
 
     name: str
     size: int
-    crc: int
+    crc: int | None
     plan: str
     made: MadeFact | None = None
 
@@ -175,14 +175,18 @@ def index_of(shard: Written) -> ShardIndex:
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     """Return the sidecar's bytes, and its columns with their types."""
-    table, sink = _table(index), pa.BufferOutputStream()
-    facts = {
-        "format_version": f"{FORMAT_VERSION}",
-        "shard": shard.name,
-        "size": f"{shard.size}",
-        "crc32c": f"{shard.crc:08x}",
-        "plan": shard.plan,
-    }
+    table = _table(index)
+    return encode_table(table, shard), types_of(table.schema)
+
+
+def encode_table(table: Any, shard: ShardFact) -> bytes:
+    """Return the bytes of a sidecar with the rows of `table`: a `pyarrow.Table` with the columns of `SCHEMA`."""
+    sink = pa.BufferOutputStream()
+    facts = {"format_version": f"{FORMAT_VERSION}", "shard": shard.name, "size": f"{shard.size}"}
+    if shard.crc is not None:
+        facts["crc32c"] = f"{shard.crc:08x}"
+    if shard.plan:
+        facts["plan"] = shard.plan
     if shard.made is not None:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
@@ -191,14 +195,14 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
         sink,
         table.schema,
         compression="zstd",
-        use_dictionary=["__fields__.list.element.name", *index.columns],
+        use_dictionary=["__fields__.list.element.name", *table.column_names[len(SCHEMA) :]],
         write_page_checksum=True,
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP)
         for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
             writer.add_key_value_metadata({_PREFIX + name: value})
-    return bytes(sink.getvalue().to_pybytes()), types_of(table.schema)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _table(index: ShardIndex) -> Any:
@@ -259,7 +263,8 @@ def read_facts(data: bytes, name: str) -> ShardFact:
             made = MadeFact(
                 int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
             )
-        fact = ShardFact(facts["shard"], int(facts["size"]), int(facts["crc32c"], 16), facts["plan"], made)
+        crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
+        fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
@@ -319,3 +324,46 @@ def read_field_crcs(data: bytes, name: str) -> bytes:
         return bytes(fields.field("crc32c").to_numpy().astype(np.uint32).tobytes())
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
+
+
+def read_index(data: bytes, name: str) -> Any:
+    """Return where the samples and fields of a shard lie: a `pyarrow.Table` of the columns in `SCHEMA`.
+
+    Args:
+        data: The sidecar's bytes.
+        name: Its name, for messages.
+
+    Raises:
+        CorruptShard: It cannot be read, a page's checksum differs, or it tells of what no shard of its size could hold.
+    """
+    fact = read_facts(data, name)
+    try:
+        columns = list(pq.read_schema(pa.BufferReader(data)))[: len(SCHEMA)]
+        if not pa.schema(columns).equals(SCHEMA):
+            raise CorruptShard(name, "other columns than a sidecar's", remedy=_REMEDY)
+        read_field_crcs(data, name)  # sees to it that no page is short
+        table = pq.read_table(pa.BufferReader(data), columns=SCHEMA.names, page_checksum_verification=True)
+        table.validate(full=True)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
+    if not _fits(table, fact.size):
+        raise CorruptShard(name, f"offsets that do not fit a shard of {fact.size:,} bytes", remedy=_REMEDY)
+    return table
+
+
+def _fits(table: Any, size: int) -> bool:
+    """Tell whether samples follow each other within `size` bytes, and their fields lie inside them."""
+    if not 0 <= size < 2**63:
+        return False
+    first, length = (table.column(name).to_numpy() for name in ("__offset__", "__size__"))
+    if np.any(first > size) or np.any(length > size):
+        return False
+    end = first + length
+    fields = table.column("__fields__").combine_chunks()
+    counts = np.diff(fields.offsets.to_numpy())
+    start, stop = np.repeat(first, counts), np.repeat(end, counts)
+    offset, length = (fields.flatten().field(part).to_numpy() for part in ("offset", "length"))
+    if np.any(offset > size) or np.any(length > size):
+        return False
+    samples = np.all(end <= size) and np.all(end[:-1] <= first[1:])
+    return bool(samples and np.all(offset >= start) and np.all(offset + length <= stop))

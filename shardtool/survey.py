@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
+from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import CorruptShard, printable
 from shardtool.format import tar_walk, tfrecord_walk
 from shardtool.reading import open_shard, shard_format
@@ -57,6 +57,8 @@ class Survey:
         lengths: int64 a field, bytes of the payload.
         crcs: uint32 a field; empty without checksums.
         crc: CRC-32C of the file, where checksums were asked for.
+        digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
+        texts: Row of a field to the text of its number, where checksums were asked for.
         odd: (offset, what): members that are no part of a sample, such as folders.
         error: Where the walk ended too early; what stands before it is told.
     """
@@ -75,6 +77,8 @@ class Survey:
     lengths: array[int] = field(default_factory=lambda: array("q"))
     crcs: array[int] = field(default_factory=lambda: array("I"))
     crc: int | None = None
+    digest: int | None = None
+    texts: dict[int, bytes] = field(default_factory=dict)
     odd: list[tuple[int, str]] = field(default_factory=list)
     error: CorruptShard | None = None
 
@@ -106,7 +110,26 @@ def survey(task: SurveyTask) -> Survey:
             found.error = error
         if task.checksum and found.size >= 0:
             found.crc = file_crc(shard)
+    if task.checksum and "float" not in found.kinds:
+        found.digest = _digest(found)
     return found
+
+
+def _digest(found: Survey) -> int:
+    """Return the content fingerprint: fields in the order of their names, of numbers their text."""
+    rank = {code: place for place, code in enumerate(sorted(range(len(found.names)), key=found.names.__getitem__))}
+    rows, end = [], 0
+    for count in found.counts:
+        first, end = end, end + count
+        rows += sorted(range(first, end), key=lambda row: rank[found.codes[row]])
+    texts = found.texts
+    lengths = array("Q", [len(texts[row]) if row in texts else found.lengths[row] for row in rows])
+    crcs = array("I", [crc32c(texts[row]) if row in texts else found.crcs[row] for row in rows])
+    codes = array("H", [found.codes[row] for row in rows])
+    return content_digest(
+        found.keys, found.counts, found.names,
+        codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes(),
+    )  # fmt: skip
 
 
 def file_crc(shard: ShardFile | PackedFile) -> int:
@@ -188,4 +211,13 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
             found.lengths.append(feature.size)
             if task.checksum:
                 at = feature.offset - record.data
-                found.crcs.append(crc32c(data[at : at + feature.size]))
+                value = data[at : at + feature.size]
+                found.crcs.append(crc32c(value))
+                if feature.kind == "int64" and feature.values == 1:
+                    found.texts[len(found.crcs) - 1] = b"%d" % _int64(value)
+
+
+def _int64(value: bytes | memoryview) -> int:
+    """Return the number that a single varint stands for."""
+    number = sum((byte & 127) << 7 * at for at, byte in enumerate(value)) % 2**64
+    return number - 2**64 if number >= 2**63 else number

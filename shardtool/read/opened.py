@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -211,3 +212,19 @@ def table_of(found: Survey) -> Any:
 def shown_name(path: str) -> str:
     """Return a file's name as it goes into an output."""
     return output_text(os.path.basename(path))
+
+
+def places_of(table: Any) -> tuple[bytes, ...]:
+    """Return where a sidecar's table says that samples and fields lie, as bytes that are equal where the places are."""
+    lists = table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    columns = [table.column(name).combine_chunks() for name in ("__key__", "__offset__", "__size__")]
+    columns += [lists.value_lengths(), *(fields.field(name) for name in ("name", "offset", "length"))]
+    hashes = []
+    for column in columns:
+        sink = pa.BufferOutputStream()
+        batch = pa.RecordBatch.from_arrays([pa.concat_arrays([column])], names=["column"])
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        hashes.append(blake2b(sink.getvalue(), digest_size=16).digest())
+    return tuple(hashes)
