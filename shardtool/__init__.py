@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shardtool.verbs.create import create, dry_run
+    from shardtool.verbs.index import ExportResult, export
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
     from shardtool.verbs.results import CreateResult, DryRun, SplitResult
@@ -29,6 +30,7 @@ __all__ = [
     "CreateOptions",
     "CreateResult",
     "DryRun",
+    "ExportResult",
     "InvalidRequest",
     "Observer",
     "OutputExists",
@@ -40,16 +42,19 @@ __all__ = [
     "__version__",
     "create",
     "dry_run",
+    "export",
 ]
 
 _MODULES = {
     "CreateOptions": "verbs.options",
     "CreateResult": "verbs.results",
     "DryRun": "verbs.results",
+    "ExportResult": "verbs.index",
     "Observer": "verbs.observer",
     "SplitResult": "verbs.results",
     "create": "verbs.create",
     "dry_run": "verbs.create",
+    "export": "verbs.index",
 }
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
+from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,7 @@ _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
 _CRC = re.compile(r"[0-9a-f]{8}")
+_TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
 _REMEDY = "`create --resume` makes it again."
 
 
@@ -119,6 +121,22 @@ class DatasetFile:
             json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
         )
         return body + b'%08x"\n}\n' % crc32c(body)
+
+
+def feature_spec(fields: Mapping[str, int], kinds: Mapping[str, str], samples: int) -> dict[str, str]:
+    """Return what TensorFlow must be told to parse Examples; a feature that some lack gets a default.
+
+    Args:
+        fields: How many samples have each.
+        kinds: Those that are `int64` or `float`.
+        samples: How many there are.
+    """
+    found = {"__key__": "tf.io.FixedLenFeature([], tf.string)"}
+    for name in sorted(fields, key=to_bytes):
+        kind = _TF_KINDS.get(kinds.get(name, ""), "tf.string")
+        default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
+        found[name] = f"tf.io.FixedLenFeature([], {kind}{default if fields[name] < samples else ''})"
+    return found
 
 
 def shard_names(data: bytes) -> list[str] | None:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_VERBS = {"create": "Pack a folder or manifest of samples into shards."}
+_VERBS = {
+    "create": "Pack a folder or manifest of samples into shards.",
+    "index": "Make the index files that other tools want beside shards.",
+}
 
 
 class _Verbs(click.Group):

@@ -49,7 +49,7 @@ class Layout:
         return found.reshape(-1)
 
     def spread(self, parts: Sequence[Any], samples: int, kind: type[np.generic]) -> NDArray[Any]:
-        """Return a value for each row, out of an array (or one value for all) for each part; all zeros take no memory."""
+        """Return a value for each row, out of an array or one value for each part; where all are 0, in no memory."""
         if not any(isinstance(part, np.ndarray) or part for part in parts):
             return np.broadcast_to(kind(0), samples * len(parts))
         found = np.empty((samples, len(parts)), kind)

@@ -26,7 +26,7 @@ def texts(values: Sequence[str | None]) -> Any:
     """Return a large_string array; None is null."""
     data = [(value or "").encode() for value in values]
     offsets = np.concatenate(([0], np.cumsum([len(one) for one in data]))).astype(np.int64)
-    valid = np.packbits([value is not None for value in values], bitorder="little")
+    valid = np.packbits(np.array([value is not None for value in values], bool), bitorder="little")
     parts = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
     return pa.Array.from_buffers(pa.large_string(), len(data), parts)
 
@@ -90,18 +90,29 @@ def plain(array: Any) -> Any:
         kind = array.type
         if isinstance(kind, pa.BaseExtensionType):
             array = _storage(array)
-        elif pa.types.is_dictionary(kind):
-            array = pc.cast(array, kind.value_type)
         elif pa.types.is_run_end_encoded(kind):
             array = pc.run_end_decode(array)
         elif pa.types.is_float16(kind):
             array = pc.cast(array, pa.float32())
-        elif pa.types.is_string_view(kind):
-            array = _without_views(array, pa.large_string())
-        elif pa.types.is_binary_view(kind):
-            array = _without_views(array, pa.large_binary())
+        elif plain_type(kind) != kind:
+            array = _cast(array, plain_type(kind))
         else:
             return array
+
+
+def plain_type(kind: Any) -> Any:
+    """Return the type that `plain` gives to what is inside of lists and the like."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        value = kind.value_field.with_type(plain_type(kind.value_type))
+        return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(plain_type(part.type)) for part in parts])
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _storage(array: Any) -> Any:
@@ -110,7 +121,7 @@ def _storage(array: Any) -> Any:
     return array.storage
 
 
-def _without_views(array: Any, kind: Any) -> Any:
+def _cast(array: Any, kind: Any) -> Any:
     try:
         return pc.cast(array, kind)
     except pa.ArrowNotImplementedError:  # pyarrow before 18

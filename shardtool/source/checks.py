@@ -18,7 +18,7 @@ from shardtool.source.rows import rows_text
 from shardtool.source.texts import has_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -92,20 +92,26 @@ def _undecodable(column: Any) -> NDArray[np.int64]:
     return np.array(bad, np.int64)
 
 
-def check_types(rows: Rows, roles: Roles, schema: Any) -> None:
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
     """Refuse columns whose types cannot be what they are used for.
+
+    Args:
+        rows: Of the table.
+        roles: What each column is for.
+        classes: The fields whose values are numbered.
+        schema: Of the table, the columns of bytes among them.
 
     Raises:
         InvalidRequest: There are such columns.
     """
+    kinds = {name: column.type for name, column in rows.columns.items()}
+    null = pa.null()
 
     def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
         if not right:
-            kind = schema.field(column).type if column in schema.names else ""
+            kind = kinds.get(column, schema.field(column).type)
             raise InvalidRequest(rows.where, f"{role} {column!r} holds {kind}", expected=expected, remedy=remedy)
 
-    kinds = {name: column.type for name, column in rows.columns.items()}
-    null = pa.null()
     if roles.key is not None:
         right = keys.is_key(kinds.get(roles.key, null))
         want(roles.key, "key column", "text or whole numbers", right=right)
@@ -114,14 +120,16 @@ def check_types(rows: Rows, roles: Roles, schema: Any) -> None:
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
         want(column, f"column for the field {field!r}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+        if field in classes:
+            want(column, "column of labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
     for column in roles.meta:
         right = column in kinds and has_text(kinds[column])
         remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
         want(column, "column", "what JSON has a form for", right=right, remedy=remedy)
     for _, column in roles.binary:
         kind = schema.field(column).type
-        right = is_bytes(kind) or is_wrapped_bytes(kind)
-        want(column, "bytes column", "bytes", right=right, remedy="--file takes a column of paths, --field of values.")
+        right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
+        want(column, "bytes column", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
 
 
 _BYTES_REMEDY = "--bytes takes a column of bytes."
@@ -147,13 +155,13 @@ def check_values(rows: Rows, roles: Roles) -> None:
     Raises:
         InvalidRequest: There are such values.
     """
-    needed = (
-        [("key", roles.key)] + [("path", one) for one in roles.paths()] + [("field", one) for one in roles.values()]
-    )
+    needed = [("key", roles.key)] if roles.key is not None else []
+    needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
     for role, name in needed:
-        if name is not None:
-            rows.refuse(_missing(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
-                        expected=f"a {role} in each row", remedy="--where can leave such rows out.")  # fmt: skip
+        rows.refuse(
+            _missing(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
+            expected=f"a {role} in each row", remedy="--where can leave such rows out.",
+        )  # fmt: skip
     for name in (*roles.values(), *roles.paths()):
         column = rows.columns[name]
         if is_text(column.type):
@@ -162,7 +170,8 @@ def check_values(rows: Rows, roles: Roles) -> None:
     for name in roles.values():
         column = rows.columns[name]
         if pa.types.is_uint64(column.type):
-            rows.refuse(np.flatnonzero(buffers.numbers(column) > _INT64), f"column {name!r}: a number over 64 bits")
+            bad = np.flatnonzero(buffers.numbers(column) > _INT64)
+            rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
         rows.refuse(
             _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",

@@ -30,6 +30,8 @@ from shardtool.source.request import ManifestOptions, is_manifest
 from shardtool.source.roles import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
 from shardtool.source.scan import ALWAYS
 from shardtool.source.table import open_table
+from shardtool.source.tablefile import readable
+from shardtool.source.textfile import numbers_of
 from shardtool.source.texts import ColumnTexts, render_rows, render_values
 
 if TYPE_CHECKING:
@@ -68,19 +70,26 @@ class Manifest:
         self._roles = choose(self._where, self._source.schema, options, self._first_ending)
         self.notes = self._roles.notes
         self._root = _root(options, self._source.folder)
+        heavy = {*heavy_columns(self._source.schema), *self._roles.streamed()}
+        self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
             raise InvalidRequest(
                 "--no-stat",
                 "no file is looked at, and nothing says how large it is",
                 expected="--size COLUMN, one file a row",
             )
-        self._columns, self._count = self._read()
+        self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
+        wanted = {*self._roles.meta, *self._roles.texts(), *([options.size] if options.size else [])}
+        self._read([name for name in self._light if name in wanted])
+        self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
         self._paths: list[Any] = []
         self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
         self._endings: places.Endings | None = None
         self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
+        self._labels: dict[str, Any] = {}
+        self._classes: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -88,6 +97,7 @@ class Manifest:
     @property
     def table(self) -> Any:
         """The columns that hold no bytes, for the rows that are left: a `pyarrow.Table`."""
+        self._read(self._light)
         return pa.table(self._columns)
 
     def column(self, name: str) -> Any:
@@ -96,8 +106,9 @@ class Manifest:
         Raises:
             InvalidRequest: There is no such column.
         """
-        if name not in self._columns:
-            raise no_column(self._where, name, [*self._columns])
+        if name not in self._light:
+            raise no_column(self._where, name, self._light)
+        self._read([name])
         return pa.chunked_array([self._columns[name]])
 
     def keep(self, rows: NDArray[np.int64]) -> None:
@@ -119,7 +130,7 @@ class Manifest:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row a sample")
         rows, roles = checks.Rows(self._where, self._columns, self._numbers), self._roles
-        checks.check_types(rows, roles, self._source.schema)
+        checks.check_types(rows, roles, self._options.classes, self._source.schema)
         checks.check_sidecar_names(self._where, self._sidecar_names())
         checks.check_values(rows, roles)
         if not self._options.stat and roles.paths():
@@ -127,6 +138,9 @@ class Manifest:
         self._paths = self._find_paths(rows)
         self._keys = self._find_keys(rows)
         self._lengths = self._measure(rows)
+        for name, column in roles.fields:  # before any sample is left out, so that labels keep their numbers
+            if name in self._options.classes:
+                self._labels[name], self._classes[name] = _numbered(self._columns[column])
 
     def tasks(self, parts: int) -> Iterator[ListedTask]:
         """Yield about `parts` tasks for `stat_listed`; none where no file is to be looked at."""
@@ -154,14 +168,16 @@ class Manifest:
             files = listed.files
         else:
             files = [_Part(FILE, self._sizes, 0, 0) for _ in self._paths]
-        texts, numbers, classes = self._texts()
+        texts, numbers = self._texts()
         spans = [_Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
         columns = [*files, *spans, *(_Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
         known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
-        named = roles.path is not None and endings is not None
-        layout = lay_out(endings.names if named else [], known, endings.codes if named else None)
-        return Entries(
+        if endings is None or roles.path is None:
+            layout = lay_out([], known, None)
+        else:
+            layout = lay_out(endings.names, known, endings.codes)
+        entries = Entries(
             root=self._root,
             keys=self._keys,
             first=np.arange(count + 1, dtype=np.int64) * len(columns),
@@ -175,10 +191,12 @@ class Manifest:
             left_out=left_out,
             inline=texts,
             numbers=numbers,
-            classes=classes,
+            classes=self._classes,
             offset=self._offsets(layout, len(texts)) if spans else None,
             columns=self._sidecar_columns(),
         )
+        pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
+        return entries
 
     def write_binary(self, file: Any) -> None:
         """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
@@ -189,7 +207,7 @@ class Manifest:
         Raises:
             SampleFailed: They are not what they were.
         """
-        columns, before, done = [column for _, column in self._roles.binary], 0, 0
+        columns, before, done = self._roles.streamed(), 0, 0
         for batch in self._source.batches(columns) if columns else ():
             arrays = [_bytes_of(batch.column(at)) for at in range(len(columns))]
             end = done + batch.num_rows
@@ -210,15 +228,22 @@ class Manifest:
                 remedy="Run again with --resume.",
             )  # fmt: skip
 
-    def _read(self) -> tuple[dict[str, Any], int]:
-        """Return the columns that hold no bytes, and the number of rows."""
-        table = self._source.read(heavy_columns(self._source.schema), self._roles.texts())
-        columns, count, names = {}, table.num_rows, table.column_names
-        for name in names:
-            columns[name] = buffers.one_chunk(buffers.plain(table.column(0)))
-            table = table.remove_column(0)  # so that it is not in memory twice
+    def _read(self, names: list[str]) -> None:
+        """Read more columns."""
+        new = [name for name in names if name not in self._columns]
+        with readable(self._where):
+            table = self._source.read(new, self._roles.texts())
+            columns = {}
+            for name in table.column_names:
+                columns[name] = buffers.one_chunk(buffers.plain(table.column(0)))
+                table = table.remove_column(0)  # so that it is not in memory twice
         checks.check_utf8(self._where, columns)
-        return columns, count
+        if self._source.untyped:
+            columns |= {name: numbers_of(columns[name]) for name in self._roles.values() if name in columns}
+        if self._numbers is not None:
+            columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
+        found = self._columns | columns
+        self._columns = {name: found[name] for name in self._source.schema.names if name in found}
 
     def _first_ending(self, column: str) -> str:
         """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
@@ -272,7 +297,7 @@ class Manifest:
 
     def _measure(self, rows: checks.Rows) -> list[NDArray[np.int64]]:
         """Return the lengths of the bytes in the table, a column each."""
-        columns = [column for _, column in self._roles.binary]
+        columns = self._roles.streamed()
         lengths: list[list[NDArray[np.int64]]] = [[] for _ in columns]
         nulls: list[list[NDArray[np.int64]]] = [[] for _ in columns]
         before = 0
@@ -320,20 +345,18 @@ class Manifest:
         self._keys = self._keys.take(good)
         self._paths = [column.take(number_array(good)) for column in self._paths]
         self._lengths = [column[good] for column in self._lengths]
+        self._labels = {name: column.take(number_array(good)) for name, column in self._labels.items()}
         if self._endings is not None:
             self._endings.codes = self._endings.codes[good]
         listed.files = [part.take(good) for part in listed.files]
         return tuple(left_out)
 
-    def _texts(self) -> tuple[dict[str, ColumnTexts], dict[str, Number], dict[str, list[str]]]:
-        """Return the fields that are texts, what numbers they stand for, and the names of classes."""
+    def _texts(self) -> tuple[dict[str, ColumnTexts], dict[str, Number]]:
+        """Return the fields that are texts, and what numbers they stand for."""
         texts: dict[str, ColumnTexts] = {}
         numbers: dict[str, Number] = {}
-        classes: dict[str, list[str]] = {}
         for name, column in self._roles.fields:
-            values = self._columns[column]
-            if name in self._options.classes:
-                values, classes[name] = _numbered(values)
+            values = self._labels.get(name, self._columns[column])
             number = _number(values.type)
             if number is not None:
                 numbers[name] = number
@@ -341,13 +364,11 @@ class Manifest:
         if self._roles.meta:
             table = pa.table({name: self._columns[name] for name in self._roles.meta})
             texts[META] = ColumnTexts(table, render_rows)
-        return texts, numbers, classes
+        return texts, numbers
 
     def _row_paths(self, layout: Layout) -> Any:
-        if not self._paths:
-            return None
         roles = np.where(layout.part < len(self._paths), layout.part, -1)
-        return places.RowPaths(self._paths, roles, layout.endings)
+        return places.RowPaths(self._count, self._paths, roles, layout.endings)
 
     def _offsets(self, layout: Layout, texts: int) -> NDArray[np.int64]:
         lengths = np.stack(self._lengths, axis=1)

@@ -118,25 +118,27 @@ class RowPaths:
     """The paths of the rows of samples, made of the columns they stand in: a row that is no file has none.
 
     Args:
+        samples: How many there are.
         columns: Of paths, a value a sample each.
         roles: For each ending, which column each row of a sample takes its path from; -1 for none.
         endings: uint16[samples], or None where there is one for all.
         which: Rows, or None for all.
     """
 
-    __slots__ = ("_columns", "_endings", "_roles", "_which")
+    __slots__ = ("_columns", "_endings", "_roles", "_samples", "_which")
 
     def __init__(
         self,
+        samples: int,
         columns: Sequence[Any],
         roles: NDArray[np.int64],
         endings: NDArray[np.uint16] | None,
         which: NDArray[np.int64] | None = None,
     ) -> None:
-        self._columns, self._roles, self._endings, self._which = columns, roles, endings, which
+        self._samples, self._columns, self._roles, self._endings, self._which = samples, columns, roles, endings, which
 
     def __len__(self) -> int:
-        return len(self._columns[0]) * self._roles.shape[1] if self._which is None else len(self._which)
+        return self._samples * self._roles.shape[1] if self._which is None else len(self._which)
 
     def __getitem__(self, row: int) -> bytes:
         return self.span(row, row + 1)[:-1]
@@ -144,7 +146,7 @@ class RowPaths:
     def take(self, which: NDArray[np.int64]) -> RowPaths:
         """Return the paths of rows `which`, in that order."""
         which = which if self._which is None else self._which[which]
-        return RowPaths(self._columns, self._roles, self._endings, which)
+        return RowPaths(self._samples, self._columns, self._roles, self._endings, which)
 
     def span(self, first: int, last: int) -> bytes:
         """Return the paths of rows `first` to `last` (exclusive), a NUL after each."""
@@ -156,6 +158,8 @@ class RowPaths:
         return b"".join([self._texts(rows[at : at + _CHUNK]) for at in range(0, len(rows), _CHUNK)])
 
     def _texts(self, rows: NDArray[np.int64]) -> bytes:
+        if not self._columns:
+            return bytes(len(rows))
         samples, place = np.divmod(rows, self._roles.shape[1])
         endings = 0 if self._endings is None else self._endings[samples]
         role = self._roles[endings, place]

@@ -61,7 +61,11 @@ class Roles:
 
     def texts(self) -> list[str]:
         """Return the columns that must stay text where types are inferred."""
-        return [name for name in (self.key, *self.paths()) if name is not None]
+        return [name for name in (self.key, *self.paths(), *self.values(), *self.streamed()) if name is not None]
+
+    def streamed(self) -> list[str]:
+        """Return the columns of bytes, which are not read whole."""
+        return [column for _, column in self.binary]
 
     def paths(self) -> list[str]:
         """Return the columns of paths; the one whose endings name the field first."""
@@ -96,7 +100,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     notes: list[str] = []
     path, binary = options.path, options.binary
     if path is None and not options.files and not binary:
-        asked = {column for _, column in options.named()}
+        asked = {column for _, column in options.fields}
         path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
         binary = _only_bytes(name, schema, first_ending, notes) if path is None else ()
     payload = {path, *(column for _, column in (*options.files, *binary, *options.fields))}

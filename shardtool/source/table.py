@@ -1,7 +1,6 @@
 """Any table becomes Arrow: files of several formats, and tables in memory.
 
-A manifest's light columns are read whole. Columns of bytes, which hold the images themselves, are
-streamed a batch at a time; what a table means is not decided here.
+What a table means is not decided here, but for standard input: that may be a list of paths.
 """
 
 from __future__ import annotations
@@ -9,27 +8,22 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 
-from shardtool.arrow import number_array
-from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
-from shardtool.source import buffers
 from shardtool.source.request import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
 from shardtool.source.roles import PATH_NAMES
 from shardtool.source.rows import mixed_types
+from shardtool.source.tablefile import ArrowTable, ParquetTable, base_name, folder_of, readable
 from shardtool.source.textfile import DelimitedTable, read_json_lines, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 _STDIN = "stdin"
-_BATCH = 256  # rows of bytes at a time: images of a megabyte are 256 MB
 
 
 class Table(Protocol):
@@ -40,15 +34,20 @@ class Table(Protocol):
         where: What the user called it.
         folder: What relative paths in it count from.
         schema: Its columns.
+        untyped: Whether it holds text only, and types are inferred.
     """
 
     name: str
     where: str
     folder: str
     schema: Any
+    untyped: bool
 
-    def read(self, heavy: Collection[str], text: Collection[str]) -> Any:
-        """Return all columns but the `heavy` ones; those in `text` stay text where types are inferred."""
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
+
+    def count(self) -> int:
+        """Return the number of rows."""
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Yield record batches of some columns, all rows in order."""
@@ -77,39 +76,21 @@ def open_table(source: Any, named: Collection[str]) -> Table:
     files = parquet_files(path)
     if not files:
         raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
-    return _ParquetTable(path, files)
+    return ParquetTable(path, files)
 
 
 def _open_file(path: str) -> Table:
     ending = table_ending(path)
     if ending == PARQUET:
-        return _ParquetTable(path, [path])
+        return ParquetTable(path, [path])
     if ending in ARROW:
-        return _ArrowTable(path)
+        return ArrowTable(path)
     if ending in SEPARATORS:
-        table = DelimitedTable(path, _opener(path), SEPARATORS[ending])
-        return _TextTable(_base(path), _folder(path), table)
+        separator, folder = SEPARATORS[ending], folder_of(path)
+        return DelimitedTable(path, _opener(path), separator, name=base_name(path), folder=folder)
     if ending in JSON_LINES:
-        return MemoryTable(path, _folder(path), read_json_lines(path, _opener(path)), _base(path))
+        return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
     raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """Say of whatever goes wrong in reading a table that it is the table's fault."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
-
-
-def _base(path: str) -> str:
-    return os.path.basename(os.path.realpath(path))
-
-
-def _folder(path: str) -> str:
-    return os.path.dirname(path.rstrip("/")) or "."
 
 
 def _opener(path: str) -> Callable[[], Any]:
@@ -119,184 +100,23 @@ def _opener(path: str) -> Callable[[], Any]:
 class MemoryTable:
     """A table in memory."""
 
+    untyped = False
+
     def __init__(self, where: str, folder: str, table: Any, name: str = "") -> None:
         self.name, self.where, self.folder, self._table = name or where, where, folder, table
         self.schema = table.schema
 
-    def read(self, heavy: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
-        """Return all columns but the `heavy` ones."""
-        return self._table.select([name for name in self.schema.names if name not in heavy])
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
+        """Return some columns, in the order of the table."""
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.num_rows)
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Yield record batches of some columns."""
         yield from self._table.select(columns).to_batches()
-
-
-class _TextTable:
-    """A file of values between separators."""
-
-    def __init__(self, name: str, folder: str, table: DelimitedTable) -> None:
-        self.name, self.where, self.folder, self._table = name, table.name, folder, table
-        self.schema = table.schema
-
-    def read(self, heavy: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - none of its columns is
-        with readable(self._table.name):
-            return self._table.read(text)
-
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        raise NotImplementedError(columns)  # text holds no bytes
-
-
-class _FileTable:
-    """A table of files that are read again for their bytes; they must stay as they are meanwhile."""
-
-    def __init__(self, path: str, files: list[str]) -> None:
-        self.name, self.where, self.folder, self._path, self._files = _base(path), path, _folder(path), path, files
-        self._facts = self._look()
-
-    def _look(self) -> list[tuple[int, int, int]]:
-        facts = [os.stat(file) for file in self._files]
-        return [(fact.st_ino, fact.st_size, fact.st_mtime_ns) for fact in facts]
-
-    def _check_same(self) -> None:
-        try:
-            same = self._look() == self._facts
-        except OSError:
-            same = False
-        if not same:
-            raise SampleFailed(
-                self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
-            )  # fmt: skip
-
-
-class _ParquetTable(_FileTable):
-    """A Parquet file, or the files of a folder; parts of their paths such as `year=2024/` are columns."""
-
-    def __init__(self, path: str, files: list[str]) -> None:
-        super().__init__(path, files)
-        self._partitions = [_partition(os.path.relpath(file, path)) for file in files] if files != [path] else [{}]
-        with readable(path):
-            import pyarrow.parquet as pq
-
-            self._open = pq.ParquetFile
-            with self._open(files[0]) as file:
-                schema = file.schema_arrow
-            for more in files[1:]:
-                with self._open(more) as file:
-                    schema = pa.unify_schemas([schema, file.schema_arrow], promote_options="permissive")
-        schema = schema.remove_metadata()
-        for name in sorted({name for one in self._partitions for name in one}):
-            schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
-        self.schema = schema
-
-    def read(self, heavy: Collection[str], text: Collection[str]) -> Any:
-        """Return all columns but the `heavy` ones."""
-        tables, names = [], [name for name in self.schema.names if name not in heavy]
-        with readable(self._path):
-            for path, partition in zip(self._files, self._partitions, strict=True):
-                with self._open(path, pre_buffer=False) as file:
-                    own = [name for name in file.schema_arrow.names if name in names]
-                    table = _read_columns(file, own)
-                    for name in sorted(partition.keys() - set(own)):
-                        value = partition[name]
-                        column = buffers.texts([value]).take(number_array(np.zeros(table.num_rows, np.int64)))
-                        table = table.append_column(name, column)
-                tables.append(table)
-            table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-        self._check_same()
-        inferred = {name for one in self._partitions for name in one} - set(text)
-        return _with_numbers(table.select([name for name in names if name in table.column_names]), inferred)
-
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Yield record batches of some columns."""
-        with readable(self._path):
-            for path in self._files:
-                with self._open(path, pre_buffer=False) as file:
-                    yield from file.iter_batches(_BATCH, columns=columns, use_threads=False)
-        self._check_same()
-
-
-def _read_columns(file: Any, names: list[str]) -> Any:
-    """Return columns of a Parquet file.
-
-    A column and a row group at a time, each column made one chunk at once: of five million rows that takes 550 MB
-    where reading them as they come takes 750.
-    """
-    schema, columns = file.schema_arrow, []
-    for name in names:
-        groups = [
-            file.read_row_group(at, columns=[name], use_threads=False).column(name) for at in range(file.num_row_groups)
-        ]
-        chunks = [chunk for group in groups for chunk in group.chunks]
-        del groups
-        columns.append(buffers.one_chunk(pa.chunked_array(chunks, schema.field(name).type)))
-        del chunks
-    pa.default_memory_pool().release_unused()
-    if not names:
-        return file.read(columns=[])
-    return pa.Table.from_arrays(columns, names)
-
-
-def _partition(path: str) -> dict[str, str | None]:
-    """Return what the folders of a path say, Hive's way: `year=2024`."""
-    found: dict[str, str | None] = {}
-    for part in path.split("/")[:-1]:
-        name, equals, value = part.partition("=")
-        if equals:
-            found[unquote(name)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-    return found
-
-
-def _with_numbers(table: Any, columns: Collection[str]) -> Any:
-    """Return a table with whole numbers in those of `columns` that hold nothing else."""
-    import pyarrow.compute as pc
-
-    for at, name in enumerate(table.column_names):
-        if name in columns and pa.types.is_large_string(table.schema.field(at).type):
-            column = table.column(at)
-            whole = pc.all(pc.match_substring_regex(pc.drop_null(column), r"^(0|-?[1-9][0-9]{0,17})$")).as_py()
-            if whole:
-                table = table.set_column(at, name, pc.cast(column, pa.int64()))
-    return table
-
-
-class _ArrowTable(_FileTable):
-    """An Arrow file, which is what Feather is, or the stream format, which Hugging Face datasets writes."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, [path])
-        with self._reader(None) as reader:
-            self.schema = reader.schema.remove_metadata()
-
-    @contextmanager
-    def _reader(self, columns: list[str] | None, opened: Callable[[str], Any] = pa.OSFile) -> Iterator[Any]:
-        with opened(self._path) as file:
-            fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            try:
-                reader = pa.ipc.open_file(file, options=options)
-            except pa.ArrowInvalid:
-                file.seek(0)
-                reader = pa.ipc.open_stream(file, options=options)
-            yield reader
-
-    def read(self, heavy: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
-        """Return all columns but the `heavy` ones."""
-        with readable(self._path), self._reader([name for name in self.schema.names if name not in heavy]) as reader:
-            table = reader.read_all()
-        self._check_same()
-        return table
-
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Yield record batches of some columns."""
-        with readable(self._path), self._reader(columns, pa.memory_map) as reader:  # a batch may be the whole file
-            if isinstance(reader, pa.RecordBatchFileReader):
-                for at in range(reader.num_record_batches):
-                    yield reader.get_batch(at)
-            else:
-                yield from reader
-        self._check_same()
 
 
 def _standard_input(data: bytes, named: Collection[str]) -> Table:
@@ -309,8 +129,7 @@ def _standard_input(data: bytes, named: Collection[str]) -> Table:
     usual = {cell.casefold() for cell in cells} & set(PATH_NAMES)
     if b"\0" not in data and (cells & set(named) or (usual and len(cells) > 1)):
         with readable(name):
-            table = DelimitedTable(name, lambda: io.BytesIO(data), separator)
-        return _TextTable(_STDIN, ".", table)
+            return DelimitedTable(name, lambda: io.BytesIO(data), separator, name=_STDIN, folder=".")
     if usual and b"\0" not in data:  # a column of paths with its header
         data = rest
     return MemoryTable(name, ".", read_list(name, data, "path"), _STDIN)

@@ -14,10 +14,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 _HEAD = 2**20  # bytes that surely hold the header
 _BLOCK = 2**20  # bytes of JSON lines that a thread reads at a time; a line must fit
 _LARGEST_BLOCK = 2**30
+_GAPS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
+_NUMBERS = (
+    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
+    (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
+)
+_TAIL = 64  # bytes that surely hold what ends a file
 _EXACT = 2.0**53  # from here on a float holds not every whole number
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
@@ -42,36 +50,55 @@ class DelimitedTable:
     """A CSV or TSV.
 
     Args:
-        name: For messages.
+        where: What the user called it.
         opened: Opens it.
         separator: Between values.
+        name: Of the file.
+        folder: What relative paths in it count from.
 
     Attributes:
         schema: The columns; all text until they are read.
+        untyped: Its types are inferred.
 
     Raises:
         InvalidRequest: No text, no header, or another separator.
     """
 
-    def __init__(self, name: str, opened: Opened, separator: str) -> None:
-        self.name, self._opened, self._separator = name, opened, separator
+    untyped = True
+
+    def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
+        self.name, self.where, self.folder = name, where, folder
+        self._opened, self._separator = opened, separator
+        self._table: Any = None
         with opened() as stream:
             head = stream.read(_HEAD)
-        names = _header(name, head, separator)
+        names = _header(where, head, separator)
         self.schema = pa.schema([(one, pa.string()) for one in names])
 
-    def read(self, text: Collection[str]) -> Any:
-        """Return the table.
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+        """Return some columns, in the order of the table.
 
         Args:
-            text: Columns whose types are not inferred.
+            columns: Their names.
+            text: Columns that stay text, as the first call says it.
 
         Raises:
             InvalidRequest: Rows that do not fit the header.
         """
-        table = self._read(frozenset(text), threads=True)
-        long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
-        return self._read(frozenset(text) | set(long), threads=True) if long else table
+        if self._table is None:
+            kept = frozenset(text) & set(self.schema.names)
+            table = self._read(kept, threads=True)
+            long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
+            self._table = self._read(kept | set(long), threads=True) if long else table
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self.read((), ()).num_rows)
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """Yield record batches of some columns."""
+        yield from self.read(columns, ()).select(columns).to_batches()
 
     def _read(self, text: frozenset[str], *, threads: bool) -> Any:
         from pyarrow import csv as arrow_csv
@@ -96,7 +123,26 @@ class DelimitedTable:
             return self._read(text, threads=False)  # rows have numbers only without threads
         if ragged:
             raise self._ragged(ragged)
+        self._check_end(table)
         return table
+
+    def _check_end(self, table: Any) -> None:
+        """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
+        last = table.column(table.num_columns - 1)
+        if not table.num_rows or not pa.types.is_string(last.type):
+            return
+        value = last[-1].as_buffer()
+        if value is None or b"\n" not in value.to_pybytes():
+            return
+        tail = b""
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                tail = (tail + data)[-_TAIL:]
+        if not tail.rstrip(b"\r\n").endswith(b'"'):
+            raise InvalidRequest(
+                self.where, f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file",
+                expected="text between two quotation marks, with those inside of it doubled",
+            )  # fmt: skip
 
     def _ragged(self, rows: list[Any]) -> InvalidRequest:
         found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
@@ -105,9 +151,23 @@ class DelimitedTable:
         if '"' in shown and "\n" in rows[0].text:
             remedy += " Is a quotation mark not closed there?"
         return InvalidRequest(
-            self.name, f"{counted(len(rows), 'row')} with more or fewer values than the header: {listing(found)}",
+            self.where, f"{counted(len(rows), 'row')} with more or fewer values than the header: {listing(found)}",
             expected=f"{rows[0].expected_columns}", remedy=remedy,
         )  # fmt: skip
+
+
+def numbers_of(column: Any) -> Any:
+    """Return text as numbers where all of it is what a number is written as; 007 is not, and stays text as it is.
+
+    A gap (an empty cell, NA, null, NaN) among numbers is null.
+    """
+    gaps = pc.is_in(column, value_set=buffers.texts(_GAPS).cast(column.type))
+    filled = column.filter(pc.invert(gaps)).drop_null()
+    for pattern, kind in _NUMBERS:
+        if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
+            empty = buffers.texts([None])[0].cast(column.type)
+            return pc.cast(pc.if_else(gaps, empty, column), kind)
+    return column
 
 
 def read_json_lines(name: str, opened: Opened) -> Any:
@@ -163,7 +223,8 @@ def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                return _no_object(name, number, line, str(error).partition(":")[0])
+                said = str(error).partition(":")[0]
+                return _no_object(name, number, line, said[:1].lower() + said[1:])
             if not isinstance(row, dict):
                 return _no_object(name, number, line, f"a JSON {_kind(row)}")
             for column, value in row.items():
@@ -172,7 +233,10 @@ def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
     for column, found in kinds.items():
         if len(found) > 1:
             return mixed_types(name, column, found)
-    return InvalidRequest(name, f"no JSON lines: {said.splitlines()[0]}", expected="one JSON object a line")
+    if not kinds:
+        return InvalidRequest(name, "empty", expected="one JSON object a line")
+    said = re.sub(r"^JSON parse error: |in row [0-9]+$", "", said.splitlines()[0])  # its rows count from anywhere
+    return InvalidRequest(name, f"cannot be read: {said.strip()}", expected="JSON objects with values of one type")
 
 
 def _lines(stream: Any) -> Iterator[bytes]:
@@ -194,7 +258,7 @@ def _no_object(name: str, number: int, line: bytes, found: str) -> InvalidReques
     remedy = f"It begins with {printable(line[:60].strip())!r}."
     if number == 1 and line.lstrip()[:1] == b"[":
         remedy = "`jq -c '.[]'` makes lines of a JSON array."
-    return InvalidRequest(name, f"row {number:,}: {found.lower()}", expected="one JSON object a line", remedy=remedy)
+    return InvalidRequest(name, f"row {number:,}: {found}", expected="one JSON object a line", remedy=remedy)
 
 
 def read_list(name: str, data: bytes, column: str) -> Any:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Render = Callable[[Any], Any]  # from a table to a large_string array: each row's text and a NUL
 
-_CHUNK = 2**16  # rows at a time
+_CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
 _EMPTY = buffers.text("")
 _NULL = buffers.text("null")
 _QUOTE = buffers.text('"')
@@ -46,10 +46,12 @@ class ColumnTexts:
         which: Rows of the table; None: all.
     """
 
-    __slots__ = ("_render", "_table", "_which")
+    __slots__ = ("_render", "_step", "_table", "_which")
 
     def __init__(self, table: Any, render: Render, which: NDArray[np.int64] | None = None) -> None:
         self._table, self._render, self._which = table, render, which
+        row = table.nbytes // max(1, table.num_rows) + 1
+        self._step = max(1, min(_CHUNK, _CHUNK_BYTES // row))
 
     def __len__(self) -> int:
         return int(self._table.num_rows) if self._which is None else len(self._which)
@@ -61,16 +63,16 @@ class ColumnTexts:
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each text, its NUL not counted."""
         found = np.empty(len(self), np.int64)
-        for first in range(0, len(self), _CHUNK):
-            last = min(first + _CHUNK, len(self))
+        for first in range(0, len(self), self._step):
+            last = min(first + self._step, len(self))
             found[first:last] = buffers.lengths(self._texts(first, last))
         found -= 1
         return found
 
     def span(self, first: int, last: int) -> bytes:
         """Return texts `first` to `last` (exclusive), a NUL after each."""
-        steps = range(first, last, _CHUNK)
-        return b"".join([buffers.payload(self._texts(step, min(step + _CHUNK, last))) for step in steps])
+        steps = range(first, last, self._step)
+        return b"".join([buffers.payload(self._texts(step, min(step + self._step, last))) for step in steps])
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the texts `which`, in that order, a NUL after each."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from shardtool.arrow import number_array
 from shardtool.checksum import crc32c, show_fingerprint
-from shardtool.dataset import DatasetFile, ShardEntry
+from shardtool.dataset import DatasetFile, ShardEntry, feature_spec
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
-_TF_KINDS = {"int64": "tf.int64", "float": "tf.float32", None: "tf.string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +162,8 @@ class Packing:
         return dataset
 
     def _features(self) -> dict[str, str]:
-        """Return what TensorFlow must be told to parse the Examples; what some lack gets a default."""
-        total, found = sum(shard.samples for shard in self.entries.values()), {}
-        for name in sorted(self.fields, key=to_bytes):
-            kind = {"int64": "tf.int64", "float": "tf.float32"}.get(
-                self.plan.entries.numbers.get(name, ""), "tf.string"
-            )
-            default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
-            found[name] = f"tf.io.FixedLenFeature([], {kind}{default if self.fields[name] < total else ''})"
-        return {"__key__": "tf.io.FixedLenFeature([], tf.string)", **found}
+        samples = sum(shard.samples for shard in self.entries.values())
+        return feature_spec(self.fields, self.plan.entries.numbers, samples)
 
     def _new_sizes(self) -> list[int]:
         """Return the sizes of the shards that are yet to be written, as planned."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
 from shardtool.checksum import crc32c, show_fingerprint
-from shardtool.dataset import DatasetFile, ShardEntry, read_dataset
+from shardtool.dataset import DatasetFile, ShardEntry, feature_spec, read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.reading import COMPRESSED, find_dataset, read_small, shard_format
-from shardtool.sample import counted, output_text
+from shardtool.sample import counted, output_text, source_text
 from shardtool.storage import open_folder
 from shardtool.survey import SurveyTask, survey
 from shardtool.verbs.observer import Observer
@@ -187,9 +187,7 @@ class _Job:
             tally.first_key, tally.last_key,
         )  # fmt: skip
         self.fields.update(tally.fields)
-        self.kinds |= {
-            name.decode("utf-8", "replace"): kind for name, kind in zip(found.names, found.kinds, strict=True)
-        }
+        self.kinds |= {source_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
         self.field_bytes += tally.field_bytes
         self.schema = types_of(table.schema)
         self.digests.append(found.digest)
@@ -244,9 +242,8 @@ class _Job:
         ]  # fmt: skip
         made: dict[str, Any] = {"verb": "index", "tool": f"shardtool {__version__}"}
         if not same:
-            self._note(
-                "how the dataset was made, what was skipped, and class names are not known: only a plan knows them"
-            )
+            self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
+        samples = sum(shard.samples for shard in shards)
         complete = all(digest is not None for digest in self.digests)
         total = sum(digest or 0 for digest in self.digests)
         file = DatasetFile(
@@ -259,7 +256,7 @@ class _Job:
             skipped=0,
             schema=self.schema,
             classes={},
-            features=self._features() if self.formats[0] == "tfrecord" else {},
+            features=feature_spec(self.fields, self.kinds, samples) if self.formats[0] == "tfrecord" else {},
             made=made,
             fingerprint=show_fingerprint(total) if complete else "",
         )
@@ -272,13 +269,6 @@ class _Job:
             self._note("no content fingerprint: --checksum reads the payloads, too")
         self._publish(self.dataset_file, file.encode())
         return self._result(shards)
-
-    def _features(self) -> dict[str, str]:
-        kinds = {"int64": "tf.int64", "float": "tf.float32"}
-        return {
-            name: f"tf.io.FixedLenFeature([], {kinds.get(self.kinds.get(name, ''), 'tf.string')})"
-            for name in sorted(self.fields)
-        }
 
     def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path = self.folder.full_path(self.dataset_file)
