@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.columns import Names
 from shardtool.format import tar, tfrecord
 from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.columns import Names
-
 TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0}
 SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.DATA_LIMIT + tfrecord.FRAME_HEAD + tfrecord.FRAME_TAIL}
+_CHUNK = 2**18  # samples at a time: temporary columns stay small
 NUMBERS = {"tar": False, "tfrecord": True}  # whether a format has numbers; the others store their text
 
 
@@ -50,11 +50,19 @@ def heads_and_tails(shard_format: str, payloads: Payloads) -> tuple[NDArray[np.i
 
 def sample_sizes(shard_format: str, payloads: Payloads) -> NDArray[np.int64]:
     """Return int64[samples]: all records of each sample."""
-    heads, tails = heads_and_tails(shard_format, payloads)
-    heads += tails
-    heads += payloads.stored
-    sizes: NDArray[np.int64] = np.add.reduceat(heads, payloads.first[:-1])
+    sizes = np.empty(len(payloads.keys), np.int64)
+    for start in range(0, len(sizes), _CHUNK):
+        part = _part(payloads, start, min(start + _CHUNK, len(sizes)))
+        heads, tails = heads_and_tails(shard_format, part)
+        sizes[start : start + _CHUNK] = np.add.reduceat(heads + part.stored + tails, part.first[:-1])
     return sizes
+
+
+def _part(p: Payloads, start: int, stop: int) -> Payloads:
+    """Return what samples `start` to `stop` hold."""
+    rows = slice(int(p.first[start]), int(p.first[stop]))
+    keys, first = Names(p.keys.data, p.keys.starts[start : stop + 1]), p.first[start : stop + 1] - p.first[start]
+    return Payloads(keys, first, p.fields, p.code[rows], p.stored[rows])
 
 
 def _tar(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
