@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardtool.source.entries import Entries
     from shardtool.transform.steps import Transform
 
-_TRIED = 96  # samples
+_TRIED = 64  # samples
 _AT_ONCE = 8
 _SEED = 20
 _LEAST = 8  # fewer say nothing of how the size depends on the source's
