@@ -20,6 +20,7 @@ from PIL import Image
 
 WORKERS = 2
 SIDE = 256
+MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
 
 
 def bare_loop(paths: list[Path]) -> float:
@@ -36,7 +37,7 @@ def bare_loop(paths: list[Path]) -> float:
 
 def shardtool(folder: Path) -> float:
     """Return the seconds of a whole run."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as place:
         command = [
             sys.executable, "-m", "shardtool", "create", str(folder), f"{place}/s-{{000000..}}.tar",
             "--resize", str(SIDE), "--workers", str(WORKERS), "--max-size", "10MB", "--quiet",

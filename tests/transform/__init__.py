@@ -1,0 +1,1 @@
+"""Laws of what is done to samples on their way into a shard."""
