@@ -17,11 +17,14 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
+    from shardtool.findings import Finding
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.index import ExportResult, export
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
     from shardtool.verbs.results import CreateResult, DryRun, SplitResult
+    from shardtool.verbs.summary import InspectOptions, Summary, inspect
+    from shardtool.verbs.verify import Report, VerifyOptions, verify
 
 __version__ = "0.1.0"
 
@@ -31,18 +34,25 @@ __all__ = [
     "CreateResult",
     "DryRun",
     "ExportResult",
+    "Finding",
+    "InspectOptions",
     "InvalidRequest",
     "Observer",
     "OutputExists",
     "OutputFailed",
+    "Report",
     "SampleFailed",
     "ShardError",
     "SplitResult",
+    "Summary",
+    "VerifyOptions",
     "WorkerDied",
     "__version__",
     "create",
     "dry_run",
     "export",
+    "inspect",
+    "verify",
 ]
 
 _MODULES = {
@@ -50,11 +60,18 @@ _MODULES = {
     "CreateResult": "verbs.results",
     "DryRun": "verbs.results",
     "ExportResult": "verbs.index",
+    "Finding": "findings",
+    "InspectOptions": "verbs.summary",
     "Observer": "verbs.observer",
+    "Report": "verbs.verify",
     "SplitResult": "verbs.results",
+    "Summary": "verbs.summary",
+    "VerifyOptions": "verbs.verify",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.index",
+    "inspect": "verbs.summary",
+    "verify": "verbs.verify",
 }
 
 

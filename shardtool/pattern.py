@@ -81,6 +81,14 @@ class ShardPattern:
             return self.names[number]
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
+    def owned_by(self, other: ShardPattern) -> str | None:
+        """Return a name that this pattern makes and `other`, in the same folder, owns; None where there is none."""
+        if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
+            return None
+        numbers = (0, 1, (self.count or 1) - 1) if self.names is None else range(len(self.names))
+        names = [self.dataset_file, self.skipped_file, *(self.shard(number) for number in numbers)]
+        return next((name for name in names if other.owns(name)), None)
+
     def owns(self, name: str) -> bool:
         """Tell whether a file called `name` in `folder` is, or could be, one of this dataset.
 

@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.checksum import crc32c
 from shardtool.dataset import shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
@@ -223,6 +224,10 @@ class ShardFile:
             raise CorruptShard(path, "no plain file")
         self._start, self._window = 0, b""
 
+    def fileno(self) -> int:
+        """Return the file's descriptor, which is closed with this object."""
+        return self._fd
+
     def __enter__(self) -> ShardFile:  # noqa: PYI034 - typing.Self is new in 3.11
         return self
 
@@ -239,7 +244,7 @@ class ShardFile:
         if at >= 0 and at + length <= len(self._window):
             return self._window[at : at + length]
         near = 0 <= at <= len(self._window) + _NEAR
-        wanted = max(length, _WINDOW if near else _HOP)
+        wanted = min(max(length, _WINDOW if near else _HOP), max(0, self.size - offset))
         try:
             self._start, self._window = offset, os.pread(self._fd, wanted, offset)
             while len(self._window) < min(length, self.size - offset):  # a network file system may return less
@@ -248,16 +253,71 @@ class ShardFile:
                     break
                 self._window += more
         except OSError as error:
-            where = (error.strerror or str(error)).lower()
-            raise CorruptShard(self.path, f"at {offset:,}: cannot be read: {where}") from None
+            raise self._failed(offset, error) from None
         return self._window[:length]
+
+    def _failed(self, offset: int, error: OSError) -> CorruptShard:
+        found = (error.strerror or str(error)).lower()
+        return CorruptShard(self.path, f"at {offset:,}: cannot be read: {found}")
+
+
+class SummedFile(ShardFile):
+    """The bytes of one shard, best read from its start on: the CRC-32C of the file is taken on the way.
+
+    Each block is summed while it is in the processor's cache, so that whoever takes checksums of payloads too pays
+    for one pass. A place behind the window is read again, and not summed twice.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._view = memoryview(b"")
+        self._crc = self._end = 0  # of what was summed
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+
+        Raises:
+            CorruptShard: The disk fails.
+        """
+        at = offset - self._start
+        if at >= 0 and at + length <= len(self._view):
+            return self._view[at : at + length]
+        if at < 0:
+            return self._pread(length, offset)
+        while self._end < offset and self._next():
+            pass
+        parts, have = [self._view[offset - self._start :]], max(0, self._end - offset)
+        while have < length and (block := self._next()):
+            parts.append(block)
+            have += len(block)
+        self._start, self._view = offset, memoryview(b"".join(parts))
+        return self._view[:length]
+
+    def crc(self) -> int:
+        """Read the rest, and return the CRC-32C of the file."""
+        while self._next():
+            pass
+        return self._crc
+
+    def _next(self) -> memoryview:
+        block = memoryview(self._pread(_WINDOW, self._end))
+        self._start, self._view = self._end, block
+        self._crc = crc32c(block, self._crc)
+        self._end += len(block)
+        return block
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._fd, min(length, max(0, self.size - offset)), offset)
+        except OSError as error:
+            raise self._failed(offset, error) from None
 
 
 class PackedFile:
     """The bytes of a compressed shard, in sequence: a place before the last one cannot be read again.
 
     Raises:
-        CorruptShard: It cannot be opened.
+        CorruptShard: It is no plain file, or cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -265,9 +325,12 @@ class PackedFile:
 
         self.path, self.size = path, -1
         kind = "zstd" if path.endswith(".zst") else "gzip"
+        with ShardFile(path) as plain:  # opens no FIFO, and follows no link
+            file = os.fdopen(os.dup(plain.fileno()), "rb")
         try:
-            self._stream = pa.CompressedInputStream(pa.OSFile(path, "rb"), kind)
-        except (OSError, pa.ArrowException) as error:
+            self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), kind)
+        except (OSError, ValueError) as error:
+            file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
         self._start, self._window = 0, b""
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardtool.arrow import number_array, string_array, strings
+from shardtool.checksum import crc32c
 from shardtool.columns import Names
 from shardtool.errors import CorruptShard
 from shardtool.format.measure import Payloads, heads_and_tails
@@ -191,6 +192,7 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot tell again
     with pq.ParquetWriter(
         sink,
         table.schema,

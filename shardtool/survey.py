@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import CorruptShard, printable
 from shardtool.format import tar_walk, tfrecord_walk
-from shardtool.reading import open_shard, shard_format
+from shardtool.reading import COMPRESSED, SummedFile, open_shard, shard_format
 
 if TYPE_CHECKING:
     from shardtool.reading import PackedFile, ShardFile
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
 _BLOCK = 2**20
+_KEY_LIMIT = 2**20  # bytes: more is an attack, not a key
+_NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
+_MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Survey:
         lengths: int64 a field, bytes of the payload.
         crcs: uint32 a field; empty without checksums.
         crc: CRC-32C of the file, where checksums were asked for.
+        soiled: Where padding is not zero, likewise; the first places only.
         digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
         texts: Row of a field to the text of its number, where checksums were asked for.
         odd: (offset, what): members that are no part of a sample, such as folders.
@@ -77,19 +81,20 @@ class Survey:
     lengths: array[int] = field(default_factory=lambda: array("q"))
     crcs: array[int] = field(default_factory=lambda: array("I"))
     crc: int | None = None
+    soiled: list[int] = field(default_factory=list)
     digest: int | None = None
     texts: dict[int, bytes] = field(default_factory=dict)
     odd: list[tuple[int, str]] = field(default_factory=list)
     error: CorruptShard | None = None
+    _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: str = "bytes") -> int:
         """Return the number of a field's name."""
-        try:
-            return self.names.index(name)
-        except ValueError:
+        code = self._known.setdefault(name, len(self.names))
+        if code == len(self.names):
             self.names.append(name)
             self.kinds.append(kind)
-            return len(self.names) - 1
+        return code
 
 
 def survey(task: SurveyTask) -> Survey:
@@ -99,7 +104,8 @@ def survey(task: SurveyTask) -> Survey:
         CorruptShard: It cannot be opened.
         InvalidRequest: Its name tells no format.
     """
-    with open_shard(task.path) as shard:
+    packed = task.path.endswith(COMPRESSED)
+    with SummedFile(task.path) if task.checksum and not packed else open_shard(task.path) as shard:
         found = Survey(task.path, shard_format(task.path), shard.size)
         try:
             if found.format == "tar":
@@ -108,37 +114,37 @@ def survey(task: SurveyTask) -> Survey:
                 _survey_tfrecord(shard, task, found)
         except CorruptShard as error:
             found.error = error
-        if task.checksum and found.size >= 0:
-            found.crc = file_crc(shard)
-    if task.checksum and "float" not in found.kinds:
+        if isinstance(shard, SummedFile):
+            try:
+                found.crc = shard.crc()
+            except CorruptShard as error:
+                found.error = found.error or error
+    if task.checksum and "float" not in found.kinds and len(found.names) <= _NAMES_LIMIT:
         found.digest = _digest(found)
     return found
 
 
 def _digest(found: Survey) -> int:
     """Return the content fingerprint: fields in the order of their names, of numbers their text."""
+    lengths, crcs, codes = array("Q", found.lengths), array("I", found.crcs), array("H", found.codes)
+    for row, text in found.texts.items():
+        lengths[row], crcs[row] = len(text), crc32c(text)
     rank = {code: place for place, code in enumerate(sorted(range(len(found.names)), key=found.names.__getitem__))}
-    rows, end = [], 0
+    ordered: dict[bytes, list[int] | None] = {}  # a sample's codes to their order; None where that is theirs already
+    end = 0
     for count in found.counts:
         first, end = end, end + count
-        rows += sorted(range(first, end), key=lambda row: rank[found.codes[row]])
-    texts = found.texts
-    lengths = array("Q", [len(texts[row]) if row in texts else found.lengths[row] for row in rows])
-    crcs = array("I", [crc32c(texts[row]) if row in texts else found.crcs[row] for row in rows])
-    codes = array("H", [found.codes[row] for row in rows])
+        seen = codes[first:end].tobytes()
+        if seen not in ordered:
+            order = sorted(range(count), key=lambda at, first=first: rank[codes[first + at]])  # type: ignore[misc]
+            ordered[seen] = None if order == [*range(count)] else order
+        if (order := ordered[seen]) is not None:
+            for column in (lengths, crcs, codes):
+                column[first:end] = array(column.typecode, [column[first + at] for at in order])
     return content_digest(
         found.keys, found.counts, found.names,
         codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes(),
     )  # fmt: skip
-
-
-def file_crc(shard: ShardFile | PackedFile) -> int:
-    """Return the CRC-32C of a whole shard."""
-    crc = offset = 0
-    while block := shard.read(offset, _BLOCK):
-        crc = crc32c(block, crc)
-        offset += len(block)
-    return crc
 
 
 def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
@@ -157,7 +163,8 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
     fields: dict[bytes, int] = {}
     keys, starts, sizes, counts = found.keys, found.starts, found.sizes, found.counts
     codes, offsets, lengths, first_dot = found.codes, found.offsets, found.lengths, task.dots == "first"
-    for member in tar_walk.walk(shard.read, shard.path):
+    read, checksum = shard.read, task.checksum
+    for member in tar_walk.walk(read, shard.path):
         name = member.name[2:] if member.name[:2] == b"./" else member.name
         folder, slash, base = name.rpartition(b"/")
         at = base.find(b".", 1) if first_dot else base.rfind(b".")
@@ -181,8 +188,17 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
         offsets.append(member.data)
         lengths.append(member.size)
         sizes[-1] = member.end - starts[-1]
-        if task.checksum:
-            found.crcs.append(payload_crc(shard, member.data, member.size))
+        if checksum:
+            padding = member.end - member.data - member.size
+            if member.size <= _BLOCK:
+                block = read(member.data, member.size + padding)
+                found.crcs.append(crc32c(block[: member.size]))
+                rest = block[member.size :]
+            else:
+                found.crcs.append(payload_crc(shard, member.data, member.size))
+                rest = read(member.data + member.size, padding)
+            if padding and bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
+                found.soiled.append(member.data + member.size)
         if found.size >= 0 and member.end > found.size:
             cut = f"at {member.data:,}: the file ends in {printable(member.name)}, {member.size:,} bytes long"
             raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
@@ -190,16 +206,18 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
 
 def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
     for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path)):
-        data = shard.read(record.data, record.size)
+        held = record.size <= tfrecord_walk.HELD_LIMIT
+        data = shard.read(record.data, record.size) if held else tfrecord_walk.Far(shard.read, record)
         if task.checksum:
-            tfrecord_walk.check_data(record, data, shard.path)
+            crc = crc32c(data) if not isinstance(data, tfrecord_walk.Far) else payload_crc(shard, *record[1:3])
+            tfrecord_walk.check_crc(record, crc, shard.path)
         features = tfrecord_walk.features(data, record.data, shard.path)
         by_name = {feature.name: feature for feature in features}
         key_feature = next((by_name[name] for name in _KEY_FEATURES if name in by_name), None)
         key = b"%09d" % number
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
             at = key_feature.offset - record.data
-            key = bytes(data[at : at + key_feature.size])
+            key = bytes(data[at : at + min(key_feature.size, _KEY_LIMIT)])
         found.keys.append(key)
         found.starts.append(record.offset)
         found.sizes.append(record.end - record.offset)
@@ -210,6 +228,9 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
             found.offsets.append(feature.offset)
             found.lengths.append(feature.size)
             if task.checksum:
+                if isinstance(data, tfrecord_walk.Far):
+                    found.crcs.append(payload_crc(shard, feature.offset, feature.size))
+                    continue
                 at = feature.offset - record.data
                 value = data[at : at + feature.size]
                 found.crcs.append(crc32c(value))

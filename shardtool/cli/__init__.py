@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
+    "inspect": "Show what is in a dataset.",
+    "verify": "Prove that a dataset is whole, or tell what is wrong with it.",
     "index": "Make the index files that other tools want beside shards.",
 }
 

@@ -204,7 +204,8 @@ class LocalPool:
         (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
         ends = (task_end, result_end, life_end)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        command = f"import sys; sys.path.insert(0, {root!r}); from shardtool.execute import worker; worker.run{ends}"
+        path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
+        command = f"import sys; sys.path[:] = {path!r}; from shardtool.execute import worker; worker.run{ends}"
         # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:

@@ -67,6 +67,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
         if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
             signal.signal(signum, signal.SIG_DFL)
+    os.dup2(2, 1)  # stdout is for the parent's result, whatever a user's function prints
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:

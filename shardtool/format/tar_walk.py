@@ -26,6 +26,10 @@ _LONG_LIMIT = 2**20  # bytes of a pax header or a GNU long name: more is an atta
 _FILES = (b"0", b"\0", b"7")
 _WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED = (b"x", b"g", b"L", b"K", b"X")
+_SPARSE = b"S"  # of old GNU tar: its map may go on in blocks behind the header
+_MORE_OF_MAP, _MORE_OF_MAP_STILL = 482, 504  # where a header, and such a block, tell of another one
+_SIZE_DIGITS = 19
+_SIZE_LIMIT = 2**62  # so that no place overflows what the system counts with
 _BASE_256 = 0x80
 _BLANKS = 8 * 0x20
 _FILE = ord("0")
@@ -101,7 +105,7 @@ def check_end(read: Read, offset: int, where: str) -> None:
 
 def _any_member(read: Read, start: int, where: str) -> Member:
     """Return the member whose headers start at `start`: extended ones, then its own."""
-    long_name, long_size, offset = None, None, start
+    long_name, long_size, offset, sparse = None, None, start, False
     while True:
         block = bytes(read(offset, BLOCK))
         if len(block) < BLOCK:
@@ -114,7 +118,8 @@ def _any_member(read: Read, start: int, where: str) -> Member:
             long_name = body.rstrip(b"\0")
         elif kind in (b"x", b"X"):
             records = _pax(body, offset, where)
-            long_name = records.get(b"path", long_name)
+            sparse = any(keyword.startswith(b"GNU.sparse.") for keyword in records)  # the payload is a map, and parts
+            long_name = records.get(b"GNU.sparse.name", records.get(b"path", long_name))
             if b"size" in records:
                 long_size = _decimal(records[b"size"], offset, where)
         offset += BLOCK + size + (-size & (BLOCK - 1))
@@ -123,7 +128,21 @@ def _any_member(read: Read, start: int, where: str) -> Member:
         size = 0
     elif long_size is not None:
         size = long_size
-    return Member(name, start, offset + BLOCK, size, kind in _FILES and not name.endswith(b"/"))
+    data = offset + BLOCK
+    if kind == _SPARSE and block[_MORE_OF_MAP]:
+        data = _end_of_map(read, data, where)
+    return Member(name, start, data, size, kind in _FILES and not sparse and not name.endswith(b"/"))
+
+
+def _end_of_map(read: Read, offset: int, where: str) -> int:
+    """Return where the blocks end that go on with the map of a sparse file."""
+    while True:
+        block = read(offset, BLOCK)
+        if len(block) < BLOCK:
+            raise CorruptShard(where, f"at {offset:,}: the file ends", expected="a sparse file's map", remedy=REMEDY)
+        offset += BLOCK
+        if not block[_MORE_OF_MAP_STILL]:
+            return offset
 
 
 def _body(read: Read, offset: int, size: int, where: str) -> bytes:
@@ -159,7 +178,7 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
             size = int(field.strip(b"\0 ") or b"0", 8)
         except ValueError:
             size = -1
-    if not 0 <= size < 2**62:
+    if not 0 <= size < _SIZE_LIMIT:
         raise CorruptShard(where, f"at {offset:,}: a header with the size {printable(field)}", remedy=REMEDY)
     return size
 
@@ -192,6 +211,6 @@ def _pax(body: bytes, offset: int, where: str) -> dict[bytes, bytes]:
 
 
 def _decimal(text: bytes, offset: int, where: str) -> int:
-    if not text.isdigit() or len(text) > 19:  # noqa: PLR2004 - digits of 2^63
+    if not text.isdigit() or len(text) > _SIZE_DIGITS or int(text) >= _SIZE_LIMIT:
         raise CorruptShard(where, f"at {offset:,}: a pax header with the size {printable(text)}", remedy=REMEDY)
     return int(text)

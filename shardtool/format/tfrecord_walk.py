@@ -8,7 +8,7 @@ Source: as `format/tfrecord.py`.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int, int], bytes | memoryview]
+    Data = Union[bytes, memoryview, "Far"]
 
 REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack
@@ -25,6 +26,9 @@ _tail = Struct("<I").unpack
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES = 10
+_GOES_ON = bytes(range(128, 256))  # the bytes of a varint that are not its last
+_FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2 of a message, with a length behind them
+HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a whole
 
 
 class Record(NamedTuple):
@@ -82,13 +86,17 @@ def walk(read: Read, where: str) -> Iterator[Record]:
             )  # fmt: skip
         if size > DATA_LIMIT:
             raise CorruptShard(where, f"at {offset:,}: a record of {size:,} bytes", expected="less than 2 GiB")
-        tail = bytes(read(offset + FRAME_HEAD + size, FRAME_TAIL))
+        data = offset + FRAME_HEAD
+        if size <= HELD_LIMIT:  # all at once, so that what can only be read in sequence has it at hand
+            tail = bytes(read(offset, FRAME_HEAD + size + FRAME_TAIL)[FRAME_HEAD + size :])
+        else:
+            tail = bytes(read(data + size, FRAME_TAIL))
         if len(tail) < FRAME_TAIL:
             raise CorruptShard(
                 where, f"at {offset:,}: a record of {size:,} bytes, and the file ends before", remedy=REMEDY
             )
-        yield Record(offset, offset + FRAME_HEAD, size, _tail(tail)[0])
-        offset += FRAME_HEAD + size + FRAME_TAIL
+        yield Record(offset, data, size, _tail(tail)[0])
+        offset = data + size + FRAME_TAIL
 
 
 def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
@@ -97,7 +105,16 @@ def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
     Raises:
         CorruptShard: It has not.
     """
-    found = masked(crc32c(data))
+    check_crc(record, crc32c(data), where)
+
+
+def check_crc(record: Record, crc: int, where: str) -> None:
+    """See that a record's data, whose CRC-32C is `crc`, has its checksum.
+
+    Raises:
+        CorruptShard: It has not.
+    """
+    found = masked(crc)
     if found != record.crc:
         raise CorruptShard(
             where, f"at {record.offset:,}: a record's data with the checksum {found:08x}",
@@ -105,8 +122,26 @@ def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
         )  # fmt: skip
 
 
-def features(data: bytes | memoryview, start: int, where: str) -> list[Feature]:
-    """Return the features of an Example.
+class Far:
+    """The data of a record that is too large to hold, as something that can be indexed and sliced."""
+
+    def __init__(self, read: Read, record: Record) -> None:
+        self._read, self._start, self._size = read, record.data, record.size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            first, last, _ = at.indices(self._size)
+            return self._read(self._start + first, max(0, last - first))
+        if at >= self._size:
+            raise IndexError
+        return self._read(self._start + at, 1)[0]
+
+
+def features(data: Data, start: int, where: str) -> list[Feature]:
+    """Return the features of an Example. A hot path: 3 us a feature that is written as usual.
 
     Args:
         data: Its bytes.
@@ -116,14 +151,43 @@ def features(data: bytes | memoryview, start: int, where: str) -> list[Feature]:
     Raises:
         CorruptShard: It is no Example.
     """
+    found: list[Feature] = []
     try:
-        return [
-            _feature(data, first, last, start)
-            for tag, outer, end in _parts(data, 0, len(data)) if tag == 1
-            for inner, first, last in _parts(data, outer, end) if inner == 1
-        ]  # fmt: skip
+        for number, first, end in _parts(data, 0, len(data)):
+            at = first
+            while number == 1 and at < end:
+                at = _usual_feature(data, at, end, start, found) or _any_feature(data, at, end, start, found)
     except (IndexError, ValueError):
         raise CorruptShard(where, f"at {start:,}: no tf.train.Example", remedy=REMEDY) from None
+    return found
+
+
+def _usual_feature(data: Data, at: int, end: int, start: int, found: list[Feature]) -> int:
+    """Note a feature that is written as usual: a name and one bytes value. Return its end; 0 where it is another."""
+    if data[at] != _FIRST:
+        return 0
+    size, at = _varint(data, at + 1, end)
+    last = at + size
+    if not size or last > end or data[at] != _FIRST:
+        return 0
+    size, name = _varint(data, at + 1, last)
+    value = at = name + size
+    for tag in (_SECOND, _FIRST, _FIRST):  # the entry's value, a Feature; its bytes_list; the list's value
+        if at >= last or data[at] != tag:
+            return 0
+        size, at = _varint(data, at + 1, last)
+        if at + size != last:
+            return 0
+    found.append(Feature(bytes(data[name:value]), "bytes", start + at, size, 1))
+    return last
+
+
+def _any_feature(data: Data, at: int, end: int, start: int, found: list[Feature]) -> int:
+    """Note a feature, however it is written; return its end."""
+    number, first, last = next(_parts(data, at, end))
+    if number == 1:
+        found.append(_feature(data, first, last, start))
+    return last
 
 
 def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
@@ -160,7 +224,7 @@ def _int_spans(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def _feature(data: bytes | memoryview, first: int, last: int, start: int) -> Feature:
+def _feature(data: Data, first: int, last: int, start: int) -> Feature:
     """Return the feature in a map entry at `first` to `last`."""
     name, value = b"", (last, last)
     for tag, at, end in _parts(data, first, last):
@@ -183,11 +247,11 @@ def _feature(data: bytes | memoryview, first: int, last: int, start: int) -> Fea
         count = len(packed) // 4 if count <= 1 else count
         return Feature(name, "float", start + inner[0], inner[1] - inner[0], count)
     if count <= 1:
-        count = sum(1 for byte in packed if byte < 128)  # noqa: PLR2004 - the last byte of a varint
+        count = len(bytes(packed).translate(None, _GOES_ON))
     return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count)
 
 
-def _parts(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (field number, start, end) of each part of a protobuf message that lies at `at` to `end`."""
     while at < end:
         tag, at = _varint(data, at, end)
@@ -210,7 +274,7 @@ def _parts(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, i
         at += size
 
 
-def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
     """Return a varint and the place after it."""
     value = shift = 0
     while at < end and shift < 7 * _VARINT_BYTES:

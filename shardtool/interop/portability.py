@@ -66,14 +66,7 @@ class Misread:
 
 def misreads(entries: Entries) -> list[Misread]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
-    found = []
-    for code, readers, what, pattern in _KEY_RULES:
-        first = pattern.search(entries.keys.data)
-        if first:
-            sample = int(np.searchsorted(entries.keys.starts, first.start(), "right")) - 1
-            count = sum(1 for _ in pattern.finditer(entries.keys.data))
-            found.append(Misread(code, readers, what, count, printable(entries.keys[sample])))
-    found += _long_names(entries)
+    found = misread_keys(entries.keys) + _long_names(entries)
     used = set(np.unique(entries.code).tolist())
     upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
@@ -93,6 +86,18 @@ def misreads(entries: Entries) -> list[Misread]:
         readers = "wids cannot read members of 8 GiB or more"
         found.append(Misread("large-member", readers, "field", len(large), example, mendable=False))
     return found + _uneven(entries)
+
+
+def misread_keys(keys: Names) -> list[Misread]:
+    """Return what readers would get wrong about these keys in a tar shard, each kind once."""
+    found = []
+    for code, readers, what, pattern in _KEY_RULES:
+        first = pattern.search(keys.data)
+        if first:
+            sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
+            count = sum(1 for _ in pattern.finditer(keys.data))
+            found.append(Misread(code, readers, what, count, printable(keys[sample])))
+    return found
 
 
 def _long_names(entries: Entries) -> list[Misread]:

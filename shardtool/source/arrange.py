@@ -7,7 +7,7 @@ another place among the others: the path whose ending names the field.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from shardtool.source.listed import ListedPart
 
 _CHUNK = 2**16  # samples at a time
 
@@ -82,3 +84,45 @@ def lay_out(endings: Sequence[str], known: Sequence[str], codes: NDArray[np.uint
         part.append(order)
     several = codes if len(endings) > 1 else None
     return Layout(fields, np.array(code, np.uint16), np.array(part, np.int64), several)
+
+
+class Part(NamedTuple):
+    """A part of each sample: a value for all, or an array with one a sample."""
+
+    kind: Any
+    size: Any
+    mtime_ns: Any
+    changed_ns: Any
+
+    def take(self, samples: NDArray[np.int64]) -> Part:
+        """Return the part of some samples; all values are arrays."""
+        return Part(*(values[samples] for values in self))
+
+
+class ListedFiles:
+    """What workers found of files.
+
+    Attributes:
+        files: For each column of paths.
+        problems: (code, message).
+        problem: int64[samples, columns]: 0, or one more than the place in `problems`.
+    """
+
+    def __init__(self, parts: list[ListedPart], columns: int) -> None:
+        self.problems = [problem for part in parts for problem in part.problems]
+        before, problem = 0, []
+        for part in parts:
+            found = np.frombuffer(part.problem, np.uint32).astype(np.int64)
+            problem.append(np.where(found > 0, found + before, 0))
+            before += len(part.problems)
+        self.problem = np.concatenate(problem).reshape(-1, columns)
+        kinds = np.concatenate([np.frombuffer(part.kinds, np.uint8) for part in parts]).reshape(-1, columns)
+        sizes, mtimes, changed = (
+            np.concatenate([np.frombuffer(values, np.int64) for values in found]).reshape(-1, columns)
+            for found in zip(*((part.sizes, part.mtimes, part.changed) for part in parts), strict=True)
+        )
+        self.files = [Part(kinds[:, at], sizes[:, at], mtimes[:, at], changed[:, at]) for at in range(columns)]
+
+    def first_problem(self) -> NDArray[np.int64]:
+        """Return the first file of each sample that has a problem; -1 where none has."""
+        return np.where(np.any(self.problem > 0, axis=1), np.argmax(self.problem > 0, axis=1), -1)

@@ -45,7 +45,9 @@ def truths(mask: NDArray[np.bool_]) -> Any:
 def numbers(array: Any) -> NDArray[Any]:
     """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
-    return np.frombuffer(array.buffers()[1] or b"", dtype)[array.offset : array.offset + len(array)]
+    if not len(array):
+        return np.zeros(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 def places(mask: Any) -> NDArray[np.int64]:
@@ -81,7 +83,7 @@ def payload(array: Any) -> memoryview:
         return memoryview(b"")
     kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
     ends = np.frombuffer(offsets, kind)
-    return memoryview(data)[int(ends[array.offset]) : int(ends[array.offset + len(array)])]
+    return memoryview(data).cast("B")[int(ends[array.offset]) : int(ends[array.offset + len(array)])]
 
 
 def plain(array: Any) -> Any:
@@ -137,3 +139,13 @@ def one_chunk(column: Any) -> Any:
         column = pc.cast(column, pa.large_string())
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else found.chunk(0)
+
+
+def compact(table: Any) -> Any:
+    """Return a table with one chunk a column; those of `table` are given up one by one, if nobody else holds it."""
+    names, columns = table.column_names, []
+    for _ in names:
+        columns.append(one_chunk(table.column(0)))
+        table = table.remove_column(0)
+    pa.default_memory_pool().release_unused()
+    return pa.Table.from_arrays(columns, names)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _INT64 = 2**63 - 1
 _SHOWN = 3  # keys and paths in a message
+_BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rows:
     def examples(self, column: Any, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
         values = column.take(number_array(at[:_SHOWN])).to_pylist()
-        return listing([repr(printable(str(value))) for value in values], _SHOWN, total=len(at))
+        return listing([f"'{printable(str(value))}'" for value in values], _SHOWN, total=len(at))
 
 
 def check_utf8(where: str, columns: Mapping[str, Any]) -> None:
@@ -110,29 +111,27 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
     def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
         if not right:
             kind = kinds.get(column, schema.field(column).type)
-            raise InvalidRequest(rows.where, f"{role} {column!r} holds {kind}", expected=expected, remedy=remedy)
+            found = f"column {column!r} ({role}) holds {kind}"
+            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
 
     if roles.key is not None:
         right = keys.is_key(kinds.get(roles.key, null))
-        want(roles.key, "key column", "text or whole numbers", right=right)
+        want(roles.key, "key", "text or whole numbers", right=right)
     for column in roles.paths():
-        want(column, "path column", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
+        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
-        want(column, f"column for the field {field!r}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+        want(column, f"field {field}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
         if field in classes:
-            want(column, "column of labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
+            want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
     for column in roles.meta:
         right = column in kinds and has_text(kinds[column])
         remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
-        want(column, "column", "what JSON has a form for", right=right, remedy=remedy)
+        want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
     for _, column in roles.binary:
         kind = schema.field(column).type
         right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
-        want(column, "bytes column", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
-
-
-_BYTES_REMEDY = "--bytes takes a column of bytes."
+        want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
 
 
 def check_sidecar_names(where: str, columns: list[str]) -> None:
@@ -287,7 +286,7 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     Raises:
         InvalidRequest: There are such keys.
     """
-    remedy = "--key COLUMN names another column."
+    remedy = "--key COLUMN names another; the column of paths means the paths without their endings."
     if column is not None and len(bad):
         rows.refuse(
             bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
@@ -298,7 +297,7 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     twice = keys.repeated(found)
     if twice:
         some = [
-            f"{printable(key)!r} ({rows.named(np.array(at, np.int64))})" for key, at in list(twice.items())[:_SHOWN]
+            f"'{printable(key)}' ({rows.named(np.array(at, np.int64))})" for key, at in list(twice.items())[:_SHOWN]
         ]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",

@@ -119,18 +119,17 @@ class _Look:
         """Return what is known of a folder, relative to the root and ending in a slash."""
         known = self._folders.get(prefix)
         if known is None:
-            name = prefix[:-1]
-            cut = name.rfind(b"/") + 1
-            known = self._folders[prefix] = self._below(self.folder(name[:cut]), prefix, name[cut:])
+            above = self.folder(prefix[: prefix.rfind(b"/", 0, -1) + 1])
+            known = self._folders[prefix] = self._below(above, prefix)
         return known
 
-    def _below(self, above: _Folder, prefix: bytes, name: bytes) -> _Folder:
+    def _below(self, above: _Folder, prefix: bytes) -> _Folder:
         if above.problem is not None:
             return above
         path = self._root + prefix
         try:
             fact = os.lstat(path[:-1])
-            linked = above.linked or stat.S_ISLNK(fact.st_mode) or name == b".."
+            linked = above.linked or stat.S_ISLNK(fact.st_mode)
             sure = not linked and fact.st_dev == self._device
             problem = self._outside_problem(path) if linked else None
         except OSError as error:

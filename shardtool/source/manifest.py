@@ -12,18 +12,17 @@ there is no Python object for each.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.arrow import number_array
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, SampleFailed, printable
-from shardtool.sample import FILE, INLINE, SPAN, Skipped, counted, source_text
-from shardtool.source import buffers, checks, keys, places
-from shardtool.source.arrange import lay_out
+from shardtool.sample import FILE, INLINE, SPAN, Skipped, source_text
+from shardtool.source import buffers, checks, keys, places, spool
+from shardtool.source.arrange import ListedFiles, Part, lay_out
 from shardtool.source.entries import Entries
 from shardtool.source.listed import VANISHED, ListedTask
 from shardtool.source.request import ManifestOptions, is_manifest
@@ -163,14 +162,14 @@ class Manifest:
         """
         left_out: tuple[Skipped, ...] = ()
         if parts:
-            listed = _Listed(parts, len(self._paths))
+            listed = ListedFiles(parts, len(self._paths))
             left_out = self._leave_out(listed)
             files = listed.files
         else:
-            files = [_Part(FILE, self._sizes, 0, 0) for _ in self._paths]
+            files = [Part(FILE, self._sizes, 0, 0) for _ in self._paths]
         texts, numbers = self._texts()
-        spans = [_Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
-        columns = [*files, *spans, *(_Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        spans = [Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *spans, *(Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
         known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
         if endings is None or roles.path is None:
@@ -207,22 +206,7 @@ class Manifest:
         Raises:
             SampleFailed: They are not what they were.
         """
-        columns, before, done = self._roles.streamed(), 0, 0
-        for batch in self._source.batches(columns) if columns else ():
-            arrays = [_bytes_of(batch.column(at)) for at in range(len(columns))]
-            end = done + batch.num_rows
-            if self._numbers is not None:
-                first, end = np.searchsorted(self._numbers, [before, before + batch.num_rows]).tolist()
-                wanted = number_array(self._numbers[first:end] - before)
-                arrays = [array.take(wanted) for array in arrays]
-            before += batch.num_rows
-            lengths = [buffers.lengths(array) for array in arrays]
-            planned = [column[done:end] for column in self._lengths]
-            if not all(map(np.array_equal, lengths, planned)):
-                break
-            _write_rows(file, arrays, lengths)
-            done = end
-        if columns and done != self._count:
+        if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
             raise SampleFailed(
                 self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
                 remedy="Run again with --resume.",
@@ -298,27 +282,20 @@ class Manifest:
     def _measure(self, rows: checks.Rows) -> list[NDArray[np.int64]]:
         """Return the lengths of the bytes in the table, a column each."""
         columns = self._roles.streamed()
-        lengths: list[list[NDArray[np.int64]]] = [[] for _ in columns]
-        nulls: list[list[NDArray[np.int64]]] = [[] for _ in columns]
-        before = 0
-        for batch in self._source.batches(columns) if columns else ():
-            for at in range(len(columns)):
-                array = _bytes_of(batch.column(at))
-                lengths[at].append(buffers.lengths(array))
-                nulls[at].append(buffers.places(pc.is_null(array)) + before if array.null_count else _NOWHERE)
-            before += batch.num_rows
-        for column, found in zip(columns, nulls, strict=True):
-            bad = np.concatenate([_NOWHERE, *found])
-            if rows.numbers is not None:
-                bad = np.flatnonzero(np.isin(rows.numbers, bad))
+        if not columns:
+            return []
+        found = spool.measure(self._source, columns)
+        if self._numbers is not None:
+            found = [lengths[self._numbers] for lengths in found]
+        for column, lengths in zip(columns, found, strict=True):
             rows.refuse(
-                bad, f"column {column!r}: no bytes", expected="bytes in each row; a path beside them is not followed",
+                np.flatnonzero(lengths < 0), f"column {column!r}: no bytes",
+                expected="bytes in each row; a path beside them is not followed",
                 remedy="--file takes a column of paths; --where can leave such rows out.",
             )  # fmt: skip
-        every = [np.concatenate([_NOWHERE, *found]) for found in lengths]
-        return every if self._numbers is None else [found[self._numbers] for found in every]
+        return found
 
-    def _leave_out(self, listed: _Listed) -> tuple[Skipped, ...]:
+    def _leave_out(self, listed: ListedFiles) -> tuple[Skipped, ...]:
         """Drop the samples whose files cannot be packed, and return why."""
         first = listed.first_problem()
         bad = np.flatnonzero(first >= 0)
@@ -327,8 +304,8 @@ class Manifest:
         paths = self._roles.paths()
         if len(bad) == self._count and all(code == VANISHED for code, _ in listed.problems):
             raise InvalidRequest(
-                self._where, f"none of its {counted(self._count, 'file')} is there, such as "
-                f"{printable(str(self._columns[paths[0]][0]))!r} below {printable(self._root)}",
+                self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
+                f"'{printable(str(self._columns[paths[0]][0]))}'",
                 expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
             )  # fmt: skip
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
@@ -378,51 +355,6 @@ class Manifest:
         return layout.spread(parts, self._count, np.int64)
 
 
-class _Part(NamedTuple):
-    """A part of each sample: a value for all, or an array with one a sample."""
-
-    kind: Any
-    size: Any
-    mtime_ns: Any
-    changed_ns: Any
-
-    def take(self, samples: NDArray[np.int64]) -> _Part:
-        """Return the part of some samples; all values are arrays."""
-        return _Part(*(values[samples] for values in self))
-
-
-class _Listed:
-    """What workers found of files.
-
-    Attributes:
-        files: For each column of paths.
-        problems: (code, message).
-        problem: int64[samples, columns]: 0, or one more than the place in `problems`.
-    """
-
-    def __init__(self, parts: list[ListedPart], columns: int) -> None:
-        self.problems = [problem for part in parts for problem in part.problems]
-        before, problem = 0, []
-        for part in parts:
-            found = np.frombuffer(part.problem, np.uint32).astype(np.int64)
-            problem.append(np.where(found > 0, found + before, 0))
-            before += len(part.problems)
-        self.problem = np.concatenate(problem).reshape(-1, columns)
-        kinds = np.concatenate([np.frombuffer(part.kinds, np.uint8) for part in parts]).reshape(-1, columns)
-        sizes, mtimes, changed = (
-            np.concatenate([np.frombuffer(values, np.int64) for values in found]).reshape(-1, columns)
-            for found in zip(*((part.sizes, part.mtimes, part.changed) for part in parts), strict=True)
-        )
-        self.files = [_Part(kinds[:, at], sizes[:, at], mtimes[:, at], changed[:, at]) for at in range(columns)]
-
-    def first_problem(self) -> NDArray[np.int64]:
-        """Return the first file of each sample that has a problem; -1 where none has."""
-        return np.where(np.any(self.problem > 0, axis=1), np.argmax(self.problem > 0, axis=1), -1)
-
-
-_NOWHERE = np.zeros(0, np.int64)
-
-
 def _root(options: ManifestOptions, folder: str) -> bytes:
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
@@ -437,28 +369,6 @@ def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings
             where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
             remedy="If the names have dots in them, --dots last makes the last ending the field.",
         ) from None  # fmt: skip
-
-
-def _bytes_of(array: Any) -> Any:
-    """Return the bytes in a column of them, or of `struct<bytes, path>`."""
-    if is_wrapped_bytes(array.type):
-        array = array.flatten()[array.type.get_field_index("bytes")]
-    array = buffers.plain(array)
-    return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
-
-
-def _write_rows(file: Any, arrays: list[Any], lengths: list[NDArray[np.int64]]) -> None:
-    """Write the values of columns, those of a row together."""
-    if len(arrays) == 1:
-        file.write(buffers.payload(arrays[0]))
-        return
-    columns = []
-    for array, sizes in zip(arrays, lengths, strict=True):
-        data, ends = buffers.payload(array), np.cumsum(sizes)
-        columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
-    for row in zip(*columns, strict=True):
-        for value in row:
-            file.write(value)
 
 
 def _number(kind: Any) -> Number | None:

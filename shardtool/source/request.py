@@ -26,8 +26,9 @@ class ManifestOptions:
             itself means the latter.
         path: The column of paths whose endings name the field.
         files: (field, column): paths whose field is named.
-        binary: (field, column): the bytes themselves, or `struct<bytes, path>` with the bytes there.
-        fields: (field, column): the value itself is the payload.
+        binary: (field, column): the bytes themselves, or `struct<bytes, path>` with the bytes there, or text that is
+            too long to be held; read a batch at a time.
+        fields: (field, column): the value itself is the payload; the column is held.
         classes: Those of `fields` whose values are numbered, in the order of their bytes.
         meta: The columns that go into the field `json`, and into the sidecars.
         root: What relative paths count from; None: the manifest's folder.
@@ -90,11 +91,19 @@ def parquet_files(folder: str) -> list[str]:
 
     Names that start with a dot or an underscore are a writer's own, such as `_SUCCESS`.
     """
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        shown = [name for name in names if name[0] not in "._"]
-        if not all(name.lower().endswith(PARQUET) for name in shown):
-            return []
-        found += [os.path.join(place, name) for name in shown]
+    found, folders = [], [folder]
+    try:
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:  # up to the first that is something else: there may be millions
+                    if entry.name[0] in "._":
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.name.lower().endswith(PARQUET):
+                        found.append(entry.path)
+                    else:
+                        return []
+    except OSError:
+        return []
     return sorted(found, key=os.fsencode)

@@ -102,15 +102,18 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     if path is None and not options.files and not binary:
         asked = {column for _, column in options.fields}
         path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
-        binary = _only_bytes(name, schema, first_ending, notes) if path is None else ()
+        if path is None:
+            free = [one for one in heavy_columns(schema) if one not in asked]
+            binary = _only_bytes(name, free, first_ending, notes)
     payload = {path, *(column for _, column in (*options.files, *binary, *options.fields))}
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
     rest = [one for one in schema.names if one not in {key, *payload} and not _INDEX.match(one)]
     meta = tuple(one for one in schema.names if one in options.meta) if isinstance(options.meta, tuple) else tuple(rest)
+    first = path if path is not None else next((column for _, column in options.files), None)
     roles = Roles(
-        key=None if key == path else key,
+        key=None if key == first else key,
         path=path,
         files=options.files,
         binary=binary,
@@ -204,10 +207,9 @@ def _usual(
 
 
 def _only_bytes(
-    name: str, schema: Any, first_ending: Callable[[str], str], notes: list[str]
+    name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str]
 ) -> tuple[tuple[str, str], ...]:
     """Return the one column of bytes, with a field for it; none where there is not one."""
-    columns = heavy_columns(schema)
     if not columns:
         return ()
     if len(columns) > 1:

@@ -44,6 +44,7 @@ _EXACT = 2.0**53  # from here on a float holds not every whole number
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
 _UTF8 = b"\xef\xbb\xbf"
+_RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
 
 
 class DelimitedTable:
@@ -86,11 +87,13 @@ class DelimitedTable:
             InvalidRequest: Rows that do not fit the header.
         """
         if self._table is None:
-            kept = frozenset(text) & set(self.schema.names)
-            table = self._read(kept, threads=True)
-            long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
-            self._table = self._read(kept | set(long), threads=True) if long else table
+            self._table = buffers.compact(self._typed(frozenset(text) & set(self.schema.names)))
         return self._table.select([name for name in self.schema.names if name in columns])
+
+    def _typed(self, text: frozenset[str]) -> Any:
+        table = self._read(text, threads=True)
+        long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
+        return self._read(text | set(long), threads=True) if long else table
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -147,7 +150,7 @@ class DelimitedTable:
     def _ragged(self, rows: list[Any]) -> InvalidRequest:
         found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
         shown = rows[0].text.splitlines()[0][:60] if rows[0].text else ""
-        remedy = f"Row {rows[0].number - 1} begins with {printable(shown)!r}."
+        remedy = f"Row {rows[0].number - 1} begins with '{printable(shown)}'."
         if '"' in shown and "\n" in rows[0].text:
             remedy += " Is a quotation mark not closed there?"
         return InvalidRequest(
@@ -184,7 +187,7 @@ def read_json_lines(name: str, opened: Opened) -> Any:
             table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
     except pa.ArrowInvalid as error:
         raise _json_problem(name, opened, str(error)) from None
-    return table
+    return buffers.compact(table)
 
 
 def _read_json(opened: Opened, schema: Any) -> Any:
@@ -255,7 +258,7 @@ def _kind(value: object) -> str:
 
 
 def _no_object(name: str, number: int, line: bytes, found: str) -> InvalidRequest:
-    remedy = f"It begins with {printable(line[:60].strip())!r}."
+    remedy = f"It begins with '{printable(line[:60].strip())}'."
     if number == 1 and line.lstrip()[:1] == b"[":
         remedy = "`jq -c '.[]'` makes lines of a JSON array."
     return InvalidRequest(name, f"row {number:,}: {found}", expected="one JSON object a line", remedy=remedy)
@@ -289,7 +292,10 @@ def _header(name: str, head: bytes, separator: str) -> list[str]:
     """Return the names of the columns."""
     text = _check_text(name, head).decode("utf-8", "surrogateescape")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    names = next((row for row in rows if row), [])
+    try:
+        names = next((row for row in rows if row), [])
+    except csv.Error as error:
+        raise InvalidRequest(name, f"no header: {error}", expected="a first row that names the columns") from None
     if not names:
         raise InvalidRequest(name, "empty", expected="a first row that names the columns")
     if len(names) == 1:
@@ -298,15 +304,12 @@ def _header(name: str, head: bytes, separator: str) -> list[str]:
             ending = {",": ".csv", "\t": ".tsv"}.get(other)
             remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
             raise InvalidRequest(
-                name, f"one column, {printable(names[0])!r}: {_SEPARATORS[other]} between the values",
+                name, f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values",
                 expected=_SEPARATORS[separator], remedy=remedy,
             )  # fmt: skip
     if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
         raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
     return names
-
-
-_RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
 
 
 def _check_text(name: str, head: bytes) -> bytes:
@@ -327,5 +330,5 @@ def _too_long(column: Any) -> bool:
         values = buffers.numbers(chunk.drop_null())
         if not np.all(values == np.floor(values)):
             return False
-        large = large or bool(np.any(np.abs(values) >= _EXACT))
+        large = large or bool(np.any((np.abs(values) >= _EXACT) & np.isfinite(values)))
     return large

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
@@ -23,14 +25,23 @@ if TYPE_CHECKING:
 
 KEY = "__key__"
 _TRACE_LINES = 12
+_NO_PARTS = {"", ".", ".."}  # of a key, between its slashes
+_MOST_FIELDS = 2**16 - 1
 
 
 class BadSample(Exception):
-    """A sample that a transform cannot take; `code` is stable, for programs, and `detail` a traceback."""
+    """A sample that a transform cannot take.
 
-    def __init__(self, code: str, message: str, detail: str = "") -> None:
+    Attributes:
+        code: Stable, for programs.
+        message: For people.
+        detail: A traceback.
+        field: Whose fault it is, where it is one field's.
+    """
+
+    def __init__(self, code: str, message: str, detail: str = "", field: str = "") -> None:
         super().__init__(message)
-        self.code, self.message, self.detail = code, message, detail
+        self.code, self.message, self.detail, self.field = code, message, detail, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +111,13 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module) if find_spec(module) else None
+        with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
+            found: Any = import_module(module) if find_spec(module) else None
         for part in attribute.split(".") if found else ():
             found = getattr(found, part)
     except AttributeError:
         raise InvalidRequest("--map", f"no {attribute!r} in the module {module!r}") from None
-    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         raise InvalidRequest("--map", f"cannot import {module!r}: {type(error).__name__}: {error}") from None
     if found is None:
         raise InvalidRequest("--map", f"no module {module!r}", remedy="Run where Python can import it.")
@@ -135,9 +147,9 @@ class Transformer:
         sample: dict[str, Any] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
             made = self._function(sample)
-            several = made is not None and not isinstance(made, dict)
+            several = isinstance(made, Iterable) and not isinstance(made, (dict, str, bytes))
             found = list(made) if several else [] if made is None else [made]
-        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             theirs = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is ours
             trace = "".join(traceback.format_exception(type(error), error, theirs)).splitlines()[-_TRACE_LINES:]
             message = f"the function of --map raised {type(error).__name__}: {error}"
@@ -157,10 +169,10 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
             try:
                 new, fact = change(data, name, options)
             except BadImage as error:
-                raise BadSample(error.code, f"{name}: {error}") from None
+                raise BadSample(error.code, str(error), field=name) from None
             first, field = first or fact, options.output_field(name)
         if field in changed:
-            raise BadSample("field-clash", f"two fields become {field!r}")
+            raise BadSample("field-clash", f"two fields become {field!r}", field=name)
         changed[field] = new
     return changed, first
 
@@ -175,33 +187,56 @@ def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) 
         raise BadSample("map-failed", f"the function of --map returned a {type(sample).__name__}, no dict")
     given = sample.get(KEY, key)
     new = default_key if given == key else given
-    if not isinstance(new, str) or "\0" in new or not all(new.split("/")):
+    if not _is_text(new) or not _NO_PARTS.isdisjoint(new.split("/")):
         raise BadSample("map-failed", f"the function of --map returned the key {new!r}")
     fields: dict[str, Payload] = {}
     for name, value in sample.items():
         if name == KEY:
             continue
-        if not isinstance(name, str) or not name or any(mark in name for mark in "/\0"):
+        if not _is_text(name) or not name or "/" in name:
             raise BadSample("map-failed", f"the function of --map returned a field called {name!r}")
         fields[name] = _payload(name, value)
     if not fields:
         raise BadSample("map-failed", "the function of --map returned a sample without fields; None drops it")
+    if len(fields) > _MOST_FIELDS:
+        raise BadSample("map-failed", f"the function of --map returned a sample of {len(fields):,} fields")
     return Changed(new.encode(), _in_order(fields), image)
 
 
+def _is_text(value: Any) -> bool:
+    """Tell whether a value is text that can name something: UTF-8, without a NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _payload(name: str, value: Any) -> Payload:
-    """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them."""
-    if isinstance(value, (bytes, memoryview)):
+    """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them.
+
+    What the function may change later is copied.
+    """
+    if isinstance(value, bytes):
         return value
-    if isinstance(value, bytearray):
+    if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if hasattr(value, "item") and not getattr(value, "shape", ()):
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a NumPy number
     if isinstance(value, bool):
         value = int(value)
-    if isinstance(value, (int, float, str)):
-        return str(value).encode()
+    try:
+        if isinstance(value, (int, float, str)):
+            return str(value).encode()
+    except ValueError:  # no UTF-8, or thousands of digits
+        raise BadSample("map-failed", f"the function of --map returned {name!r}: {_short(value)}") from None
     raise BadSample("map-failed", f"the function of --map returned a {type(value).__name__} as {name!r}, no bytes")
+
+
+def _short(value: float | str) -> str:
+    return f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
 
 
 def _in_order(fields: Mapping[str, Payload]) -> list[tuple[bytes, Payload]]:

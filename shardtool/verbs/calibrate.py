@@ -6,6 +6,7 @@ are written. It depends on the samples alone, so that the same request gives the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +50,8 @@ def estimate_sizes(
         return before
     tried = np.sort(shuffled(len(entries), _SEED)[:_TRIED])
     bounds = Bounds(max_count=_AT_ONCE)
-    plan = make_plan(entries, pattern, bounds, which=tried, estimate=np.ones(len(entries), np.int64))
+    tries = replace(pattern, count=None, names=None)  # nothing gets these names
+    plan = make_plan(entries, tries, bounds, which=tried, estimate=np.ones(len(entries), np.int64))
     after: dict[int, int] = {}
     for number, sizes in pool.map(measure_samples, _tasks(plan, transform)):
         places = tried[slice(*plan.span(number))].tolist()

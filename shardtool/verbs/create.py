@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SPLIT = "{split}"
+_MARK = "\ue000"  # stands for it where braces cannot: a letter of nobody's
 
 
 def create(
@@ -78,13 +79,15 @@ def create(
                 entries = job.spool(entries)
             plans = job.plan(entries, divided, pool)
             job.open(locks)
-            transform = job.transform
-            identity = transform.identity() if transform else ""
-            manner = Manner(job.options.on_error, begun, job.options.oversize, transform, identity)
+            manner = Manner(
+                job.options.on_error, begun, job.options.oversize, job.transform, job.identity,
+                job.options.equal_count, job.options.shards_multiple_of,
+            )  # fmt: skip
             done = []
             for target, plan in zip(job.targets, plans, strict=True):
                 packing = Packing(plan, target.publisher, manner, job.observer)
                 packing.pack(pool)
+                job.note(*map(str, packing.misread.values()))
                 done.append((target, packing, packing.publish_dataset(job.made(target))))
         finally:
             pool.close()  # nobody stages any more
@@ -111,7 +114,7 @@ def dry_run(
         for shard in range(plan.shards):
             first, last = plan.span(shard)
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
-            shards.append(PlannedShard(target.pattern.shard(shard), last - first, int(plan.sizes[shard]), *keys))
+            shards.append(PlannedShard(job.shown(target, shard), last - first, int(plan.sizes[shard]), *keys))
     left_out = len(entries.left_out) + sum(len(plan.left_out) for plan in plans)
     return DryRun(job.dataset_file(), tuple(shards), left_out, tuple(job.notes))
 
@@ -145,9 +148,10 @@ class _Job:
         self._names = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
         self._dividing = options.of_split()
         self.transform = options.of_transform()
+        self.identity = self.transform.identity() if self.transform else ""
         self._check_names()
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
-        self.targets = [self._target(name) for name in known]
+        self.targets = self._targets(known)
         self._opened = False
         if not options.stat and not dry:
             raise InvalidRequest("--no-stat", "a run that writes", expected="--dry-run beside it")
@@ -167,15 +171,35 @@ class _Job:
                 self._names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar"
             )
 
-    def _target(self, split: str) -> _Target:
-        names: Names = [name.replace(SPLIT, split) for name in self._names]
-        return _Target(split, parse_pattern(names), self.options)
+    def _targets(self, splits: list[str]) -> list[_Target]:
+        targets = [_Target(split, self._pattern(split), self.options) for split in splits]
+        for one in targets:
+            for other in targets:
+                shared = other.pattern.owned_by(one.pattern) if one is not other else None
+                if shared:
+                    raise InvalidRequest(
+                        self._names[0], f"{shared} may be a file of the splits {one.split} and {other.split}",
+                        expected="names that tell them apart, such as out-{split}-{000000..}.tar",
+                    )  # fmt: skip
+        return targets
+
+    def _pattern(self, split: str) -> ShardPattern:
+        return parse_pattern([name.replace(SPLIT, split) for name in self._names])
+
+    def shown(self, target: _Target, shard: int) -> str:
+        """Return a shard's name for a plan: with its folder where splits lie in several."""
+        folders = [os.path.abspath(one.pattern.folder or ".") for one in self.targets]
+        name = target.pattern.shard(shard)
+        if len(set(folders)) == 1:
+            return name
+        folder = os.path.abspath(target.pattern.folder or ".")
+        return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)
 
     def entries(self, pool: LocalPool) -> tuple[Entries, list[NDArray[Any] | None]]:
         """List the source; return its samples, and which of them each target gets (None: all)."""
         options = self.options
         entries = self.source.entries(pool, self.observer)
-        self._note(*self.source.notes)
+        self.note(*self.source.notes)
         divided: list[NDArray[Any] | None] = [None]
         if self._dividing is not None:
             entries, divided = self._divide(entries, self._dividing)
@@ -199,9 +223,9 @@ class _Job:
 
         values = self.source.column(options.reads[1]) if options.reads else None
         splits = divide(entries.keys, options, values)
-        self._note(*splits.notes)
+        self.note(*splits.notes)
         if options.column is not None:
-            self.targets = [self._target(name) for name in splits.names]
+            self.targets = self._targets([*splits.names])
             if not self.dry:
                 for target in self.targets:
                     target.publisher.check()
@@ -240,6 +264,7 @@ class _Job:
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
         options = self.options
+        self._check_fields(entries)
         from shardtool.plan import Bounds, make_plan
 
         max_size = None if options.max_size is None else parse_size(options.max_size)
@@ -251,24 +276,32 @@ class _Job:
             spooled = entries.offset is None or bool(entries.spool)
             estimate = estimate_sizes(entries, self.targets[0].pattern, self.transform if spooled else None, pool)
             if self.dry:
-                self._note("sizes are estimates: samples are changed on the way")
+                self.note("sizes are estimates: samples are changed on the way")
         seed = options.seed if options.shuffle else None
         plans = [
             make_plan(entries, target.pattern, bounds, seed, which=which, estimate=estimate)
             for target, which in zip(self.targets, divided, strict=True)
         ]
         for plan in plans:
-            self._note(*plan.notes)
-        self._note(*left_out_notes(entries))
+            self.note(*plan.notes)
+        self.note(*left_out_notes(entries))
         if self.targets[0].pattern.format == "tar":
-            self._note(*map(str, _misreads(plans[0].entries, options)))
+            self.note(*map(str, _misreads(plans[0].entries, options)))
             if plans[0].shards == 1:
-                self._note(
+                self.note(
                     "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
                     f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
                 )
         # What the source left out belongs to no split; the first one's ledger lists it.
         return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def _check_fields(self, entries: Entries) -> None:
+        """See that there are the fields that are to be changed: a slip of the pen would change none."""
+        for option, names in (("--image", self.options.images), ("--mask", self.options.masks)):
+            if missing := [name for name in names if name not in entries.fields]:
+                raise InvalidRequest(
+                    option, f"no sample has a field {missing[0]!r}", expected=f"one of {', '.join(entries.fields)}"
+                )
 
     def made(self, target: _Target) -> dict[str, object]:
         """Return how a dataset is made, as its dataset file tells."""
@@ -285,8 +318,7 @@ class _Job:
         """Return the dataset file's path; of several splits, with `{split}` in it."""
         if self._dividing is None:
             return self.targets[0].dataset_file
-        return _Target("", parse_pattern([name.replace(SPLIT, "SPLIT") for name in self._names]), self.options
-        ).dataset_file.replace("SPLIT", SPLIT)  # fmt: skip
+        return _Target("", self._pattern(_MARK), self.options).dataset_file.replace(_MARK, SPLIT)
 
     def result(self, done: list[tuple[_Target, Packing, DatasetFile]], seconds: float) -> CreateResult:
         """Return what the run made."""
@@ -320,7 +352,8 @@ class _Job:
             splits=splits if self._dividing is not None else {},
         )
 
-    def _note(self, *notes: str) -> None:
+    def note(self, *notes: str) -> None:
+        """Tell the user, now and in the result."""
         for note in map(printable, notes):
             self.notes.append(note)
             self.observer.note(note)

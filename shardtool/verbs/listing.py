@@ -112,14 +112,17 @@ class FolderSource:
         options = self._options
         entries = folder.collect(self._root, parts, left_out)
         check_left_out(self._source, entries.left_out, options.on_error)
-        if options.label_from_folder:
-            entries = folder.label_from_folder(entries)
-        if options.dots is None:
-            folder.check_torn(entries)
+        chosen = None
         if options.where is not None:
             from shardtool.choose import matching
 
-            entries = entries.take(matching(folder.table_of(entries), options.where))
+            chosen = matching(folder.table_of(entries), options.where)
+        if options.label_from_folder:  # a class has its number whether its samples are chosen or not
+            entries = folder.label_from_folder(entries)
+        if options.dots is None:
+            folder.check_torn(entries)
+        if chosen is not None and options.where is not None:
+            entries = entries.take(chosen)
             _check_some(entries, options.where)
         self._entries = entries
         return entries

@@ -169,6 +169,9 @@ class CreateOptions:
                 found[one.name] = list(value) if isinstance(value, tuple) else value
         if self.max_size is not None:
             found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        if self.resize is not None:
+            width, height = _parse_resize(str(self.resize))
+            found["resize"] = f"{width}x{height}"  # and so are 256 and "256x256"
         return found
 
     def check_for(self, *, manifest: bool) -> None:

@@ -6,7 +6,7 @@ What every verb that writes shares. Everything here runs in the parent process; 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from shardtool.arrow import number_array
 from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.columns import Names
 from shardtool.dataset import DatasetFile, ShardEntry, feature_spec
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
+from shardtool.interop.portability import misread_keys
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
 from shardtool.sample import counted, output_text, to_bytes, to_text
@@ -26,6 +28,7 @@ from shardtool.sidecar import (
     Tally,
     Written,
     encode,
+    encode_table,
     index_of,
     read_facts,
     read_field_crcs,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardtool.execute.local import LocalPool
+    from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
     from shardtool.publish import Publisher
     from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
@@ -64,6 +68,9 @@ class Manner:
         oversize: What becomes of a sample that turns out to fit in no shard.
         transform: What is done to each sample; None: nothing.
         identity: What tells the transform from any other; empty for none.
+        equal_count: Whether shards must hold equally many samples, give or take one.
+        multiple_of: What the number of shards must be a multiple of.
+        keys: Hashes of the keys that the user's function made, over all splits.
     """
 
     on_error: OnError
@@ -71,6 +78,9 @@ class Manner:
     oversize: Oversize = "error"
     transform: Transform | None = None
     identity: str = ""
+    equal_count: bool = False
+    multiple_of: int = 1
+    keys: set[bytes] = field(default_factory=set)
 
 
 class Packing:
@@ -88,6 +98,7 @@ class Packing:
     Attributes:
         kept: How many shards an earlier run had finished.
         dropped: How many samples the user's function dropped.
+        misread: What readers would get wrong about the keys that it made, by code.
     """
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
@@ -104,7 +115,7 @@ class Packing:
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, ShardSamples] = {}
         self._sidecars: dict[int, bytes] = {}  # of shards that are to be kept, where samples are changed
-        self._keys: set[bytes] = set()  # hashes of what the user's function made
+        self.misread: dict[str, Misread] = {}
         self._reported: dict[int, tuple[int, int]] = {}
 
     def pack(self, pool: LocalPool) -> None:
@@ -127,6 +138,7 @@ class Packing:
                 self.publisher.pattern.text, f"{self._done:,} of {len(plan):,} planned samples are accounted for",
                 remedy="The dataset file was not written. Please report this.",
             )  # fmt: skip
+        self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
             raise SampleFailed(
                 to_text(plan.entries.root), f"none of {len(plan):,} samples could be packed",
@@ -195,6 +207,22 @@ class Packing:
             rest.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(rest)
 
+    def _check_shape(self) -> None:
+        """See that shards of changed samples are what was asked for: their plan could only guess."""
+        if self.manner.transform is None:
+            return
+        counts = [shard.samples for shard in self.entries.values()]
+        remedy = "Leave that option out, and run it with --overwrite: `reshard` can even shards out afterwards."
+        where = self.publisher.pattern.text
+        if self.manner.equal_count and max(counts) - min(counts) > 1:
+            found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
+            raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
+        if len(counts) % self.manner.multiple_of:
+            found, multiple = f"{len(counts):,} shards, now that the sizes are known", self.manner.multiple_of
+            raise InvalidRequest(
+                where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
+            )
+
     def _check_names(self) -> None:
         pattern, needed = self.publisher.pattern, self._base + self._round.shards
         if pattern.count is not None and needed > pattern.count:
@@ -244,13 +272,19 @@ class Packing:
         """Return what is known of a shard of changed samples; what was left out of one is not known."""
         if said.made is None or said.made.skipped:
             return None
+        name = sidecar_name(self.publisher.pattern.shard(self._base + shard))
+        if encode_table(read_table(data, name), said) != data:  # nothing else would find a flipped bit in its facts
+            return None
         self._sidecars[shard] = data
         return Kept(said.crc)
 
     def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
         work = self.manner.identity
-        if work and (columns := self._round.columns(shard)) is not None:
-            work += " " + _table_hash(columns)
+        if work:
+            limits = self._round.limits
+            work += f" {limits.room} {limits.max_count} {self.manner.oversize}"
+            if (columns := self._round.columns(shard)) is not None:
+                work += " " + _table_hash(columns)
         return fingerprint(self.plan.format, samples, source_paths=self.plan.entries.source_paths, work=work)
 
     def _publish(self, result: ShardResult) -> None:
@@ -349,14 +383,18 @@ class Packing:
         """Refuse keys that the user's function gave twice: the plan could not know them."""
         if self.manner.transform is None or not self.manner.transform.function:
             return
+        if self.plan.format == "tar" and keys:
+            for one in misread_keys(Names.of(keys)):
+                before = self.misread.get(one.code)
+                self.misread[one.code] = replace(before, count=before.count + one.count) if before else one
         for key in keys:
             mark = blake2b(key, digest_size=16).digest()
-            if mark in self._keys:
+            if mark in self.manner.keys:
                 raise SampleFailed(
                     to_text(key), "a key that the function of --map gave to two samples",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
-            self._keys.add(mark)
+            self.manner.keys.add(mark)
 
     def _progress(self, shard: int, samples: int, size: int) -> None:
         done = self._reported.get(shard, (0, 0))

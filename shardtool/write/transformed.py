@@ -97,12 +97,10 @@ class TransformPacker(Packer):
             try:
                 changed = self._change(key, self._fields(key, row, end))
                 encoded = [self._encode(one) for one in changed]
-            except OSError as error:
-                self.leave_out(place, unreadable(self._path(key, row), error), streamed=False)
             except Failed as failed:
                 self.leave_out(place, failed, streamed=False)
             except BadSample as bad:
-                path = b"" if bad.code == "map-failed" else self._path(key, row)  # no file's fault: the key says more
+                path = self._path_of(key, row, end, bad.field)
                 self.leave_out(place, Failed(path, bad.code, bad.message, bad.detail), streamed=False)
             else:
                 if not self._add(place, key, changed, encoded):
@@ -120,7 +118,7 @@ class TransformPacker(Packer):
             row, end = end, end + count
             try:
                 encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
-            except (OSError, Failed, BadSample):
+            except (Failed, BadSample):
                 found.append(-1)
             else:
                 found.append(sum(len(part) for parts, _ in encoded for part in parts))
@@ -151,13 +149,22 @@ class TransformPacker(Packer):
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
-        return (self.paths[row] if self.paths is not None else b"") or key + self.endings[self.codes[row]]
+        return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
+
+    def _path_of(self, key: bytes, row: int, end: int, field: str) -> bytes:
+        """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
+        names = self.task.samples.fields
+        found = [at for at in range(row, end) if field and to_text(names[self.codes[at]]) == field]
+        return self._path(key, found[0]) if found else b""
 
     def _fields(self, key: bytes, row: int, end: int) -> dict[str, bytes | memoryview]:
         fields: dict[str, bytes | memoryview] = {}
         for at in range(row, end):
             payload = memoryview(bytearray(self.sizes[at]))
-            self.read_payload(key + self.endings[self.codes[at]], at, payload)
+            try:
+                self.read_payload(key + self.endings[self.codes[at]], at, payload)
+            except OSError as error:
+                raise unreadable(self._path(key, at), error) from None
             fields[to_text(self.task.samples.fields[self.codes[at]])] = payload
         return fields
 
