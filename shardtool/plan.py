@@ -195,28 +195,26 @@ class Plan:
         return self.entries.rows_of(self.which(shard))
 
 
-def fingerprint(shard_format: str, samples: ShardSamples, *, source_paths: bool, work: str = "") -> str:
+def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str:
     """Return a hash of what the plan says of a shard: another one means other bytes.
 
-    Neither paths nor times are in it, so that the same tree elsewhere gives the same sidecars.
+    Neither the source's root nor times are in it, so that the same tree elsewhere gives the same sidecars.
 
     Args:
         shard_format: `tar` or `tfrecord`.
         samples: Of the shard.
-        source_paths: Whether the source's names go into the sidecar.
         work: What tells the transform of the samples from any other; empty for none.
     """
     # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
     used, codes = np.unique(np.frombuffer(samples.codes, np.uint16), return_inverse=True)
     names = b"\0".join(samples.fields[code] for code in used.tolist())
-    paths = samples.paths if source_paths else None
     digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
     if shard_format != "tar":
         digest.update(shard_format.encode())
     if work:
         digest.update(f" {work}".encode())
     local = codes.astype(np.uint16).tobytes()
-    columns = (samples.keys, samples.counts, names, local, samples.sizes, paths, samples.inline)
+    columns = (samples.keys, samples.counts, names, local, samples.sizes, samples.paths, samples.inline)
     for column in columns:
         digest.update(b"%d:" % len(column or b""))
         digest.update(column or b"")

@@ -177,7 +177,9 @@ def index_of(shard: Written) -> ShardIndex:
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     """Return the sidecar's bytes, and its columns with their types."""
     table = _table(index)
-    return encode_table(table, shard), types_of(table.schema)
+    data = encode_table(table, shard)
+    # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
+    return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else table.schema)
 
 
 def encode_table(table: Any, shard: ShardFact) -> bytes:

@@ -15,14 +15,18 @@ from shardtool.format.tar import TRAILER, header, padding
 from shardtool.pattern import parse_pattern
 from shardtool.plan import Bounds, Plan, fingerprint, make_plan, shuffled
 
+from . import tfrecords
 from .helpers import ENVIRONMENT, REPO
 from .made import FIELDS, made_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from shardtool.sample import Oversize
 
 Sizes = list[list[int]]
 OPEN = parse_pattern("out-{000..}.tar")
+RECORDS = parse_pattern("out-{000..}.tfrecord")
 _BLOCK = 512
 
 # Payload bytes of each field of each sample; without empty lists there are 1 to 3 records a sample.
@@ -36,8 +40,14 @@ def _sample_bytes(key: bytes, sizes: Sequence[int]) -> int:
     return sum(len(header(name, size)) + size + padding(size) for name, size in zip(names, sizes, strict=False))
 
 
-def _sizes(samples: Sizes) -> list[int]:
-    return [_sample_bytes(b"%08d" % at, sizes) for at, sizes in enumerate(samples)]
+def _record_bytes(key: bytes, sizes: Sequence[int]) -> int:
+    """Return what a sample takes in a TFRecord, made of zeros."""
+    features = [(name.encode(), tfrecords.BYTES, bytes(size)) for name, size in zip(FIELDS, sizes, strict=False)]
+    return len(tfrecords.frame(tfrecords.example([(b"__key__", tfrecords.BYTES, key), *features])))
+
+
+def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _sample_bytes) -> list[int]:
+    return [of_one(b"%08d" % at, sizes) for at, sizes in enumerate(samples)]
 
 
 def _places(plan: Plan) -> list[list[int]]:
@@ -78,6 +88,34 @@ def test_the_bound_is_exact(samples: Sizes) -> None:
     else:
         with pytest.raises(InvalidRequest, match="00000000"):
             make_plan(made_entries(samples), OPEN, Bounds(total - 1))
+
+
+@given(SAMPLES)
+def test_the_bound_is_exact_for_tfrecord(samples: Sizes) -> None:
+    """So it does of a TFRecord, which has no trailer: its bytes are those of its records."""
+    total = sum(_sizes(samples, _record_bytes))
+    assert make_plan(made_entries(samples), RECORDS, Bounds(total)).sizes.tolist() == [total]
+    if len(samples) > 1:
+        assert make_plan(made_entries(samples), RECORDS, Bounds(total - 1)).shards == 2
+    else:
+        with pytest.raises(InvalidRequest, match="00000000"):
+            make_plan(made_entries(samples), RECORDS, Bounds(total - 1))
+
+
+@pytest.mark.parametrize("oversize", ["error", "alone", "skip"])
+def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
+    """An Example of 2^31 - 1 bytes is planned; one of a byte more is refused, or left out, by name."""
+    limit = 2**31 - 1
+    most = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
+    fits = make_plan(made_entries([[most]]), RECORDS, Bounds(2**40, oversize=oversize))
+    assert fits.sizes.tolist() == [limit + 16]
+    entries, bounds = made_entries([[1], [most + 1]]), Bounds(2**40, oversize=oversize)
+    if oversize == "skip":
+        plan = make_plan(entries, RECORDS, bounds)
+        assert ([one.key for one in plan.left_out], plan.key_at(0)) == (["00000001"], "00000000")
+        return
+    with pytest.raises(InvalidRequest, match=r"00000001.*2 GiB"):
+        make_plan(entries, RECORDS, bounds)
 
 
 def test_the_default_bound_is_a_gigabyte() -> None:
@@ -323,12 +361,14 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
 
 @given(SAMPLES, SAMPLES)
 def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
-    """A shard's plan fingerprint differs where sizes or fields do, and does not depend on where the source lies."""
+    """A shard's plan fingerprint differs where sizes, fields or formats do, and not by where the source lies."""
     prints = [
-        fingerprint("tar", make_plan(made_entries(samples), OPEN, Bounds()).samples(0), source_paths=False)
+        fingerprint(pattern.format, make_plan(made_entries(samples), pattern, Bounds()).samples(0))
         for samples in (one, two)
+        for pattern in (OPEN, RECORDS)
     ]
-    assert (prints[0] == prints[1]) == (one == two)
+    assert (prints[:2] == prints[2:]) == (one == two)
+    assert not set(prints[::2]) & set(prints[1::2])
 
 
 _NO_FILES = """

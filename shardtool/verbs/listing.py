@@ -165,7 +165,7 @@ class ManifestSource:
             found[number] = part
             observer.listed(len(part))
         entries = manifest.entries([found[number] for number in sorted(found)])
-        check_left_out(self.name, entries.left_out, options.on_error)
+        check_left_out(self.name, entries.left_out, options.on_error, "leave their rows out with --where")
         return entries
 
     def column(self, name: str) -> Any:
@@ -182,8 +182,10 @@ def _check_some(entries: Entries, query: str) -> None:
         raise InvalidRequest("--where", f"no sample for which {query}")
 
 
-def check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError) -> None:
-    """Refuse a source with files that cannot be packed, unless they are to be skipped.
+def check_left_out(
+    source: str, left_out: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
+) -> None:
+    """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
         SampleFailed: There are such files.
@@ -193,7 +195,7 @@ def check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
         raise SampleFailed(
             source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
-            remedy="Mend or --exclude them, or leave them out with --on-error skip. Nothing was written.",
+            remedy=f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written.",
         )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ class Packing:
             work += f" {limits.room} {limits.max_count} {self.manner.oversize}"
             if (columns := self._round.columns(shard)) is not None:
                 work += " " + _table_hash(columns)
-        return fingerprint(self.plan.format, samples, source_paths=self.plan.entries.source_paths, work=work)
+        return fingerprint(self.plan.format, samples, work)
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""

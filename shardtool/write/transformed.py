@@ -172,16 +172,23 @@ class TransformPacker(Packer):
         """Return a sample's records, and its fields as they are stored."""
         if self.task.format == "tar":
             return tar.encode_sample(sample.key, sample.fields), sample.fields
-        stored = []
+        fields, stored = [], []
         for name, payload in sample.fields:
             value = payload
             if name in self._numbers:
-                try:
-                    value = tfrecord.encode_number(bytes(payload), self._numbers[name])
-                except (ValueError, OverflowError):
-                    raise BadSample("no-number", f"{to_text(name)} is no {self._numbers[name]} any more") from None
+                payload, value = self._number(name, bytes(payload))  # noqa: PLW2901 - as it can be read again
+            fields.append((name, payload))
             stored.append((name, value))
+        sample.fields[:] = fields
         return tfrecord.encode_sample(sample.key, stored, self._numbers), stored
+
+    def _number(self, name: bytes, text: bytes) -> tuple[bytes, bytes]:
+        """Return the text of a number, the one that the stored number gives back, and what is stored."""
+        kind = self._numbers[name]
+        try:
+            return (b"%d" % int(text) if kind == "int64" else text), tfrecord.encode_number(text, kind)
+        except (ValueError, OverflowError):
+            raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
 
     def _add(
         self, place: int, key: bytes, changed: list[Changed],
