@@ -250,7 +250,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
     room = max_size - trailer if max_size else NO_LIMIT
-    stored = _stored(entries) if NUMBERS[shard_format] else None
+    stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
     left_out: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     if estimate is not None:
@@ -278,7 +278,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         )  # fmt: skip
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
-    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, notes)
+    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, (*notes, *rounded))
 
 
 def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -289,8 +289,8 @@ def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return total
 
 
-def _stored(entries: Entries) -> NDArray[np.int64] | None:
-    """Return int64[rows], what payloads take in a shard whose format has numbers; None: what they are.
+def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return int64[rows], what payloads take in a shard whose format has numbers (None: what they are), and notes.
 
     Raises:
         InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
@@ -298,9 +298,11 @@ def _stored(entries: Entries) -> NDArray[np.int64] | None:
     if to_text(KEY_FEATURE) in entries.fields:
         raise InvalidRequest("SOURCE", "a field called '__key__', the name of a TFRecord's key", remedy="Rename it.")
     if not entries.numbers:
-        return None
+        return None, ()
     stored: NDArray[np.int64] = entries.size.copy()
+    notes = []
     for name, number in entries.numbers.items():
+        rounded = 0
         rows = np.flatnonzero((entries.code == entries.fields.index(name)) & (entries.kind == INLINE))
         samples = np.searchsorted(entries.first, rows, "right") - 1
         for first in range(0, len(rows), _CHUNK):
@@ -310,7 +312,17 @@ def _stored(entries: Entries) -> NDArray[np.int64] | None:
                 stored[rows[first : first + _CHUNK]] = [len(encode_number(text, number)) for text in texts]
             except (ValueError, OverflowError):
                 raise _no_number(entries, name, number, [*zip(some.tolist(), texts, strict=True)]) from None
-    return stored
+            rounded += _rounded(texts) if number == "float" else 0
+        if rounded:
+            notes.append(f"{counted(rounded, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits")
+    return stored, tuple(notes)
+
+
+def _rounded(texts: list[bytes]) -> int:
+    """Return how many numbers are others once they were written with 32 bits and read as their shortest text."""
+    wide = np.array([float(text) for text in texts])
+    narrow = wide.astype(np.float32).astype(str).astype(np.float64)
+    return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))
 
 
 def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, bytes]]) -> InvalidRequest:
