@@ -1,0 +1,140 @@
+
+"use strict";
+(() => {
+  const samples = JSON.parse(document.getElementById("data").textContent);
+  const by = (id) => document.getElementById(id);
+  const cells = [...document.querySelectorAll(".sheet > li")];
+  const tiles = cells.map((cell) => cell.querySelector("button"));
+  if (!tiles.length) return;
+  const search = by("search"), label = by("label"), wrong = by("wrong"), view = by("view"), body = by("view-body");
+  let shown = tiles.map((_, at) => at), here = 0, open = -1;
+
+  const el = (name, text, kind) => {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  };
+
+  const stand = (at, focus) => {
+    tiles[here].tabIndex = -1;
+    here = at;
+    tiles[here].tabIndex = 0;
+    if (focus) { tiles[here].focus({ preventScroll: true }); tiles[here].scrollIntoView({ block: "nearest" }); }
+  };
+
+  const choose = () => {
+    const words = search.value.trim().toLowerCase();
+    const [set, value] = label && label.value ? JSON.parse(label.value) : ["", ""];
+    shown = [];
+    samples.forEach((one, at) => {
+      const fits = (!words || one.key.toLowerCase().includes(words)) && (!set || one.labels[set] === value)
+        && (!wrong || !wrong.checked || one.problems.length > 0);
+      cells[at].hidden = !fits;
+      if (fits) shown.push(at);
+    });
+    by("count").textContent = shown.length === samples.length ? `${samples.length.toLocaleString("en")} shown`
+      : `${shown.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")} shown`;
+    by("none").hidden = shown.length > 0;
+    if (shown.length && !shown.includes(here)) stand(shown[0], false);
+  };
+
+  const columns = () => {
+    const top = cells[shown[0]].offsetTop;
+    const next = shown.findIndex((at) => cells[at].offsetTop > top);
+    return next < 0 ? shown.length : next;
+  };
+
+  const step = (from, key) => {
+    const place = shown.indexOf(from), across = key.endsWith("Up") || key.endsWith("Down") ? columns() : 1;
+    const moves = { ArrowLeft: place - 1, ArrowRight: place + 1, ArrowUp: place - across, ArrowDown: place + across, Home: 0, End: shown.length - 1 };
+    if (!(key in moves)) return -1;
+    const to = moves[key];
+    if (to >= 0 && to < shown.length) return shown[to];
+    const rows = Math.floor(place / across), last = Math.floor((shown.length - 1) / across);
+    return key === "ArrowDown" && rows < last ? shown[shown.length - 1] : from;
+  };
+
+  const section = (into, title, ...parts) => { into.append(el("h3", title), ...parts); };
+
+  const facts = (rows) => {
+    const list = el("dl", undefined, "facts");
+    for (const [name, value] of rows) { list.append(el("dt", name), el("dd", value)); }
+    return list;
+  };
+
+  const bytes = (count) => `${count.toLocaleString("en")} ${count === 1 ? "byte" : "bytes"}`;
+
+  const figure = (src, image) => {
+    const made = el("figure"), img = el("img");
+    img.src = src;
+    img.alt = `${image.field}: ${image.full[0]} by ${image.full[1]} pixels`;
+    const small = image.size[0] !== image.full[0] || image.size[1] !== image.full[1];
+    made.append(img, el("figcaption", `${image.field}: ${image.full[0].toLocaleString("en")} × ${image.full[1].toLocaleString("en")}, ${image.kind} ${image.mode}`
+      + (small ? `; shown from ${image.size[0]} × ${image.size[1]}` : "")));
+    return made;
+  };
+
+  const fill = (at) => {
+    const one = samples[at], left = el("div", undefined, "images"), right = el("div");
+    by("view-key").textContent = one.key;
+    one.images.forEach((image, number) => {
+      left.append(figure(number === 0 ? cells[at].querySelector("img").src : image.src, image));
+    });
+    for (const problem of one.problems) right.append(el("p", problem, "alarm"));
+    const labels = Object.entries(one.labels);
+    section(right, "Sample", facts([...labels, ["shard", one.shard], ["offset", one.offset.toLocaleString("en")], ["size", bytes(one.size)]]));
+    for (const note of one.notes) right.append(el("p", note, "note"));
+    const short = new Map(), brief = (text) => !text.cut && (text.kind === "text" || text.kind === "numbers") && text.text.length < 40 && !text.text.includes("\n");
+    for (const text of one.texts) {
+      if (brief(text)) { short.set(text.field, text.text); continue; }
+      const more = text.cut ? (text.kind === "bytes" ? ", first bytes" : ", the start of it") : "";
+      section(right, `${text.field}${text.kind === "text" || text.field.endsWith(text.kind) ? "" : ` (${text.kind})`}${more}`, el("pre", text.text));
+    }
+    if (one.meta.length) section(right, "Metadata", facts(one.meta));
+    section(right, "Fields", facts(one.fields.map(([name, length]) => [name, bytes(length) + (short.get(name) ? `: ${short.get(name)}` : "")])));
+    body.replaceChildren(...(one.images.length ? [left] : []), right);
+    body.classList.toggle("plain", !one.images.length);
+    body.scrollTop = 0;
+    const place = shown.indexOf(at);
+    by("view-back").disabled = place <= 0;
+    by("view-next").disabled = place >= shown.length - 1;
+    open = at;
+  };
+
+  const move = (by_) => {
+    const place = shown.indexOf(open) + by_;
+    if (place >= 0 && place < shown.length) { fill(shown[place]); stand(shown[place], false); }
+  };
+
+  tiles.forEach((tile, at) => {
+    tile.tabIndex = at === 0 ? 0 : -1;
+    tile.addEventListener("click", () => { stand(at, false); fill(at); view.showModal(); body.focus(); });
+    tile.addEventListener("focus", () => { if (at !== here) stand(at, false); });
+    tile.addEventListener("keydown", (event) => {
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      const to = step(at, event.key);
+      if (to >= 0) { event.preventDefault(); stand(to, true); }
+    });
+  });
+  by("view-close").addEventListener("click", () => view.close());
+  by("view-back").addEventListener("click", () => move(-1));
+  by("view-next").addEventListener("click", () => move(1));
+  view.addEventListener("click", (event) => { if (event.target === view) view.close(); });
+  view.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
+  });
+  view.addEventListener("close", () => { if (open >= 0) stand(open, true); open = -1; });
+  for (const one of [search, label, wrong]) if (one) { one.addEventListener("input", choose); one.addEventListener("change", choose); }
+  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; choose(); search.blur(); } });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.altKey || event.ctrlKey || event.metaKey || view.open || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    search.focus();
+    search.select();
+  });
+  by("tools").hidden = false;
+  document.documentElement.classList.add("live");
+  choose();
+})();

@@ -1,0 +1,193 @@
+"""The page in a real browser: nothing in it fails, keys reach everything, hostile content stays text.
+
+Needs Debian's `chromium` and `chromium-driver`, and `selenium`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool.read.opened import open_dataset
+from shardtool.report import write_page
+from tests.helpers import PHOTOS, tool
+from tests.report.made import HOSTILE_KEYS, hostile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+webdriver = pytest.importorskip("selenium.webdriver")
+keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+select = pytest.importorskip("selenium.webdriver.support.ui").Select
+
+_CHROMIUM, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(not _CHROMIUM or not _DRIVER, reason="no chromium"),
+]
+
+_CONTRAST = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = (colour) => {
+  const [r, g, b] = colour.map((one) => one / 255)
+    .map((one) => one <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b;
+};
+const behind = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length < 4 || colour[3] === 1) return colour.slice(0, 3);
+  }
+  return [255, 255, 255];
+};
+const bad = [];
+for (const element of document.querySelectorAll("body *")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || element.closest("script, style, dialog") || !element.getClientRects().length) continue;
+  const style = getComputedStyle(element);
+  const ink = parse(element.namespaceURI.endsWith("svg") ? style.fill : style.color).slice(0, 3);
+  const [one, other] = [light(ink), light(behind(element))].sort((a, b) => b - a);
+  const ratio = (one + .05) / (other + .05);
+  const name = element.className.baseVal ?? element.className;
+  if (ratio < 4.5) bad.push(`${element.tagName}.${name}: ${ratio.toFixed(2)}`);
+}
+return [...new Set(bad)];
+"""
+_FOCUSED = "return document.activeElement.id || document.activeElement.className"
+_HERE = "return [...document.querySelectorAll('.tile')].indexOf(document.activeElement)"
+_SHOWN = "return [...document.querySelectorAll('.sheet > li')].filter((one) => one.offsetParent).length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Give a headless Chromium."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = _CHROMIUM
+    for switch in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(service=webdriver.ChromeService(_DRIVER), options=options)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the page of the sample photographs."""
+    folder = tmp_path_factory.mktemp("page")
+    ran = tool("create", PHOTOS, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
+    assert ran.code == 0, ran
+    write_page(open_dataset(folder / "p.json"), str(folder / "page.html"), samples=40)
+    return folder / "page.html"
+
+
+def _look(browser: Any, page: Path, *, width: int = 1280, scheme: str = "light") -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [
+        {"name": "prefers-color-scheme", "value": scheme},
+        {"name": "prefers-reduced-motion", "value": "reduce"},
+    ]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(page.as_uri())
+
+
+def _press(browser: Any, *pressed: str) -> None:
+    for one in pressed:
+        webdriver.ActionChains(browser).send_keys(one).perform()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_it_opens_and_can_be_read(browser: Any, page: Path, width: int, scheme: str) -> None:
+    """Nothing fails or is refused, all pictures decode, nothing is wider than the window, text has AA contrast."""
+    _look(browser, page, width=width, scheme=scheme)
+    assert browser.get_log("browser") == []
+    drawn = "return [...document.images].every((one) => one.complete && one.naturalWidth > 0) && document.images.length"
+    assert browser.execute_script(drawn) == 40
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(_CONTRAST) == []
+    dark = browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 25)"
+    assert dark == (scheme == "dark")
+
+
+def test_keys_reach_everything(browser: Any, page: Path) -> None:
+    """`/` focuses the search, arrows walk the grid, Enter opens a sample, arrows turn over, Escape leads back."""
+    _look(browser, page)
+    _press(browser, "/")
+    assert browser.execute_script(_FOCUSED) == "search"
+    _press(browser, keys.TAB, keys.TAB)
+    assert browser.execute_script(_HERE) == 0
+    columns = browser.execute_script(
+        "return getComputedStyle(document.querySelector('.sheet')).gridTemplateColumns.split(' ').length"
+    )
+    _press(browser, keys.ARROW_RIGHT, keys.ARROW_DOWN)
+    assert browser.execute_script(_HERE) == columns + 1
+    outline = browser.execute_script("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    _press(browser, keys.ARROW_UP, keys.END, keys.HOME, keys.ARROW_LEFT)
+    assert browser.execute_script(_HERE) == 0
+    _press(browser, keys.ENTER)
+    assert browser.execute_script("return document.getElementById('view').open")
+    first = browser.execute_script("return document.getElementById('view-key').textContent")
+    _press(browser, keys.ARROW_RIGHT)
+    second = browser.execute_script("return document.getElementById('view-key').textContent")
+    assert first != second
+    _press(browser, keys.ESCAPE)
+    assert not browser.execute_script("return document.getElementById('view').open")
+    assert browser.execute_script(_HERE) == 1
+
+
+def test_one_tab_stop_leads_past_the_grid(browser: Any, page: Path) -> None:
+    """Of all tiles only one is a stop of the Tab key."""
+    _look(browser, page)
+    assert browser.execute_script("return document.querySelectorAll('.tile[tabindex=\"0\"]').length") == 1
+
+
+def test_search_and_filter(browser: Any, page: Path) -> None:
+    """A part of a key and a label choose what is shown; nothing that fits says so; the count is told."""
+    _look(browser, page)
+    _press(browser, "/", *"COFFEE")
+    assert browser.execute_script(_SHOWN) == 5
+    assert browser.execute_script("return document.getElementById('count').textContent") == "5 of 40 shown"
+    _press(browser, *"nowhere")
+    assert browser.execute_script(_SHOWN) == 0
+    assert browser.execute_script("return document.getElementById('none').offsetParent !== null")
+    _press(browser, keys.ESCAPE)
+    assert browser.execute_script(_SHOWN) == 40
+    select(browser.find_element("id", "label")).select_by_visible_text("cat")
+    assert browser.execute_script(_SHOWN) == 5
+
+
+def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:
+    """Of a shard made to break out nothing runs, and each of its samples opens and shows its key."""
+    hostile(tmp_path / "d")
+    write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"))
+    _look(browser, tmp_path / "page.html")
+    shown = []
+    for at in range(len(HOSTILE_KEYS) + 1):
+        browser.execute_script("document.querySelectorAll('.tile')[arguments[0]].click()", at)
+        shown.append(browser.execute_script("return document.getElementById('view-key').textContent"))
+        _press(browser, keys.ESCAPE)
+    assert shown[0] == HOSTILE_KEYS[0]
+    assert shown[4] == "turned\\u202egnp"
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.scripts.length") == 2
+
+
+def test_it_can_be_read_without_scripts(browser: Any, page: Path) -> None:
+    """Without JavaScript the numbers, the tables and all pictures are there; what needs it is not shown."""
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        _look(browser, page)
+        found = browser.find_elements("css selector", ".tile img")
+        assert len(found) == 40
+        assert found[0].is_displayed()
+        assert not browser.find_element("id", "tools").is_displayed()
+        assert "samples" in browser.find_element("css selector", ".numbers").text
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

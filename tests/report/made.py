@@ -1,0 +1,70 @@
+"""Datasets to show, written without any code of ours: images, texts, and what somebody hostile would put in."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+HOSTILE_KEYS = (
+    "</script><script>alert(1)</script>",
+    "\"onerror='alert(1)",
+    "<img src=x onerror=alert(1)>",
+    "line\u2028and\u2029paragraph",
+    "turned\u202egnp",
+    "bell\x07escape\x1b[31m",
+    "&amp;&lt;{{7*7}}${title}",
+    "-->]]><!--",
+    "k" * 10_000,
+    "日本語/写真",
+)
+
+
+def image(number: int, kind: str = "JPEG", size: tuple[int, int] = (60, 40)) -> bytes:
+    """Return an image of one colour."""
+    out = io.BytesIO()
+    Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, 120)).save(out, kind)
+    return out.getvalue()
+
+
+def noise(seed: int, side: int) -> bytes:
+    """Return an image that no codec makes much smaller."""
+    out = io.BytesIO()
+    pixels = random.Random(seed).randbytes(side * side * 3)  # noqa: S311 - no secret
+    Image.frombytes("RGB", (side, side), pixels).save(out, "PNG", compress_level=0)
+    return out.getvalue()
+
+
+def write_shard(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> Path:
+    """Write a tar of samples: key to field to payload."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for key, fields in samples.items():
+            for name, data in fields.items():
+                member = tarfile.TarInfo(f"{key}.{name}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def labelled(numbers: range, labels: int) -> dict[str, dict[str, bytes]]:
+    """Return samples with an image and the number of a class."""
+    return {f"{at:05}": {"jpg": image(at), "cls": b"%d" % (at % labels)} for at in numbers}
+
+
+def hostile(folder: Path) -> Path:
+    """Write a shard whose keys, texts, labels and field names try to break out of the page."""
+    samples = {
+        key: {"jpg": image(at), "txt": key[:300].encode(), "cls": key[:40].encode(), "json": b'{"a": "</script>"}'}
+        for at, key in enumerate(HOSTILE_KEYS)
+    }
+    samples["odd"] = {"<b>.x": b"\0\1\2", "txt": "<b>\u202e\x00\ud7ff".encode()}
+    write_shard(folder / "h-000000.tar", samples)
+    return folder
