@@ -21,7 +21,7 @@ from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
 from shardtool.reading import find_dataset, open_shard, read_small, shard_format
-from shardtool.sample import output_text, source_text
+from shardtool.sample import is_utf8, output_text, source_text
 from shardtool.sidecar import SCHEMA, ShardFact, read_facts, read_table
 from shardtool.survey import Survey, SurveyTask, survey
 
@@ -189,7 +189,7 @@ def table_of(found: Survey) -> Any:
     crcs = number_array(np.frombuffer(found.crcs, np.uint32)) if len(found.crcs) else None
     fields = pa.StructArray.from_arrays(
         [
-            strings([source_text(name).encode() for name in found.names]).take(
+            strings([walked_text(name).encode() for name in found.names]).take(
                 number_array(np.frombuffer(found.codes, np.uint32).astype(np.int32))
             ),
             number_array(np.frombuffer(found.offsets, np.int64).astype(np.uint64)),
@@ -201,12 +201,17 @@ def table_of(found: Survey) -> Any:
     lists = pa.ListArray.from_arrays(number_array(ends), fields)
     return pa.table(
         {
-            "__key__": strings([source_text(key).encode() for key in found.keys]),
+            "__key__": strings([walked_text(key).encode() for key in found.keys]),
             "__offset__": number_array(np.frombuffer(found.starts, np.int64).astype(np.uint64)),
             "__size__": number_array(np.frombuffer(found.sizes, np.int64).astype(np.uint64)),
             "__fields__": lists,
         }
     )
+
+
+def walked_text(name: bytes) -> str:
+    """Return a key or field of a shard as its index has it: as it is, and percent-encoded where it is no UTF-8."""
+    return name.decode() if is_utf8(name) else source_text(name)
 
 
 def shown_name(path: str) -> str:

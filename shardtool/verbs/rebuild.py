@@ -18,7 +18,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardEr
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.reading import COMPRESSED, find_dataset, read_small, shard_format
-from shardtool.sample import counted, output_text, source_text
+from shardtool.sample import counted, output_text
 from shardtool.storage import open_folder
 from shardtool.survey import SurveyTask, survey
 from shardtool.verbs.observer import Observer
@@ -165,7 +165,7 @@ class _Job:
 
     def add(self, number: int, found: Survey) -> None:
         """Write a shard's sidecar, unless the one that is there is right."""
-        from shardtool.read.opened import table_of
+        from shardtool.read.opened import table_of, walked_text
         from shardtool.sidecar import ShardFact, encode_table, tally_of, types_of
 
         if found.error is not None:
@@ -187,7 +187,7 @@ class _Job:
             tally.first_key, tally.last_key,
         )  # fmt: skip
         self.fields.update(tally.fields)
-        self.kinds |= {source_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
+        self.kinds |= {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
         self.field_bytes += tally.field_bytes
         self.schema = types_of(table.schema)
         self.digests.append(found.digest)

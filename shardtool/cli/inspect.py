@@ -1,0 +1,203 @@
+"""`shardtool inspect`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.read.opened import OpenedDataset
+    from shardtool.verbs.samples import FoundSample
+
+_MANY = 1000  # keys that are printed at a time
+_BRIEF = 4096  # bytes of a text of which a line is shown
+
+
+@click.command(no_args_is_help=True)
+@click.argument("dataset", type=click.Path(), nargs=-1, required=True)
+@click.option(
+    "--sample",
+    "samples",
+    multiple=True,
+    metavar="KEY|N",
+    help="Show this sample: its key, or its number from 0; repeatable.",
+)
+@click.option("--head", type=click.IntRange(1), metavar="N", help="Show the first N samples, a line each.")
+@click.option("--keys", "only_keys", is_flag=True, help="Print all keys, one a line.")
+@click.option(
+    "--extract",
+    type=click.Path(),
+    metavar="DIR",
+    help="With --sample or --head: write their fields to files KEY.FIELD below DIR.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace files that --extract, --html and --contact-sheet would write.")
+@click.option("--html", type=click.Path(), metavar="FILE", help="Write a page to look at: one file, no network.")
+@click.option("--contact-sheet", type=click.Path(), metavar="FILE", help="Write thumbnails of samples into one PNG.")
+@click.option("--full", is_flag=True, help="Read the index of every shard, above four million samples, too.")
+@click.option(
+    "--looks",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Images that are opened for their sizes and modes.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of the choice of images."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def inspect(  # noqa: PLR0913 - an option each
+    dataset: tuple[str, ...],
+    *,
+    samples: tuple[str, ...],
+    head: int | None,
+    only_keys: bool,
+    extract: str | None,
+    html: str | None,
+    contact_sheet: str | None,
+    overwrite: bool,
+    full: bool,
+    looks: int,
+    seed: int,
+    verbose: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
+
+    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
+    .tar, .tfrecord, and .tar.gz and .tar.zst. What has an index (`out-000000.index`) is not read; other shards are.
+
+    \b
+    Examples:
+      shardtool inspect out.json
+      shardtool inspect out.json --sample cat/0001
+      shardtool inspect out.json --sample 17 --extract ./look
+      shardtool inspect 'shards/train-{0000..0127}.tar' --head 20
+      shardtool inspect out.json --keys | grep cat/
+      shardtool inspect out.json --html report.html --contact-sheet sheet.png
+    """
+    pictures = html is not None or contact_sheet is not None
+    asked = [
+        name
+        for name, given in (
+            ("--sample", samples),
+            ("--head", head),
+            ("--keys", only_keys),
+            ("--html or --contact-sheet", pictures),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        message = f"{asked[0]} and {asked[1]} show different things: choose one."
+        raise click.UsageError(message)
+    if extract is not None and asked not in (["--sample"], ["--head"]):
+        message = "--extract wants to know of what: --sample or --head."
+        raise click.UsageError(message)
+    if overwrite and extract is None and not pictures:
+        message = "--overwrite is for --extract, --html and --contact-sheet."
+        raise click.UsageError(message)
+    if not asked:
+        _show_summary(dataset, full=full, looks=looks, seed=seed, verbose=verbose, quiet=quiet, as_json=as_json)
+        return
+    from shardtool.read.opened import open_dataset
+    from shardtool.verbs.samples import find_sample, first_samples
+
+    opened = open_dataset(dataset)
+    if pictures:
+        _write_pictures(opened, html, contact_sheet, seed=seed, overwrite=overwrite, as_json=as_json)
+        return
+    if only_keys:
+        _print_keys(opened, as_json=as_json)
+        return
+    found = (find_sample(opened, key) for key in samples) if samples else first_samples(opened, head or 1)
+    _print_samples(found, extract, overwrite=overwrite, brief=head is not None, as_json=as_json)
+
+
+def _show_summary(  # noqa: PLR0913 - an option each
+    dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
+) -> None:
+    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.show import encodable, summary_text, width
+    from shardtool.verbs.summary import InspectOptions
+    from shardtool.verbs.summary import inspect as run
+
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    try:
+        summary = run(dataset, InspectOptions(full=full, looks=looks, seed=seed), observer=terminal)
+    finally:
+        terminal.close()
+    show(json.dumps(summary.to_json(), indent=2) if as_json else encodable(summary_text(summary, width())))
+
+
+def _write_pictures(  # noqa: PLR0913 - an option each
+    opened: OpenedDataset, html: str | None, contact_sheet: str | None, *, seed: int, overwrite: bool, as_json: bool
+) -> None:
+    from shardtool.cli.render import show
+    from shardtool.report import write_contact_sheet, write_page
+    from shardtool.sample import output_text
+
+    written = [output_text(path) for path in (html, contact_sheet) if path is not None]
+    if html is not None:
+        write_page(opened, html, seed=seed, overwrite=overwrite)
+    if contact_sheet is not None:
+        write_contact_sheet(opened, contact_sheet, seed=seed, overwrite=overwrite)
+    show(json.dumps({"files": written}, indent=2) if as_json else "\n".join(written))
+
+
+def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
+    """Print keys as they are read: the first ones of a large dataset at once, and no more than somebody reads."""
+    from itertools import islice
+
+    from shardtool.cli.render import show
+    from shardtool.cli.show import encodable, show_each
+    from shardtool.errors import printable
+    from shardtool.verbs.samples import keys
+
+    found = keys(opened)
+    chunks = iter(lambda: list(islice(found, _MANY)), [])
+    if as_json:
+        show(json.dumps({"keys": list(found)}, indent=2))
+    else:
+        show_each(encodable("\n".join(map(printable, chunk))) for chunk in chunks)
+
+
+def _print_samples(
+    found: Iterator[FoundSample], folder: str | None, *, overwrite: bool, brief: bool, as_json: bool
+) -> None:
+    from shardtool.cli.render import show
+    from shardtool.cli.show import encodable, sample_line, sample_text, show_each, width
+    from shardtool.errors import printable
+    from shardtool.sample import counted, output_text
+    from shardtool.verbs.extract import extract
+    from shardtool.verbs.samples import view
+
+    room = width()
+
+    def documents() -> Iterator[dict[str, object]]:
+        for sample in found:
+            seen = view(sample, text_limit=_BRIEF) if brief else view(sample)
+            files = (
+                {} if folder is None else {"files": [*map(output_text, extract(sample, folder, overwrite=overwrite))]}
+            )
+            yield seen.to_json() | files
+
+    def texts() -> Iterator[str]:
+        for number, sample in enumerate(found):
+            seen = view(sample, text_limit=_BRIEF) if brief else view(sample)
+            text = sample_line(seen, room) if brief else ("\n" if number else "") + sample_text(seen, room)
+            if folder is not None:
+                written = extract(sample, folder, overwrite=overwrite)
+                text += "" if brief else f"\n{counted(len(written), 'file')} written to {printable(folder)}"
+            yield encodable(text)
+
+    if as_json:
+        show(json.dumps({"samples": list(documents())}, indent=2))
+    else:
+        show_each(texts())
