@@ -34,11 +34,11 @@ lint: .venv/.dev  ## check style, formatting and types
 bench: .venv/.bench  ## measure against tar, ShardWriter and a C program: minutes; ARGS='--rounds 1 --only small' is quick
 	.venv/bin/python benchmarks/bench.py $(ARGS)
 
-interop: .venv-clients/.installed  ## read our shards with other tools: tar, webdataset, wids, DuckDB, datasets ...
+interop: .venv-clients/.installed  ## read our shards with other tools: tar, webdataset, wids, datasets, DuckDB, TensorFlow, DALI ...
 	.venv-clients/bin/python -m pytest -q -n auto -m clients --confcutdir=tests/clients tests/clients $(ARGS)
 
 clean:  ## remove all that is made here, the environments too
-	rm -rf .venv .venv-clients benchmarks/.venv-wds demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients benchmarks/.venv-wds benchmarks/.venv-tf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp stands in each environment for what was installed last; another pyproject.toml installs again.

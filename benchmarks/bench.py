@@ -83,13 +83,22 @@ class Job:
     corpus: str
     place: Path
     goals: dict[str, Goal | None]
+    ending: str = "tar"
 
 
+TFRECORD_GOALS: dict[str, Goal | None] = {
+    "TFRecordWriter": Goal(">=", 2.5),
+    "TFRecordWriter without its imports": Goal(">=", 1.5),
+    "tfrecord package": Goal(">=", 2.0),
+    "shardtool, tar": Goal("<=", 1.5),
+}
 JOBS = (
     Job("small4", "small4", TMPFS, {"tar": Goal("<", 1.0), "ShardWriter": Goal(">=", 6.0), "C floor": None}),
     Job("images4", "images4", TMPFS, {"tar": Goal("<", 1.0), "ShardWriter": Goal(">=", 2.5), "C floor": None}),
     Job("small", "small", TMPFS, {"tar": Goal("<=", 1.3)}),
     Job("large2", "large2", TMPFS, {"C floor": Goal("<=", 1.5)}),
+    Job("small4-tfrecord", "small4", TMPFS, TFRECORD_GOALS, "tfrecord"),
+    Job("images4-tfrecord", "images4", TMPFS, TFRECORD_GOALS, "tfrecord"),
     Job("small4-disk", "small4", DISK, {"tar, sync": Goal("<=", 1.0)}),
     Job("images4-disk", "images4", DISK, {"tar, sync": Goal("<=", 1.0)}),
 )
@@ -101,10 +110,10 @@ NAMES = (*(job.name for job in JOBS), "memory", "startup")
 # ---- the tools: each returns the command that packs `source` into the folder `out` ----
 
 
-def shardtool_command(source: Path, out: Path) -> Command:
+def shardtool_command(source: Path, out: Path, ending: str = "tar") -> Command:
     """Return the command of shardtool."""
     options = ["--max-size", f"{MAX_SIZE // 10**6}MB", "--workers", f"{WORKERS}", "--quiet"]
-    return [sys.executable, "-m", "shardtool", "create", f"{source}", f"{out}/s-{{000000..}}.tar", *options]
+    return [sys.executable, "-m", "shardtool", "create", f"{source}", f"{out}/s-{{000000..}}.{ending}", *options]
 
 
 def tar_command(source: Path, out: Path) -> Command:
@@ -119,7 +128,12 @@ def tar_sync_command(source: Path, out: Path) -> Command:
 
 def shardwriter_command(source: Path, out: Path) -> Command:
     """Return the command of webdataset's ShardWriter."""
-    return [webdataset_python(), f"{HERE / 'wds_writer.py'}", f"{source}", f"{out}", f"{MAX_SIZE}"]
+    return [WEBDATASET.python(), f"{HERE / 'wds_writer.py'}", f"{source}", f"{out}", f"{MAX_SIZE}"]
+
+
+def tfrecord_writer_command(package: str, source: Path, out: Path) -> Command:
+    """Return the command that writes TFRecords with `tensorflow` or `tfrecord`."""
+    return [TENSORFLOW.python(), f"{HERE / 'tfrecord_writer.py'}", package, f"{source}", f"{out}", f"{MAX_SIZE}"]
 
 
 def floor_command(source: Path, out: Path) -> Command:
@@ -129,9 +143,13 @@ def floor_command(source: Path, out: Path) -> Command:
 
 TOOLS: dict[str, Callable[[Path, Path], Command]] = {
     "shardtool": shardtool_command,
+    "shardtool, tar": shardtool_command,
     "tar": tar_command,
     "tar, sync": tar_sync_command,
     "ShardWriter": shardwriter_command,
+    "TFRecordWriter": partial(tfrecord_writer_command, "tensorflow"),
+    "TFRecordWriter without its imports": partial(tfrecord_writer_command, "tensorflow"),
+    "tfrecord package": partial(tfrecord_writer_command, "tfrecord"),
     "C floor": floor_command,
 }
 
@@ -158,21 +176,46 @@ def floor_program() -> str:
     return f"{program}"
 
 
+@dataclass(frozen=True)
+class Peer:
+    """A package that shardtool is compared with, in an environment of its own.
+
+    Attributes:
+        module: What is imported to see that it is there.
+        variable: Names a Python that has it, instead of the environment made here.
+        folder: Of that environment.
+        packages: What is installed into it, step by step.
+    """
+
+    module: str
+    variable: str
+    folder: str
+    packages: tuple[tuple[str, ...], ...]
+
+    def python(self) -> str:
+        """Return a Python that has it: the one named in the environment, else one in a folder made here."""
+        return peer_python(self)
+
+
+# The exact torch first: it takes the CPU build; webdataset alone would pull gigabytes of CUDA.
+WEBDATASET = Peer("webdataset", "SHARDTOOL_BENCH_WDS", ".venv-wds", (("torch==2.13.0",), ("webdataset",)))
+TENSORFLOW = Peer("tensorflow", "SHARDTOOL_BENCH_TF", ".venv-tf", (("tensorflow-cpu", "tfrecord"),))
+
+
 @cache
-def webdataset_python() -> str:
-    """Return a Python that has webdataset: the one named in the environment, else one in a folder made here."""
-    check = ["-c", "import webdataset"]
-    if named := os.environ.get("SHARDTOOL_BENCH_WDS"):
-        set_up([named, *check], "import webdataset with $SHARDTOOL_BENCH_WDS")
+def peer_python(peer: Peer) -> str:
+    """Return the Python of a peer, made ready the first time."""
+    check = ["-c", f"import {peer.module}"]
+    if named := os.environ.get(peer.variable):
+        set_up([named, *check], f"import {peer.module} with ${peer.variable}")
         return named
-    folder = HERE / ".venv-wds"
+    folder = HERE / peer.folder
     python = f"{folder / 'bin' / 'python'}"
     if not (folder / "complete").exists():
-        set_up([sys.executable, "-m", "venv", "--clear", f"{folder}"], "make benchmarks/.venv-wds")
-        # The exact version first: it takes the CPU build; webdataset alone would pull gigabytes of CUDA.
-        set_up([python, "-m", "pip", "install", "--quiet", "torch==2.13.0"], "install torch")
-        set_up([python, "-m", "pip", "install", "--quiet", "webdataset"], "install webdataset")
-        set_up([python, *check], "import webdataset")
+        set_up([sys.executable, "-m", "venv", "--clear", f"{folder}"], f"make benchmarks/{peer.folder}")
+        for packages in peer.packages:
+            set_up([python, "-m", "pip", "install", "--quiet", *packages], f"install {', '.join(packages)}")
+        set_up([python, *check], f"import {peer.module}")
         (folder / "complete").touch()
     return python
 
@@ -328,9 +371,13 @@ def measure_job(job: Job, rounds: int) -> Timings:
 
         def once(tool: str) -> float:
             command = TOOLS[tool](data.source, out)
+            if tool == "shardtool":
+                command = shardtool_command(data.source, out, job.ending)
             make_ready(out, data.size)
             seconds = run_timed(command)
             check_output(out, data.size)
+            if tool.endswith("without its imports"):
+                seconds -= run_timed([TENSORFLOW.python(), "-c", "import tensorflow"])
             return seconds
 
         return measure_in_turn({tool: partial(once, tool) for tool in ("shardtool", *job.goals)}, rounds)
@@ -527,15 +574,15 @@ def facts(rounds: int) -> dict[str, str]:
     }
 
 
-def report_webdataset() -> None:
-    """Print what of ShardWriter's time is imports, since the comparison is of whole processes."""
+def report_imports(peer: Peer, tool: str, packages: list[str]) -> None:
+    """Print what of a tool's time is imports, since the comparison is of whole processes."""
     try:
-        seconds = [run_timed([webdataset_python(), "-c", "import webdataset"]) for _ in range(3)]
+        seconds = [run_timed([peer.python(), "-c", f"import {peer.module}"]) for _ in range(3)]
     except SkippedError:
         return
-    script = "from importlib.metadata import version as v; print('webdataset', v('webdataset') + ', torch', v('torch'))"
-    versions = first_line(webdataset_python(), "-c", script)
-    print(f"\nShardWriter ({versions}) spends {statistics.median(seconds):.2f} s of each run on `import webdataset`.")
+    script = f"from importlib.metadata import version; print(*[p + ' ' + version(p) for p in {packages}], sep=', ')"
+    versions = first_line(peer.python(), "-c", script)
+    print(f"\n{tool} ({versions}) spends {statistics.median(seconds):.2f} s of each run on `import {peer.module}`.")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -562,7 +609,9 @@ def main() -> None:
     if jobs := [job for job in JOBS if job.name in arguments.only]:
         run_jobs(jobs, arguments.rounds, results)
     if any("ShardWriter" in job.goals for job in jobs):
-        report_webdataset()
+        report_imports(WEBDATASET, "ShardWriter", ["webdataset", "torch"])
+    if any("TFRecordWriter" in job.goals for job in jobs):
+        report_imports(TENSORFLOW, "TFRecordWriter", ["tensorflow_cpu", "tfrecord"])
     if "memory" in arguments.only:
         run_memory(results)
     if "startup" in arguments.only:

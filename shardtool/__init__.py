@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.index import ExportResult, export
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
+    from shardtool.verbs.rebuild import IndexOptions, IndexResult, index
     from shardtool.verbs.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.summary import InspectOptions, Summary, inspect
     from shardtool.verbs.verify import Report, VerifyOptions, verify
@@ -35,6 +36,8 @@ __all__ = [
     "DryRun",
     "ExportResult",
     "Finding",
+    "IndexOptions",
+    "IndexResult",
     "InspectOptions",
     "InvalidRequest",
     "Observer",
@@ -51,6 +54,7 @@ __all__ = [
     "create",
     "dry_run",
     "export",
+    "index",
     "inspect",
     "verify",
 ]
@@ -61,6 +65,8 @@ _MODULES = {
     "DryRun": "verbs.results",
     "ExportResult": "verbs.index",
     "Finding": "findings",
+    "IndexOptions": "verbs.rebuild",
+    "IndexResult": "verbs.rebuild",
     "InspectOptions": "verbs.summary",
     "Observer": "verbs.observer",
     "Report": "verbs.verify",
@@ -70,6 +76,7 @@ _MODULES = {
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.index",
+    "index": "verbs.rebuild",
     "inspect": "verbs.summary",
     "verify": "verbs.verify",
 }

@@ -81,6 +81,11 @@ class ShardPattern:
             return self.names[number]
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
+    def rivals(self, name: str) -> bool:
+        """Tell whether a file is a shard of another format whose sidecar would have the name of one of ours."""
+        ending, own = _ending(name), _ending(self.suffix if self.names is None else self.names[0])
+        return ending in FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
+
     def owned_by(self, other: ShardPattern) -> str | None:
         """Return a name that this pattern makes and `other`, in the same folder, owns; None where there is none."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):

@@ -378,28 +378,32 @@ def _fit(
     too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]
     if not len(too_large):
         return which, (), ()
-    total = sizes + room.trailer
-    names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in too_large[:5].tolist()]
-    named, by_format = listing(names, total=len(too_large)), int(sizes[too_large].max()) > room.sample
-    what = "a TFRecord" if by_format else f"a shard of {show_size(room.shard + room.trailer)}"
-    found = f"{counted(len(too_large), 'sample')} larger than {what} may be: {named}"
-    if by_format and oversize != "skip":
+    total, never = sizes + room.trailer, too_large[sizes[too_large] > room.sample]
+    if len(never) and oversize != "skip":
+        found = _named(entries, total, never, "a TFRecord")
         remedy = "Write tar shards, or leave them out with --oversize skip."
         raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({room.sample:,} bytes)", remedy=remedy)
+    found = _named(entries, total, too_large, f"a shard of {show_size(min(limit, room.shard) + room.trailer)}")
     if oversize == "error":
         remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
         raise InvalidRequest("--max-size", found, remedy=remedy)
     if oversize == "alone":
         return which, (), (f"{found}; each gets a shard of its own",)
-    limit_name = "the 2 GiB of a TFRecord" if by_format else "--max-size"
+    over = dict.fromkeys(too_large.tolist(), "--max-size") | dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
     left_out = tuple(
-        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {limit_name}")
-        for at in too_large.tolist()
+        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {name}") for at, name in over.items()
     )
     stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
     if not len(stay):
-        raise InvalidRequest("--max-size", found, remedy="Raise --max-size: no sample is left.")
+        remedy = "Write tar shards" if len(never) == len(too_large) else "Raise --max-size"
+        raise InvalidRequest("--max-size", found, remedy=f"{remedy}: no sample is left.")
     return stay, left_out, ()
+
+
+def _named(entries: Entries, total: NDArray[np.int64], which: NDArray[np.int64], what: str) -> str:
+    """Say which samples are larger than `what` may be."""
+    names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in which[:5].tolist()]
+    return f"{counted(len(which), 'sample')} larger than {what} may be: {listing(names, total=len(which))}"
 
 
 def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray[np.int64]:

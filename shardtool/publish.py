@@ -55,12 +55,18 @@ class Publisher:
         Raises:
             OutputExists: There is output, and `if_exists` is `error`.
         """
-        self.existing = self.folder.facts(name for name in self.folder.names() if self.pattern.owns(name))
+        there = self.folder.names()
+        self.existing = self.folder.facts(name for name in there if self.pattern.owns(name))
         where, names = self.folder.path or ".", sorted(self.existing)
         if folders := [name for name in names if self.existing[name].is_folder]:
             raise OutputExists(where, f"a folder is called {listing(folders, 3)}", remedy="Choose another name.")
         if self.pattern.dataset_file in self.existing:
             self._check_dataset_file()
+        if rivals := sorted(name for name in there if self.pattern.rivals(name)):
+            raise OutputExists(
+                self.folder.path or ".", f"shards of another format under these names: {listing(rivals, 3)}",
+                expected="none that would share their indexes", remedy="Choose another name, or move them away.",
+            )  # fmt: skip
         if self.existing and self.if_exists not in ("resume", "overwrite"):
             finish = "." if self.pattern.dataset_file in self.existing else ", or finish that run with --resume."
             found = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"

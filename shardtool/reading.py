@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.checksum import crc32c
 from shardtool.dataset import shard_names
@@ -161,9 +161,10 @@ def _wids_names(data: bytes) -> list[str] | None:
 
     try:
         document = json.loads(data)
-        return [str(shard["url"]) for shard in document["shardlist"]]
+        names = [shard["url"] for shard in document["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return names if all(isinstance(name, str) for name in names) else None
 
 
 def _is_dataset_file(path: str) -> bool:
@@ -202,6 +203,9 @@ def read_small(path: str, limit: int = 2**30) -> bytes:
         return file.read()
 
 
+Self = TypeVar("Self", bound="ShardFile")
+
+
 class ShardFile:
     """The bytes of one shard, at any place, through a window: many headers cost one system call.
 
@@ -228,7 +232,7 @@ class ShardFile:
         """Return the file's descriptor, which is closed with this object."""
         return self._fd
 
-    def __enter__(self) -> ShardFile:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is new in 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,13 +269,14 @@ class SummedFile(ShardFile):
     """The bytes of one shard, best read from its start on: the CRC-32C of the file is taken on the way.
 
     Each block is summed while it is in the processor's cache, so that whoever takes checksums of payloads too pays
-    for one pass. A place behind the window is read again, and not summed twice.
+    for one pass. A place behind the window is read again, and not summed twice. What `read` returns holds until the
+    next call.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._view = memoryview(b"")
-        self._crc = self._end = 0  # of what was summed
+        self._view = memoryview(bytearray(2 * _WINDOW))
+        self._crc = self._end = self._held = 0  # of what was summed; where that ends; bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on: fewer only at the end of the file.
@@ -280,33 +285,43 @@ class SummedFile(ShardFile):
             CorruptShard: The disk fails.
         """
         at = offset - self._start
-        if at >= 0 and at + length <= len(self._view):
+        if at >= 0 and at + length <= self._held:
             return self._view[at : at + length]
         if at < 0:
-            return self._pread(length, offset)
-        while self._end < offset and self._next():
+            return self._again(offset, length)
+        while self._end < offset and self._fill(0):
+            at = offset - self._start
+        kept = max(0, self._held - at)
+        moved = self._view[at : at + kept]
+        if length + _WINDOW > len(self._view):
+            self._view = memoryview(bytearray(length + _WINDOW))
+        self._view[:kept] = moved
+        self._start, self._held = offset, kept
+        while self._held < length and self._fill(self._held):
             pass
-        parts, have = [self._view[offset - self._start :]], max(0, self._end - offset)
-        while have < length and (block := self._next()):
-            parts.append(block)
-            have += len(block)
-        self._start, self._view = offset, memoryview(b"".join(parts))
-        return self._view[:length]
+        return self._view[: min(length, self._held)]
 
     def crc(self) -> int:
         """Read the rest, and return the CRC-32C of the file."""
-        while self._next():
+        while self._fill(0):
             pass
         return self._crc
 
-    def _next(self) -> memoryview:
-        block = memoryview(self._pread(_WINDOW, self._end))
-        self._start, self._view = self._end, block
-        self._crc = crc32c(block, self._crc)
-        self._end += len(block)
-        return block
+    def _fill(self, at: int) -> int:
+        """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
+        block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
+        try:
+            got = os.preadv(self._fd, [block], self._end) if len(block) else 0
+        except OSError as error:
+            raise self._failed(self._end, error) from None
+        self._crc = crc32c(block[:got], self._crc)
+        if not at:
+            self._start = self._end
+        self._held = at + got
+        self._end += got
+        return got
 
-    def _pread(self, length: int, offset: int) -> bytes:
+    def _again(self, offset: int, length: int) -> bytes:
         try:
             return os.pread(self._fd, min(length, max(0, self.size - offset)), offset)
         except OSError as error:

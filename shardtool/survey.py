@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
 _BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key
+_ENDLESS = 2**63
 _NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
 _MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
 
@@ -136,9 +137,11 @@ def _digest(found: Survey) -> int:
         first, end = end, end + count
         seen = codes[first:end].tobytes()
         if seen not in ordered:
-            order = sorted(range(count), key=lambda at, first=first: rank[codes[first + at]])  # type: ignore[misc]
-            ordered[seen] = None if order == [*range(count)] else order
-        if (order := ordered[seen]) is not None:
+            ranks = [rank[code] for code in codes[first:end]]
+            wanted = sorted(range(count), key=ranks.__getitem__)
+            ordered[seen] = None if wanted == [*range(count)] else wanted
+        order = ordered[seen]
+        if order is not None:
             for column in (lengths, crcs, codes):
                 column[first:end] = array(column.typecode, [column[first + at] for at in order])
     return content_digest(
@@ -163,20 +166,22 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
     fields: dict[bytes, int] = {}
     keys, starts, sizes, counts = found.keys, found.starts, found.sizes, found.counts
     codes, offsets, lengths, first_dot = found.codes, found.offsets, found.lengths, task.dots == "first"
-    read, checksum = shard.read, task.checksum
-    for member in tar_walk.walk(read, shard.path):
-        name = member.name[2:] if member.name[:2] == b"./" else member.name
-        folder, slash, base = name.rpartition(b"/")
-        at = base.find(b".", 1) if first_dot else base.rfind(b".")
-        if not member.is_file or at < 1 or at == len(base) - 1:
-            what = "no plain file" if not member.is_file else "a name without a field"
-            found.odd.append((member.offset, f"{printable(member.name)}: {what}"))
+    read, checksum, limit = shard.read, task.checksum, found.size if found.size >= 0 else _ENDLESS
+    crcs = found.crcs
+    for name, offset, start, size, is_file, end in tar_walk.walk(read, shard.path):
+        if name[:2] == b"./":
+            name = name[2:]  # noqa: PLW2901 - what follows is about the rest
+        base = name.rfind(b"/") + 1
+        at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
+        if not is_file or at < 0 or at == len(name) - 1:
+            what = "no plain file" if not is_file else "a name without a field"
+            found.odd.append((offset, f"{printable(name)}: {what}"))
             last = None
             continue
-        key, ending = folder + slash + base[:at], base[at + 1 :]
+        key, ending = name[:at], name[at + 1 :]
         if key != last:
             keys.append(key)
-            starts.append(member.offset)
+            starts.append(offset)
             sizes.append(0)
             counts.append(0)
             last = key
@@ -185,22 +190,21 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
         except KeyError:
             codes.append(fields.setdefault(ending, found.code(ending)))
         counts[-1] += 1
-        offsets.append(member.data)
-        lengths.append(member.size)
-        sizes[-1] = member.end - starts[-1]
+        offsets.append(start)
+        lengths.append(size)
+        sizes[-1] = end - starts[-1]
         if checksum:
-            padding = member.end - member.data - member.size
-            if member.size <= _BLOCK:
-                block = read(member.data, member.size + padding)
-                found.crcs.append(crc32c(block[: member.size]))
-                rest = block[member.size :]
+            if size <= _BLOCK:
+                block = read(start, end - start)
+                crcs.append(crc32c(block[:size]))
+                rest = block[size:]
             else:
-                found.crcs.append(payload_crc(shard, member.data, member.size))
-                rest = read(member.data + member.size, padding)
-            if padding and bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
-                found.soiled.append(member.data + member.size)
-        if found.size >= 0 and member.end > found.size:
-            cut = f"at {member.data:,}: the file ends in {printable(member.name)}, {member.size:,} bytes long"
+                crcs.append(payload_crc(shard, start, size))
+                rest = read(start + size, end - start - size)
+            if bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
+                found.soiled.append(start + size)
+        if end > limit:
+            cut = f"at {start:,}: the file ends in {printable(name)}, {size:,} bytes long"
             raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
 
 

@@ -20,6 +20,12 @@ settings.load_profile("laws")
 _BUFFER = 512 * 1024  # the writer's: samples up to this size are packed whole, larger ones streamed
 
 
+@pytest.fixture(scope="session", params=["tar", "tfrecord"])
+def ending(request: pytest.FixtureRequest) -> str:
+    """Give the ending of a shard's name, for laws that hold for every format."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
     """Give the folder of sample photographs."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from . import tfrecords
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -67,18 +69,35 @@ def read_tree(root: Path) -> dict[str, bytes]:
 
 def shards(folder: Path) -> list[Path]:
     """Return the shards of a folder, in order."""
-    return sorted(folder.glob("*.tar"))
+    return sorted([*folder.glob("*.tar"), *folder.glob("*.tfrecord")])
 
 
-def members(*tars: Path) -> list[tuple[str, bytes]]:
-    """Return (name, payload) of every member, as Python's tarfile reads it."""
+def sidecar(shard: str) -> str:
+    """Return the name of a shard's sidecar."""
+    return f"{shard.rpartition('.')[0]}.index"
+
+
+def members(*paths: Path) -> list[tuple[str, bytes]]:
+    """Return (key.field, payload) of every field in shards; of a tar, as Python's tarfile reads it."""
     found = []
-    for path in tars:
+    for path in paths:
+        if path.suffix == ".tfrecord":
+            found += _features(path)
+            continue
         with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
             for member in tar:
                 file = tar.extractfile(member)
                 assert file is not None
                 found.append((member.name, file.read()))
+    return found
+
+
+def _features(path: Path) -> list[tuple[str, bytes]]:
+    found = []
+    for _, data in tfrecords.records(path.read_bytes()):
+        features = {one.name: one.text for one in tfrecords.parse_example(data)}
+        key = features.pop("__key__").decode()
+        found += [(f"{key}.{name}", text) for name, text in features.items()]
     return found
 
 

@@ -13,29 +13,31 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run
+from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, create, dry_run
 
-from .helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, tool, write_tree
+from .helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, sidecar, tool, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATTERN = "out-{000..}.tar"
+STEM = "out-{000..}"
+PATTERN = f"{STEM}.tar"
 _SECOND_NS = 10**9
 
 
 def _pack(source: Path, folder: Path, if_exists: str = "error", **options: Any) -> dict[str, Any]:
-    """Pack with one worker, three samples a shard unless told otherwise; return what `--json` would print."""
+    """Pack with one worker into tar, three samples a shard, unless told otherwise; return what `--json` would print."""
+    ending = options.pop("ending", "tar")
     asked: dict[str, Any] = {"workers": 1, "max_count": 3, "if_exists": if_exists, **options}
-    return create(source, f"{folder}/{PATTERN}", CreateOptions(**asked)).to_json()
+    return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked)).to_json()
 
 
 @pytest.fixture(scope="session")
-def whole(awkward: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give what one worker makes of the awkward tree."""
     folder = tmp_path_factory.mktemp("whole")
-    _pack(awkward, folder)
+    _pack(awkward, folder, ending=ending)
     return folder
 
 
@@ -53,23 +55,26 @@ def _key_and_field(name: str) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(("workers", "start"), [(1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn"), (5, "auto")])
-def test_the_same_bytes(workers: int, start: str, awkward: Path, whole: Path, tmp_path: Path) -> None:
+def test_the_same_bytes(  # noqa: PLR0913 - fixtures
+    workers: int, start: str, *, ending: str, awkward: Path, whole: Path, tmp_path: Path
+) -> None:
     """Any number of workers, forked or spawned, writes the same bytes into every file."""
-    ran = tool(
-        "create", awkward, tmp_path / PATTERN, "--max-count", "3", "--workers", str(workers), "--start-method", start
-    )
+    output = tmp_path / f"{STEM}.{ending}"
+    ran = tool("create", awkward, output, "--max-count", "3", "--workers", str(workers), "--start-method", start)
     assert ran.code == 0, ran.err
     assert read_tree(tmp_path) == read_tree(whole)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_size": "1.2MB"}, {"max_count": 2, "shards_multiple_of": 4},
                                      {"max_count": 5, "equal_count": True, "shuffle": True, "seed": 3}])  # fmt: skip
-def test_a_dry_run_tells_what_is_then_written(options: dict[str, Any], awkward: Path, tmp_path: Path) -> None:
+def test_a_dry_run_tells_what_is_then_written(
+    options: dict[str, Any], ending: str, awkward: Path, tmp_path: Path
+) -> None:
     """A dry run writes nothing, and tells name, samples and bytes of each shard that is then written."""
     asked = CreateOptions(workers=1, **options)
-    plan = dry_run(awkward, f"{tmp_path}/{PATTERN}", asked)
+    plan = dry_run(awkward, f"{tmp_path}/{STEM}.{ending}", asked)
     assert os.listdir(tmp_path) == []
-    create(awkward, f"{tmp_path}/{PATTERN}", asked)
+    create(awkward, f"{tmp_path}/{STEM}.{ending}", asked)
     listed = json.loads((tmp_path / "out.json").read_bytes())["shardlist"]
     assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] == [
         (one["url"], one["nsamples"], one["filesize"], one["first_key"], one["last_key"]) for one in listed
@@ -114,40 +119,32 @@ def test_overwrite_where_nothing_is(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gone",
     [
-        ["out-001.tar"],
-        ["out-001.tar", "out-001.index"],
+        ["out-001.shard"],
+        ["out-001.shard", "out-001.index"],
         ["out-002.index"],
         ["out.json"],
-        ["out-000.tar", "out-003.index", "out.json"],
-        ["out-000.tar", "out-001.tar", "out-002.tar", "out-003.tar"],
+        ["out-000.shard", "out-003.index", "out.json"],
+        ["out-000.shard", "out-001.shard", "out-002.shard", "out-003.shard"],
         [],
     ],
     ids="+".join,
 )
-def test_resume_makes_what_is_missing(
-    gone: list[str],
-    age: str,
-    small: Path,
-    tmp_path: Path,
-) -> None:
+def test_resume_makes_what_is_missing(gone: list[str], age: str, ending: str, small: Path, tmp_path: Path) -> None:
     """`--resume` makes what is missing, the same to the byte, and touches no file that was finished."""
-    _pack(small, tmp_path / "out")
+    gone = [name.replace("shard", ending) for name in gone]
+    _pack(small, tmp_path / "out", ending=ending)
     if age == "aged":
         _age(tmp_path / "out", small)
     right, before = read_tree(tmp_path / "out"), identity(tmp_path / "out")
     for name in gone:
         (tmp_path / "out" / name).unlink()
-    told = _pack(small, tmp_path / "out", "resume")
+    told = _pack(small, tmp_path / "out", "resume", ending=ending)
     assert read_tree(tmp_path / "out") == right
     after = identity(tmp_path / "out")
     rewritten = {name for name in after if after[name] != before[name]}
-    allowed = {*gone, *(["out.json"] if gone else []), *(_sidecar(name) for name in gone)}
-    assert {name for name in gone if name.endswith(".tar")} <= rewritten <= allowed
-    assert told["kept"] == 4 - sum(name.endswith(".tar") for name in gone)
-
-
-def _sidecar(name: str) -> str:
-    return name.replace(".tar", ".index")
+    allowed = {*gone, *(["out.json"] if gone else []), *map(sidecar, gone)}
+    assert {name for name in gone if name.endswith(ending)} <= rewritten <= allowed
+    assert told["kept"] == 4 - sum(name.endswith(ending) for name in gone)
 
 
 def _age(folder: Path, source: Path) -> int:
@@ -185,31 +182,27 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("age", ["young", "aged"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_resume_takes_in_a_changed_file(
-    change: str,
-    age: str,
-    small: Path,
-    tmp_path: Path,
-) -> None:
+def test_resume_takes_in_a_changed_file(change: str, age: str, ending: str, small: Path, tmp_path: Path) -> None:
     """Over a source with a changed file, `--resume` rewrites its shard alone, and equals a fresh run."""
-    _pack(small, tmp_path / "out")
+    _pack(small, tmp_path / "out", ending=ending)
     until = _age(tmp_path / "out", small) if age == "aged" else 0
     before = identity(tmp_path / "out")
     while time.time_ns() <= until:
         time.sleep(0.01)
     CHANGES[change](small / "a" / "008.txt")
-    told = _pack(small, tmp_path / "out", "resume")
+    told = _pack(small, tmp_path / "out", "resume", ending=ending)
     after = identity(tmp_path / "out")
-    assert {name for name in after if after[name] != before[name]} == {"out-001.tar", "out-001.index", "out.json"}
+    changed = {f"out-001.{ending}", "out-001.index", "out.json"}
+    assert {name for name in after if after[name] != before[name]} == changed
     assert told["kept"] == 3
-    _pack(small, tmp_path / "fresh")
+    _pack(small, tmp_path / "fresh", ending=ending)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("what", ["added at the end", "removed at the end", "added at the start", "field", "renamed"])
-def test_resume_takes_in_another_listing(what: str, small: Path, tmp_path: Path) -> None:
+def test_resume_takes_in_another_listing(what: str, ending: str, small: Path, tmp_path: Path) -> None:
     """Over a source with more, fewer or other files, `--resume` equals a fresh run, without stale files."""
-    _pack(small, tmp_path / "out")
+    _pack(small, tmp_path / "out", ending=ending)
     if what == "added at the end":
         write_tree(small, {"z/0.txt": b"z", "z/1.txt": b"z"})
     elif what == "removed at the end":
@@ -220,8 +213,8 @@ def test_resume_takes_in_another_listing(what: str, small: Path, tmp_path: Path)
         (small / "a" / "000.bin").unlink()
     else:
         (small / "a" / "000.txt").rename(small / "a" / "000.text")
-    _pack(small, tmp_path / "out", "resume")
-    _pack(small, tmp_path / "fresh")
+    _pack(small, tmp_path / "out", "resume", ending=ending)
+    _pack(small, tmp_path / "fresh", ending=ending)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
@@ -236,26 +229,23 @@ def test_resume_takes_in_another_listing(what: str, small: Path, tmp_path: Path)
         {"include": ("*.txt",)},
     ],
 )
-def test_resume_with_other_options(options: dict[str, Any], small: Path, tmp_path: Path) -> None:
+def test_resume_with_other_options(options: dict[str, Any], ending: str, small: Path, tmp_path: Path) -> None:
     """`--resume` with other options equals a fresh run with these, without stale files."""
-    _pack(small, tmp_path / "out")
-    _pack(small, tmp_path / "out", "resume", **options)
-    _pack(small, tmp_path / "fresh", **options)
+    _pack(small, tmp_path / "out", ending=ending)
+    _pack(small, tmp_path / "out", "resume", ending=ending, **options)
+    _pack(small, tmp_path / "fresh", ending=ending, **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("age", ["young", "aged"])
-@pytest.mark.parametrize("name", ["out-001.tar", "out-002.index", "out.json"])
+@pytest.mark.parametrize("name", ["out-001.shard", "out-002.index", "out.json"])
 @pytest.mark.parametrize("at", [0, 300, -1])
-def test_resume_mends_a_flipped_byte(
-    name: str,
-    at: int,
-    age: str,
-    small: Path,
-    tmp_path: Path,
+def test_resume_mends_a_flipped_byte(  # noqa: PLR0913 - what is tried, and fixtures
+    name: str, at: int, age: str, *, ending: str, small: Path, tmp_path: Path
 ) -> None:
     """A byte that was flipped in a finished file, unseen by its times, is mended by `--resume`, and nothing else."""
-    _pack(small, tmp_path / "out")
+    name = name.replace("shard", ending)
+    _pack(small, tmp_path / "out", ending=ending, label_from_folder=True)
     if age == "aged":
         _age(tmp_path / "out", small)
     right, before, path = read_tree(tmp_path / "out"), identity(tmp_path / "out"), tmp_path / "out" / name
@@ -263,10 +253,10 @@ def test_resume_mends_a_flipped_byte(
     flip(path, at)
     os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
     assert read_tree(tmp_path / "out") != right
-    _pack(small, tmp_path / "out", "resume")
+    _pack(small, tmp_path / "out", "resume", ending=ending, label_from_folder=True)
     assert read_tree(tmp_path / "out") == right
     after = identity(tmp_path / "out")
-    assert name in {name for name in after if after[name] != before[name]} <= {name, _sidecar(name), "out.json"}
+    assert name in {name for name in after if after[name] != before[name]} <= {name, sidecar(name), "out.json"}
 
 
 def test_resume_takes_no_copy_for_its_own(small: Path, tmp_path: Path) -> None:
@@ -282,7 +272,7 @@ def test_resume_takes_no_copy_for_its_own(small: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
-def test_skipped_and_written_add_up(small: Path, tmp_path: Path) -> None:
+def test_skipped_and_written_add_up(ending: str, small: Path, tmp_path: Path) -> None:
     """Under `--on-error skip`, what is not in the shards is in `out.skipped`, with its reason; the counts add up."""
     source = read_tree(small)
     os.mkfifo(small / "a" / "pipe.txt")
@@ -290,6 +280,7 @@ def test_skipped_and_written_add_up(small: Path, tmp_path: Path) -> None:
     (small / "b" / "outside.txt").symlink_to("/etc/hostname")
     write_tree(small, {"README": b"no field", "b/huge.bin": bytes(20_000), "c\nd.x\x1b": b"odd but fine"})
     options: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": "15kB", "max_count": None}
+    options["ending"] = ending
     told = _pack(small, tmp_path / "out", **options)
     rows = [json.loads(line) for line in (tmp_path / "out" / "out.skipped").read_text(encoding="ascii").splitlines()]
     assert [(row["key"], row["path"], row["code"]) for row in rows] == [
@@ -335,10 +326,10 @@ def test_a_script_needs_no_guard(small: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
-def _fingerprint(*tars: Path) -> str:
+def _fingerprint(*paths: Path) -> str:
     """Return the content fingerprint, from the shards alone."""
     samples: dict[bytes, list[tuple[bytes, bytes]]] = {}
-    for name, data in members(*tars):
+    for name, data in members(*paths):
         key, field = _key_and_field(name)
         samples.setdefault(key, []).append((field, data))
     total = 0
@@ -367,11 +358,57 @@ def test_the_fingerprint_names_the_content(small: Path, tmp_path: Path) -> None:
     assert len(others | prints) == 4
 
 
-def test_a_shuffle_moves_samples_and_keeps_them(small: Path, tmp_path: Path) -> None:
+class _Remover(Observer):
+    """Removes a file when the plan is made, before it is packed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - an observer's
+        self._path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("size", [0, 600_000])
+@pytest.mark.parametrize("options", [{}, {"label_from_folder": True, "shuffle": True}])
+def test_the_fingerprint_is_that_of_any_format(options: dict[str, Any], size: int, small: Path, tmp_path: Path) -> None:
+    """The same samples have one fingerprint as tar and as TFRecord, whatever was left out late, and resumed."""
+    asked = CreateOptions(workers=1, max_count=3, on_error="skip", if_exists="resume", **options)
+    (small / "b" / "005.bin").write_bytes(bytes(size))
+    gone, prints = small / "b" / "005.txt", set()
+    text = gone.read_bytes()
+    for ending in ("tar", "tfrecord"):
+        for kept in (0, 4):
+            gone.write_bytes(text)
+            result = create(small, f"{tmp_path / ending}/{STEM}.{ending}", asked, observer=_Remover(gone))
+            assert (result.samples, result.skipped, result.kept) == (11, 1, kept)
+            prints |= {result.fingerprint, _fingerprint(*shards(tmp_path / ending))}
+    assert len(prints) == 1
+
+
+_TWO_GIB = 2**31
+_FRAMED = 80  # bytes of a record besides its one large payload, at least
+
+
+@pytest.mark.parametrize("oversize", ["error", "alone"])
+def test_a_record_over_2_gib_is_refused_by_name(oversize: str, small: Path, tmp_path: Path) -> None:
+    """What protobuf could not parse is refused in the plan, whatever the bound; tar shards take it."""
+    for name, size in (("film", _TWO_GIB), ("clip", _TWO_GIB - 2 * _FRAMED)):
+        with (small / "a" / f"{name}.mp4").open("wb") as file:
+            file.truncate(size)
+    with pytest.raises(InvalidRequest, match=r"1 sample larger.*a/film.*--oversize skip"):
+        _pack(small, tmp_path / "out", ending="tfrecord", oversize=oversize, max_size="5GB")
+    assert not (tmp_path / "out").exists()
+    asked = CreateOptions(workers=1, max_size="5GB", oversize="skip")
+    plan = dry_run(small, f"{tmp_path}/{STEM}.tfrecord", asked)
+    assert (plan.skipped, sum(shard.samples for shard in plan.shards)) == (1, 13)
+    assert dry_run(small, f"{tmp_path}/{STEM}.tar", asked).skipped == 0
+
+
+def test_a_shuffle_moves_samples_and_keeps_them(ending: str, small: Path, tmp_path: Path) -> None:
     """A shuffled dataset has the same samples, each whole, in another order, which its seed decides."""
     orders = []
     for at, seed in enumerate((1, 1, 2)):
-        _pack(small, tmp_path / str(at), shuffle=True, seed=seed)
+        _pack(small, tmp_path / str(at), shuffle=True, seed=seed, ending=ending)
         found = members(*shards(tmp_path / str(at)))
         assert dict(found) == read_tree(small)
         keys = [_key_and_field(name)[0] for name, _ in found]

@@ -137,7 +137,18 @@ def test_any_dataset_file(text: str, number: int, crc: int) -> None:
     shard = ShardEntry(text, number, number, crc, text, number, crc, text, text)
     made = {"verb": "create", "source": text, "options": {text: number}}
     file = DatasetFile(
-        text, text, "tar", (shard, shard), {text: number}, number, number, {text: text}, {text: [text]}, {text: text}, made, text
+        text,
+        text,
+        "tar",
+        (shard, shard),
+        {text: number},
+        number,
+        number,
+        {text: text},
+        {text: [text]},
+        {text: text},
+        made,
+        text,
     )
     raw = file.encode()
     assert raw.isascii()

@@ -44,6 +44,8 @@ def test_a_file_of_somebody_else_is_never_replaced(source: Path, tmp_path: Path,
     ("old", "new"),
     [
         ("x-{0..}.tar", "x-{000..}.tar"),
+        ("x-{0..}.tar", "x-{0..}.tfrecord"),
+        ("x-{0..}.tfrecord", "x-{0..}.tar"),
         ("x-{0..}.tar", "x_{0..}.tar"),
         (["a.tar", "b.tar"], ["c.tar", "d.tar"]),
     ],
@@ -118,11 +120,11 @@ def test_paths_are_patterns(source: Path, tmp_path: Path) -> None:
     assert create(source, [tmp_path / "b-0.tar", tmp_path / "b-1.tar"], options()).shards == 2
 
 
-def test_class_numbers_follow_the_folders_names(tmp_path: Path) -> None:
+def test_class_numbers_follow_the_folders_names(ending: str, tmp_path: Path) -> None:
     """Classes are numbered as torchvision's ImageFolder does: by the names, not by the keys with their slash."""
     names = ["cat", "cat 3", "cat-2", "dog"]
     source = write_tree(tmp_path / "s", {f"{name}/0.txt": b"x" for name in reversed(names)})
-    create(source, f"{tmp_path}/out-{{0..}}.tar", options(label_from_folder=True))
+    create(source, f"{tmp_path}/out-{{0..}}.{ending}", options(label_from_folder=True))
     assert json.loads((tmp_path / "out.json").read_bytes())["shardtool"]["classes"] == {"cls": names}
     labels = {name.split("/")[0]: data for name, data in members(*shards(tmp_path)) if name.endswith(".cls")}
     assert labels == {name: b"%d" % number for number, name in enumerate(names)}
@@ -176,7 +178,7 @@ def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in ran.err
 
 
-def test_a_shard_that_left_samples_out_is_kept(source: Path, tmp_path: Path) -> None:
+def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_path: Path) -> None:
     """`--resume` keeps a shard without the samples that failed, as long as they still fail in the same way."""
     asked = options(on_error="skip", if_exists="resume", max_count=3)
     big = source / "cat" / "1.txt"
@@ -184,11 +186,11 @@ def test_a_shard_that_left_samples_out_is_kept(source: Path, tmp_path: Path) -> 
     if os.access(big, os.R_OK):  # root may read anything: let the file be a fifo from the start instead
         big.unlink()
         os.mkfifo(big)
-    create(source, f"{tmp_path}/out-{{0..}}.tar", asked)
+    create(source, f"{tmp_path}/out-{{0..}}.{ending}", asked)
     before = identity(tmp_path)
-    result = create(source, f"{tmp_path}/out-{{0..}}.tar", asked)
+    result = create(source, f"{tmp_path}/out-{{0..}}.{ending}", asked)
     assert (result.kept, result.skipped) == (2, 1)
-    assert identity(tmp_path)["out-0.tar"] == before["out-0.tar"]
+    assert identity(tmp_path)[f"out-0.{ending}"] == before[f"out-0.{ending}"]
     assert identity(tmp_path)["out.json"] == before["out.json"]
 
 

@@ -2,7 +2,7 @@
 
 In a document, a block marked `sh` or `python` runs, in order, in a folder that holds `sample_data`. A block marked
 `text` or `json` right behind it is what it prints on stdout; `...` there stands for anything. Blocks marked `bash` do
-not run (they set up an environment), nor does `python webdataset` where webdataset is not installed.
+not run (they set up an environment), nor do `python webdataset` and its like where that tool is not installed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from doctest import ELLIPSIS, OutputChecker
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ import click
 import pytest
 
 from shardtool import errors
-from shardtool.cli.create import create
+from shardtool.cli import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +35,10 @@ LINKED = [*DOCUMENTS, "CHANGELOG.md", *(f"docs/decisions/{path.name}" for path i
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
-if find_spec("webdataset"):
-    _RUNS["python webdataset"] = [sys.executable, "-c"]
+for tool in ("webdataset", "tensorflow", "nvidia.dali"):
+    with suppress(ModuleNotFoundError):  # of the package that it lies in
+        if find_spec(tool):
+            _RUNS[f"python {tool}"] = [sys.executable, "-c"]
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,16 @@ def test_links_lead_to_files(document: str) -> None:
 
 
 def test_the_command_line_document_names_every_option() -> None:
-    """docs/cli.md lists exactly the options that `shardtool create --help` lists."""
-    options = {name for one in create.params if isinstance(one, click.Option) for name in one.opts if name[:2] == "--"}
-    rows = re.findall(r"^\| `(--[a-z-]+)", read("docs/cli.md"), re.MULTILINE)
-    assert sorted(rows) == sorted({*options, "--help"})
+    """docs/cli.md lists, in a verb's section, exactly the options that `shardtool VERB --help` lists."""
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", read("docs/cli.md"), re.MULTILINE | re.DOTALL))
+    context = click.Context(cli)
+    for verb in cli.list_commands(context):
+        command = cli.get_command(context, verb)
+        assert command is not None
+        params = [one for one in command.params if isinstance(one, click.Option)]
+        options = {name for one in params for name in one.opts if name[:2] == "--"}
+        rows = re.findall(r"^\| `(--[a-z-]+)", sections.get(verb, ""), re.MULTILINE)
+        assert sorted(rows) == sorted({*options, "--help"}), verb
 
 
 def test_the_command_line_document_lists_every_error_code() -> None:

@@ -11,23 +11,45 @@ import pytest
 from shardtool import CorruptShard, CreateOptions, create
 from shardtool.sidecar import read_facts, read_field_crcs
 
-from .helpers import members, shards
+from . import tfrecords
+from .helpers import members, shards, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture(scope="session")
-def packed(awkward: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the shards of the awkward tree."""
+def packed(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the shards of the awkward tree, with labels."""
     folder = tmp_path_factory.mktemp("packed")
-    create(awkward, f"{folder}/out-{{000..}}.tar", CreateOptions(workers=1, max_size="1.5MB"))
+    options = CreateOptions(workers=1, max_size="1.5MB", label_from_folder=True)
+    create(awkward, f"{folder}/out-{{000..}}.{ending}", options)
     return folder
 
 
-def test_pandas_reads_it(packed: Path) -> None:
+@pytest.fixture(scope="session")
+def many_classes(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a shard whose labels are longer as text than as numbers, a large sample among them."""
+    files = {f"{folder:03}/x.bin": bytes(600_000 if folder == 150 else folder) for folder in range(200)}
+    source = write_tree(tmp_path_factory.mktemp("classes"), files)
+    folder = tmp_path_factory.mktemp("packed")
+    create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=1, label_from_folder=True))
+    return folder
+
+
+def _text(payload: bytes, field: str, shard: Path) -> bytes:
+    """Return what stands for a payload in its source; in a TFRecord, a label is a number."""
+    if shard.suffix == ".tfrecord" and field == "cls":
+        return b"%d" % tfrecords.read_varint(payload, 0)[0]
+    return payload
+
+
+@pytest.mark.parametrize("made", ["packed", "many_classes"])
+def test_pandas_reads_it(made: str, ending: str, request: pytest.FixtureRequest) -> None:
     """A sidecar is read by pandas as it is, one row a sample in shard order, and its offsets point at the payloads."""
-    for shard in shards(packed):
+    folder: Path = request.getfixturevalue(made)
+    for shard in shards(folder):
+        assert shard.suffix == f".{ending}"
         raw, found = shard.read_bytes(), []
         table = pd.read_parquet(shard.with_suffix(".index"))
         assert list(table.columns) == ["__key__", "__offset__", "__size__", "__fields__"]
@@ -35,18 +57,20 @@ def test_pandas_reads_it(packed: Path) -> None:
             for field in row["__fields__"]:
                 payload = raw[field["offset"] : field["offset"] + field["length"]]
                 assert crc32c.crc32c(payload) == field["crc32c"]
-                found.append((f"{row['__key__']}.{field['name']}", payload))
+                found.append((f"{row['__key__']}.{field['name']}", _text(payload, field["name"], shard)))
         assert found == members(shard)
 
 
 def test_samples_fill_the_shard(packed: Path) -> None:
-    """From offset to offset, samples follow each other without a gap from 0 to the trailer."""
+    """From offset to offset, samples follow each other without a gap from 0 to a tar's trailer or a TFRecord's end."""
     for shard in shards(packed):
         table = pq.read_table(shard.with_suffix(".index"))
         offsets, sizes = table["__offset__"].to_numpy(), table["__size__"].to_numpy()
         ends = np.cumsum(sizes)
         assert offsets.tolist() == [0, *ends[:-1].tolist()]
-        assert int(ends[-1]) + 1024 == shard.stat().st_size
+        assert int(ends[-1]) + (1024 if shard.suffix == ".tar" else 0) == shard.stat().st_size
+        if shard.suffix == ".tfrecord":
+            assert offsets.tolist() == [offset for offset, _ in tfrecords.records(shard.read_bytes())]
 
 
 def test_columns_have_the_types_of_the_format(packed: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,7 @@ def summary(result: CreateResult) -> str:
         ledger = result.dataset_file.removesuffix(".json") + ".skipped"
         lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")
     if result.features:
-        features = [f'    "{name}": {kind},' for name, kind in result.features.items()]
+        features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
         lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
     return "\n".join(lines)

@@ -67,7 +67,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
         if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
             signal.signal(signum, signal.SIG_DFL)
-    os.dup2(2, 1)  # stdout is for the parent's result, whatever a user's function prints
+    _spare_stdout({tasks, results, lifeline})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
@@ -79,6 +79,16 @@ def run(tasks: int, results: int, lifeline: int) -> None:
             send(results, _call(function, number, task, report))
     except (Closed, BrokenPipeError):
         return
+
+
+def _spare_stdout(pipes: set[int]) -> None:
+    """Let what a user's function prints go to stderr: stdout is for the parent's result."""
+    if pipes & {1, 2}:
+        return  # both were closed when the pipes were made
+    try:
+        os.dup2(2, 1)
+    except OSError:  # closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _call(

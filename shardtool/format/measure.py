@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0}
-SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.DATA_LIMIT + tfrecord.FRAME_HEAD + tfrecord.FRAME_TAIL}
+SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.RECORD_LIMIT}
 _CHUNK = 2**18  # samples at a time: temporary columns stay small
 NUMBERS = {"tar": False, "tfrecord": True}  # whether a format has numbers; the others store their text
 

@@ -28,6 +28,7 @@ KEY_FEATURE = b"__key__"
 FRAME_HEAD = 12  # the length, and its checksum
 FRAME_TAIL = 4  # the data's checksum
 DATA_LIMIT = 2**31 - 1  # what protobuf parses
+RECORD_LIMIT = FRAME_HEAD + DATA_LIMIT + FRAME_TAIL
 
 INT64_LIMIT = 2**63
 _MASK_DELTA = 0xA282EAD8

@@ -8,7 +8,7 @@ Source: as `format/tfrecord.py`.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int, int], bytes | memoryview]
-    Data = Union[bytes, memoryview, "Far"]
+    Data: TypeAlias = "bytes | memoryview | Far"
 
 REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack

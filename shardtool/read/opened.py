@@ -22,7 +22,7 @@ from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
 from shardtool.reading import find_dataset, open_shard, read_small, shard_format
 from shardtool.sample import is_utf8, output_text, source_text
-from shardtool.sidecar import SCHEMA, ShardFact, read_facts, read_table
+from shardtool.sidecar import SCHEMA, UNREAD, ShardFact, read_facts, read_table
 from shardtool.survey import Survey, SurveyTask, survey
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ def table_of(found: Survey) -> Any:
     """Return what a walk found as a sidecar's table; checksums are null where payloads were not read."""
     counts = np.frombuffer(found.counts, np.uint32).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    kind = SCHEMA.field("__fields__").type.value_type
-    crcs = number_array(np.frombuffer(found.crcs, np.uint32)) if len(found.crcs) else None
+    schema = UNREAD if len(found.crcs) < len(found.codes) else SCHEMA
+    kind = schema.field("__fields__").type
     fields = pa.StructArray.from_arrays(
         [
             strings([walked_text(name).encode() for name in found.names]).take(
@@ -194,19 +194,19 @@ def table_of(found: Survey) -> Any:
             ),
             number_array(np.frombuffer(found.offsets, np.int64).astype(np.uint64)),
             number_array(np.frombuffer(found.lengths, np.int64).astype(np.uint64)),
-            pa.nulls(len(found.codes), pa.uint32()) if crcs is None else crcs,
+            pa.nulls(len(found.codes), pa.uint32())
+            if schema is UNREAD
+            else number_array(np.frombuffer(found.crcs, np.uint32)),
         ],
-        fields=[one.with_nullable(crcs is None and one.name == "crc32c") for one in kind],
+        fields=list(kind.value_type),
     )
-    lists = pa.ListArray.from_arrays(number_array(ends), fields)
-    return pa.table(
-        {
-            "__key__": strings([walked_text(key).encode() for key in found.keys]),
-            "__offset__": number_array(np.frombuffer(found.starts, np.int64).astype(np.uint64)),
-            "__size__": number_array(np.frombuffer(found.sizes, np.int64).astype(np.uint64)),
-            "__fields__": lists,
-        }
-    )
+    columns = [
+        strings([walked_text(key).encode() for key in found.keys]),
+        number_array(np.frombuffer(found.starts, np.int64).astype(np.uint64)),
+        number_array(np.frombuffer(found.sizes, np.int64).astype(np.uint64)),
+        pa.ListArray.from_arrays(number_array(ends), fields, type=kind),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def walked_text(name: bytes) -> str:

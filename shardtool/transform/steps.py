@@ -109,7 +109,7 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
     if not (module and colon and attribute):
         raise InvalidRequest("--map", repr(name), expected="package.module:function")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
             found: Any = import_module(module) if find_spec(module) else None

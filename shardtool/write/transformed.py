@@ -198,8 +198,9 @@ class TransformPacker(Packer):
         work = self._work
         size = sum(len(part) for parts, _ in encoded for part in parts)
         over_count = work.max_count is not None and len(changed) > work.max_count
-        alone = work.oversize == "alone" and not over_count
-        if (size > work.room and not alone) or over_count:
+        largest = max((sum(map(len, parts)) for parts, _ in encoded), default=0)
+        over_format = self.task.format == "tfrecord" and largest > tfrecord.RECORD_LIMIT
+        if over_count or over_format or (size > work.room and work.oversize != "alone"):
             self._refuse(place, key, size, len(changed))
             return True
         full = work.max_count is not None and len(self._made_keys) + len(changed) > work.max_count

@@ -110,9 +110,30 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return pack(source, shards, "--portable", "--dots", "last", "--hidden", "--max-count", "5")
 
 
+@pytest.fixture(scope="session")
+def photo_records(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """The sample photographs with a class number each, in about ten TFRecords."""
+    _, shards = _folder(tmp_path_factory, "photo-records")
+    return pack(PHOTOS, shards, "--label-from-folder", "--max-size", "500kB", ending="tfrecord")
+
+
+@pytest.fixture(scope="session")
+def odd_records(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """Names of all kinds, empty and large payloads, fields that sort before the key's, or that some samples lack."""
+    source, shards = _folder(tmp_path_factory, "odd-records")
+    stems = [f"{number:03}/{stem}" for number, stem in enumerate([*_NAMES, *_LONG_NAMES])]
+    stems += [f"{number:03}/x" for number in range(len(stems), 140)]  # labels of two bytes, too
+    write_samples(source, stems, ("BIN", "seg.bin", "txt", "größe"))
+    for stem, size in ((stems[3], 512 * 1024), (stems[8], 2_000_000), (stems[130], 1_000_000)):
+        (source / f"{stem}.BIN").write_bytes(bytes(at % 251 for at in range(size)))
+        (source / f"{stem}.txt").unlink()
+    return pack(source, shards, "--label-from-folder", "--max-count", "9", ending="tfrecord")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_network(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep Hugging Face and wids off the network and out of the home folder; set before they are imported."""
+    """Keep Hugging Face and wids off the network and out of the home folder; set before anything is imported."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf-home"))
     os.environ["WIDS_CACHE"] = str(tmp_path_factory.mktemp("wids-cache"))
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

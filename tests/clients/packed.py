@@ -24,21 +24,23 @@ class Packed:
         folder: Where it is.
         source: The tree it was made from.
         samples: Key to field to payload, as the source has them, in the order of the bytes of key and field.
+        ending: Of its shards' names.
     """
 
     folder: Path
     source: Path
     samples: dict[str, Fields]
+    ending: str
 
     @property
     def shards(self) -> list[Path]:
         """The shards in order."""
-        return sorted(self.folder.glob("out-*.tar"))
+        return sorted(self.folder.glob(f"out-*.{self.ending}"))
 
     @property
     def urls(self) -> str:
         """The brace pattern that names all shards, as one gives it to webdataset."""
-        return f"{self.folder}/out-{{000000..{len(self.shards) - 1:06d}}}.tar"
+        return f"{self.folder}/out-{{000000..{len(self.shards) - 1:06d}}}.{self.ending}"
 
     @property
     def members(self) -> list[tuple[str, bytes]]:
@@ -48,17 +50,21 @@ class Packed:
         ]
 
 
-def pack(source: Path, folder: Path, *options: str) -> Packed:
-    """Run `shardtool create` as a user does, and return what must be in its shards."""
-    command = [sys.executable, "-m", "shardtool", "create", str(source), "out-{000000..}.tar", *options]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+def shardtool(*words: str, cwd: Path) -> None:
+    """Run the command line as a user does."""
+    subprocess.run([sys.executable, "-m", "shardtool", *words], cwd=cwd, check=True, capture_output=True)
+
+
+def pack(source: Path, folder: Path, *options: str, ending: str = "tar") -> Packed:
+    """Run `shardtool create`, and return what must be in its shards."""
+    shardtool("create", str(source), f"out-{{000000..}}.{ending}", *options, cwd=folder)
     samples = _samples_of(source, last_dot="--dots" in options)
     if "--label-from-folder" in options:
         classes = sorted({key.split("/")[0] for key in samples}, key=os.fsencode)
         for key, fields in samples.items():
             fields["cls"] = str(classes.index(key.split("/")[0])).encode()
     ordered = sorted(samples.items(), key=lambda item: os.fsencode(item[0]))
-    return Packed(folder, source, {key: dict(sorted(fields.items())) for key, fields in ordered})
+    return Packed(folder, source, {key: dict(sorted(fields.items())) for key, fields in ordered}, ending)
 
 
 def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:

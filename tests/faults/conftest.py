@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import MEBIBYTE, contents, create, write_samples
+from .helpers import MEBIBYTE, PATTERN, contents, create, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ class Bulk:
     options: tuple[str, ...]
     expected: dict[str, str]
     shards: int = 24
+    pattern: str = PATTERN
 
 
 def _memory_folder() -> Path:
@@ -61,6 +62,17 @@ def bulk() -> Iterator[Bulk]:
     shutil.rmtree(folder / "out")
     yield Bulk(source, options, expected)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def bulk_records(bulk: Bulk) -> Bulk:
+    """Give the same source, and what an undisturbed run makes of it as TFRecord."""
+    folder, pattern = _memory_folder(), PATTERN.replace(".tar", ".tfrecord")
+    run = create(bulk.source, folder / pattern, *bulk.options)
+    assert run.code == 0, run.err
+    expected = contents(folder)
+    shutil.rmtree(folder)
+    return replace(bulk, expected=expected, pattern=pattern)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ PATTERN = "out-{000..}.tar"
 MEBIBYTE = 2**20
 PATIENCE_S = 30  # a hang, not slowness: nothing here takes a tenth of it
 _MARK = "SHARDTOOL_TEST_MARK"
+_ENDINGS = (".tar", ".tfrecord")
 
 # Runs the command line in-process, after code that may wrap `Terminal.start`: it is called between plan and packing.
 HOOKED = """
@@ -128,7 +129,7 @@ def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: flo
 def shards(folder: Path) -> list[str]:
     """Return the names of the shards that are visible."""
     with suppress(FileNotFoundError):
-        return sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+        return sorted(name for name in os.listdir(folder) if name.endswith(_ENDINGS) and not name.startswith("."))
     return []
 
 
@@ -169,7 +170,7 @@ def identity(folder: Path, names: list[str]) -> dict[str, tuple[int, int]]:
 
 def finished(folder: Path) -> list[str]:
     """Return the shards that have their sidecar, and these."""
-    both = [(name, name.replace(".tar", ".index")) for name in shards(folder)]
+    both = [(name, f"{name.rpartition('.')[0]}.index") for name in shards(folder)]
     return [name for pair in both if (folder / pair[1]).exists() for name in pair]
 
 

@@ -43,16 +43,20 @@ def _whole(folder: Path, bulk: Bulk) -> None:
 def _resume(folder: Path, bulk: Bulk, *more: str) -> None:
     """See that `--resume` leaves what is finished alone and ends with an undisturbed run's bytes."""
     before = identity(folder, finished(folder))
-    run = create(bulk.source, folder, *bulk.options, "--resume", *more)
+    run = create(bulk.source, folder / bulk.pattern, *bulk.options, "--resume", *more)
     assert (run.code, run.err) == (0, "")
     assert identity(folder, list(before)) == before
     assert contents(folder) == bulk.expected
 
 
-@pytest.mark.parametrize(("group", "count"), [(False, 0), (False, 1), (True, 9), (False, 20)])
-def test_kill_and_resume(bulk: Bulk, place: Path, count: int, group: bool) -> None:  # noqa: FBT001 - a parameter
+@pytest.mark.parametrize(
+    ("made", "group", "count"),
+    [("bulk", False, 0), ("bulk", False, 1), ("bulk", True, 9), ("bulk", False, 20), ("bulk_records", False, 9)],
+)
+def test_kill_and_resume(made: str, count: int, place: Path, request: pytest.FixtureRequest, *, group: bool) -> None:
     """Killed after any number of shards, no process is left, nothing partial is visible, resume makes the same."""
-    run = start(bulk.source, place / "out", *bulk.options)
+    bulk: Bulk = request.getfixturevalue(made)
+    run = start(bulk.source, place / "out" / bulk.pattern, *bulk.options)
     reach(run, place / "out", count)
     run.signal(signal.SIGKILL, group=group)
     run.end()
@@ -107,11 +111,17 @@ def test_worker_ends_in_the_middle_of_its_task(place: Path, start_method: str) -
     assert part.stat().st_size < 1000 * MEBIBYTE
 
 
-@pytest.mark.parametrize(("start_method", "count"), [("fork", 0), ("fork", 7), ("spawn", 7)])
-def test_killed_worker_ends_the_run(bulk: Bulk, place: Path, start_method: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("made", "start_method", "count"),
+    [("bulk", "fork", 0), ("bulk", "fork", 7), ("bulk", "spawn", 7), ("bulk_records", "fork", 7)],
+)
+def test_killed_worker_ends_the_run(
+    made: str, start_method: str, count: int, place: Path, request: pytest.FixtureRequest
+) -> None:
     """A killed worker ends the run with 7, named; finished shards are kept, and nothing temporary is left."""
+    bulk: Bulk = request.getfixturevalue(made)
     folder = place / "out"
-    run = start(bulk.source, folder, *bulk.options, "--start-method", start_method)
+    run = start(bulk.source, folder / bulk.pattern, *bulk.options, "--start-method", start_method)
     reach(run, folder, count)
     assert settles(lambda: len(run.workers()) == 2, step_s=0.001)
     victim = run.workers()[1]

@@ -1,0 +1,87 @@
+"""`shardtool index`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from shardtool.cli.options import common
+from shardtool.interop.exports import EXPORTS
+
+
+@click.command(no_args_is_help=True)
+@click.argument("dataset", type=click.Path(), nargs=-1, required=True)
+@click.option("--checksum", is_flag=True, help="Read the payloads, too: for their checksums and the fingerprint.")
+@click.option(
+    "--dots", type=click.Choice(["first", "last"]),
+    help="Keys end at the first dot of a member's name or at the last. [default: as the dataset file says, or first]",
+)  # fmt: skip
+@click.option(
+    "--export", "formats", multiple=True, type=click.Choice(list(EXPORTS)),
+    help="Write the index that another tool wants, too; repeatable.",
+)  # fmt: skip
+@click.option("--output", type=click.Path(), metavar="DIR", help="Where to write. [default: beside the shards]")
+@click.option("--overwrite", is_flag=True, help="Replace other index files of other tools.")
+@common
+def index(  # noqa: PLR0913 - an option each
+    dataset: tuple[str, ...],
+    *,
+    formats: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+    verbose: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make the sidecars and the dataset file of shards that any tool made, and the indexes of other tools.
+
+    DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
+    are never touched. A sidecar that is right stays, with what only it knows. With --export and a dataset file, only
+    the exports are made, from the sidecars.
+
+    \b
+      dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
+      tfrecord         out-000000.tfindex  for the tfrecord package
+      dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
+
+    \b
+    Examples:
+      shardtool index ./shards
+      shardtool index 'train-{0000..0127}.tar' --checksum
+      shardtool index out.json --export dali-webdataset
+      shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
+    """
+    from shardtool.cli.render import Terminal, show
+    from shardtool.sample import counted
+    from shardtool.verbs.index import export
+    from shardtool.verbs.rebuild import IndexOptions
+    from shardtool.verbs.rebuild import index as run
+
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    document: dict[str, object] = {}
+    lines = []
+    only_export = bool(formats) and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]
+    file = dataset[0]
+    try:
+        if not only_export:
+            result = run(dataset, IndexOptions(output=output, **options), observer=terminal)
+            document, file = result.to_json(), result.dataset_file
+            kept = f" ({result.kept:,} were right already)" if result.kept else ""
+            lines.append(
+                f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
+                f"dataset file  {result.dataset_file}"
+            )
+        if formats:
+            exported = export(file, formats, output, overwrite=overwrite, observer=terminal)
+            document = {**document, "export": exported.to_json()} if document else exported.to_json()
+            there = f" ({exported.kept:,} were there already)" if exported.kept else ""
+            lines.append(f"{counted(len(exported.files), 'index file')} in {exported.folder}{there}")
+    finally:
+        terminal.close()
+    if as_json:
+        show(json.dumps(document, indent=2))
+    elif not quiet:
+        show("\n".join(lines))

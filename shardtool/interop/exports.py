@@ -1,0 +1,87 @@
+"""Index files of other tools, made from our sidecars: rows in, bytes out, no file opened.
+
+Each is held against the tool that makes it and the tool that reads it, in tests/clients.
+
+Source: interop.md 2 and 3; docs/format.md, "Exported indexes".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import InvalidRequest, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SPACE = re.compile(rb"[\x00-\x20\x7f]")
+_UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An index file of another tool.
+
+    Attributes:
+        shard_format: `tar` or `tfrecord`: what it is an index of.
+        suffix: What its name ends with, in place of the shard's ending.
+        encode: Returns its bytes for the table that `sidecar.read_index` returns, and the shard's name, for messages.
+        reader: The tool.
+        least: Samples that a shard must hold for the tool to take its index.
+    """
+
+    shard_format: str
+    suffix: str
+    encode: Callable[[Any, str], bytes]
+    reader: str
+    least: int
+
+
+def tfrecord_index(table: Any, _shard: str) -> bytes:
+    """Return what the `tfrecord2idx` of DALI and that of the `tfrecord` package write: `OFFSET SIZE` of each record."""
+    columns = (table.column(name).to_numpy().tolist() for name in ("__offset__", "__size__"))
+    return b"".join([b"%d %d\n" % row for row in zip(*columns, strict=True)])
+
+
+def webdataset_index(table: Any, shard: str) -> bytes:
+    """Return what DALI's `wds2idx` writes, version 1.2: `FIELD OFFSET LENGTH NAME` of each field, a line a sample.
+
+    Its reader ends a word at any white space. It takes a name for nothing but a label, so what is unsafe in one is
+    percent-encoded.
+
+    Raises:
+        InvalidRequest: A field has white space in its name.
+    """
+    keys = table.column("__key__").cast("binary").to_pylist()
+    lists = table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    names = fields.field("name").cast("binary").to_pylist()
+    if unsafe := sorted(name for name in set(names) if _SPACE.search(name)):
+        raise InvalidRequest(
+            shard, f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name",
+            remedy="Pack the samples with --portable.",
+        )  # fmt: skip
+    offsets, lengths = (fields.field(part).to_numpy().tolist() for part in ("offset", "length"))
+    lines = [b"v1.2 %d\n" % len(keys)]
+    for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True):
+        safe = _UNSAFE.sub(_escape, key)
+        words = [
+            b"%b %d %d %b.%b" % (names[at], offsets[at], lengths[at], safe, names[at].replace(b"%", b"%25"))
+            for at in range(first, last)
+        ]
+        lines.append(b" ".join(words) + b"\n")
+    return b"".join(lines)
+
+
+def _escape(match: re.Match[bytes]) -> bytes:
+    return b"%%%02X" % match[0][0]
+
+
+EXPORTS = {
+    "dali-tfrecord": Export("tfrecord", ".idx", tfrecord_index, "DALI", 1),
+    "dali-webdataset": Export("tar", ".idx", webdataset_index, "DALI", 1),
+    "tfrecord": Export("tfrecord", ".tfindex", tfrecord_index, "the tfrecord package", 2),
+}

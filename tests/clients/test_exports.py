@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .packed import Packed, shardtool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.clients
+
+
+def _need(module: str) -> None:
+    """Skip where a tool is not installed; importing the tfrecord package would stand in TensorFlow's way."""
+    if not find_spec(module):
+        pytest.skip(f"{module} is not installed")
+
+
+def _dali() -> Any:
+    return pytest.importorskip("nvidia.dali")
+
+
+def _exported(name: str, export: str, request: pytest.FixtureRequest, folder: Path) -> tuple[Packed, list[str]]:
+    """Return a dataset, and the indexes that another tool wants of it, in a folder of their own."""
+    packed: Packed = request.getfixturevalue(name)
+    shardtool("index", str(packed.folder / "out.json"), "--export", export, "--output", str(folder), cwd=folder)
+    return packed, [str(path) for path in sorted(folder.iterdir())]
+
+
+def _run(read: Any, shards: list[str], indexes: list[str], names: list[str]) -> Iterator[dict[str, bytes]]:
+    """Yield what a DALI pipeline gives of every sample, in order."""
+
+    def graph() -> Any:
+        found = read(shards, indexes)
+        return tuple(found[name] for name in names)
+
+    # One at a time: DALI makes no batch of samples of which some lack a field.
+    running = _dali().pipeline_def(batch_size=1, num_threads=1, device_id=None)(graph)()
+    running.build()
+    (meta,) = running.reader_meta().values()
+    for _ in range(meta["epoch_size"]):
+        yield {name: output.at(0).tobytes() for name, output in zip(names, running.run(), strict=True)}
+
+
+_SCRIPTS = Path(sys.executable).parent
+_MAKERS = [
+    ("photo_records", "dali-tfrecord", [str(_SCRIPTS / "tfrecord2idx")]),
+    ("photo_records", "tfrecord", ["-m", "tfrecord.tools.tfrecord2idx"]),
+    ("photos", "dali-webdataset", [str(_SCRIPTS / "wds2idx")]),
+]
+
+
+@pytest.mark.parametrize(("made", "export", "maker"), _MAKERS, ids=[export for _, export, _ in _MAKERS])
+def test_the_tools_make_the_same(
+    made: str, export: str, maker: list[str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Each index is, to the byte, what the tool's own program makes of the shard."""
+    _need("tfrecord" if export == "tfrecord" else "wds2idx")  # a module of DALI's, that stands alone
+    (tmp_path / "ours").mkdir()
+    packed, indexes = _exported(made, export, request, tmp_path / "ours")
+    theirs = tmp_path / "theirs"
+    subprocess.run([sys.executable, *maker, str(packed.shards[1]), str(theirs)], capture_output=True, check=True)
+    assert Path(indexes[1]).read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("made", ["photo_records", "odd_records"])
+def test_dali_reads_tfrecord(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """DALI's TFRecord reader, on the CPU, with exported indexes, gives every key, byte and label, in order.
+
+    What it gives for a field that a sample lacks is whatever its memory held.
+    """
+    dali = _dali()
+    tfrec = pytest.importorskip("nvidia.dali.tfrecord")
+    packed, indexes = _exported(made, "dali-tfrecord", request, tmp_path)
+    names = ["__key__", *json.loads((packed.folder / "out.json").read_bytes())["shardtool"]["fields"]]
+    features = {name: tfrec.FixedLenFeature((), tfrec.string, "") for name in names}
+    features["cls"] = tfrec.FixedLenFeature([1], tfrec.int64, -1)
+
+    def read(shards: list[str], indexes: list[str]) -> Any:
+        return dali.fn.readers.tfrecord(path=shards, index_path=indexes, features=features)
+
+    samples = []
+    for sample in _run(read, [str(shard) for shard in packed.shards], indexes, names):
+        key = sample.pop("__key__").decode()
+        sample["cls"] = b"%d" % int.from_bytes(sample["cls"], sys.byteorder)
+        samples.append((key, {name: value for name, value in sample.items() if name in packed.samples[key]}))
+    assert samples == list(packed.samples.items())
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "long_names"])
+def test_dali_reads_webdataset(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """DALI's webdataset reader, on the CPU, with exported indexes, gives every byte, in order, whatever the names."""
+    dali = _dali()
+    packed, indexes = _exported(made, "dali-webdataset", request, tmp_path)
+    names = list(next(iter(packed.samples.values())))
+
+    def read(shards: list[str], indexes: list[str]) -> Any:
+        found = dali.fn.readers.webdataset(
+            paths=shards, index_paths=indexes, ext=names, missing_component_behavior="error"
+        )
+        return dict(zip(names, found, strict=True))
+
+    samples = list(_run(read, [str(shard) for shard in packed.shards], indexes, names))
+    assert samples == list(packed.samples.values())
+
+
+_TFRECORD_PACKAGE = """
+import json, sys
+from tfrecord.reader import tfrecord_loader
+for shard, index in json.loads(sys.argv[1]):
+    for sample in tfrecord_loader(shard, index, shard=(0, 1)):
+        numbers = {name: int(value[0]) for name, value in sample.items() if not isinstance(value, bytes)}
+        data = {name: value.hex() for name, value in sample.items() if isinstance(value, bytes)}
+        print(json.dumps([numbers, data]))
+"""
+
+
+@pytest.mark.parametrize("made", ["photo_records", "odd_records"])
+def test_the_tfrecord_package_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The `tfrecord` package, with exported indexes, gives every key, byte and label, in order."""
+    _need("tfrecord")
+    packed, indexes = _exported(made, "tfrecord", request, tmp_path)
+    both = json.dumps([(str(shard), index) for shard, index in zip(packed.shards, indexes, strict=True)])
+    # A process of its own: the package declares TensorFlow's protobuf types once more, which TensorFlow refuses.
+    done = subprocess.run([sys.executable, "-c", _TFRECORD_PACKAGE, both], capture_output=True, text=True, check=True)
+    samples = []
+    for line in done.stdout.splitlines():
+        numbers, data = json.loads(line)
+        fields = {name: bytes.fromhex(value) for name, value in data.items()}
+        fields |= {name: b"%d" % value for name, value in numbers.items()}
+        samples.append((fields.pop("__key__").decode(), fields))
+    assert samples == list(packed.samples.items())

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Literal
+
+import crc32c
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.columns import Names
+from shardtool.errors import InvalidRequest
+from shardtool.format.measure import Payloads, heads_and_tails, sample_sizes
+from shardtool.format.tfrecord import (
+    DATA_LIMIT,
+    FRAME_HEAD,
+    FRAME_TAIL,
+    FeatureHead,
+    encode_number,
+    example_head,
+    key_feature,
+    masked,
+    put_frame_head,
+    put_frame_tail,
+    varint,
+)
+from shardtool.pattern import parse_pattern
+from shardtool.plan import Bounds, Plan, make_plan
+from shardtool.sample import INLINE, SPAN
+from shardtool.source.entries import Entries
+from shardtool.storage import LocalFolder
+from shardtool.write.task import ShardTask
+from shardtool.write.tfrecord import TFRecordPacker
+from tests import tfrecords
+from tests.tfrecords import BYTES, FLOAT, INT64
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Kind = Literal["float", "int64"] | None
+Sample = dict[str, bytes]
+KINDS: dict[Kind, int] = {None: BYTES, "float": FLOAT, "int64": INT64}
+NUMBERS: dict[str, Literal["float", "int64"]] = {"cls": "int64", "Score": "float"}
+
+# About every size at which a varint gets longer, once for each of the lengths that stand before a payload.
+EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back in range(-2, 24)} | {DATA_LIMIT})
+NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
+
+
+@pytest.mark.parametrize(
+    ("data", "stored"),
+    [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)],
+)
+def test_checksums_are_masked(data: bytes, stored: int) -> None:
+    """A checksum is stored rotated by 15 bits, and a constant added."""
+    assert masked(crc32c.crc32c(data)) == stored
+
+
+def test_an_empty_record() -> None:
+    """An empty record is the 16 bytes that TensorFlow writes."""
+    raw = bytearray(16)
+    assert put_frame_tail(raw, put_frame_head(raw, 0, 16), 0) == 16
+    assert raw == bytes.fromhex("0000000000000000 29039807 d8ea82a2")
+
+
+@given(st.integers(0, DATA_LIMIT), st.integers(0, 2**32 - 1), st.integers(0, 40))
+def test_a_frame_in_place(size: int, crc: int, at: int) -> None:
+    """Head and tail of a record say its data's length and checksum, and touch no other byte."""
+    raw = bytearray(b"\xaa" * (at + 30))
+    assert put_frame_head(raw, at, size + 16) == at + FRAME_HEAD
+    length = struct.pack("<Q", size)
+    assert raw == b"\xaa" * at + length + tfrecords.masked(length) + b"\xaa" * 18
+    assert put_frame_tail(raw, at, crc) == at + FRAME_TAIL
+    assert raw[at : at + 4] == struct.pack("<I", masked(crc))
+    assert raw[:at] + raw[at + 12 :] == b"\xaa" * (at + 18)
+
+
+@pytest.mark.parametrize(
+    ("number", "encoded"),
+    [(0, "00"), (1, "01"), (127, "7f"), (128, "8001"), (300, "ac02"), (16_383, "ff7f"), (16_384, "808001"),
+     (2**31 - 1, "ffffffff07"), (2**63 - 1, "ffffffffffffffff7f"), (-1, "ffffffffffffffffff01"),
+     (-(2**63), "80808080808080808001")],
+)  # fmt: skip
+def test_varints(number: int, encoded: str) -> None:
+    """A varint has seven bits a byte, the lowest first; a negative one has ten bytes."""
+    assert varint(number).hex() == encoded
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_any_varint(number: int) -> None:
+    """Any number comes back, from no more bytes than it needs."""
+    assert tfrecords.read_varint(varint(number), 0) == (number % 2**64, len(varint(number)))
+    assert varint(number) == tfrecords.varint(number)
+
+
+def _check_head(head: bytes, name: bytes, kind: int, size: int) -> None:
+    """See that a head of a feature is a map entry of which only a payload of `size` bytes is missing."""
+
+    def enter(at: int, tag: int) -> int:
+        length, after = tfrecords.read_varint(head, at + 1)
+        assert head[at] == tag
+        assert length == len(head) - after + size
+        return after
+
+    at = enter(0, 0x0A)
+    assert head[at] == 0x0A
+    length, at = tfrecords.read_varint(head, at + 1)
+    assert head[at : at + length] == name
+    at = enter(at + length, 0x12)
+    at = enter(at, kind << 3 | 2)
+    assert enter(at, 0x0A) == len(head)
+
+
+@pytest.mark.parametrize("number", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_of_any_size(name: bytes, number: Kind) -> None:
+    """The bytes before a payload are the start of a map entry whose lengths are right, whatever the payload's size."""
+    head = FeatureHead(name, number)
+    for size in EDGES:
+        _check_head(head(size), name, KINDS[number], size)
+
+
+@given(st.binary(min_size=1, max_size=400), st.integers(0, DATA_LIMIT))
+def test_any_head(name: bytes, size: int) -> None:
+    """So they are for any name and size."""
+    _check_head(FeatureHead(name)(size), name, BYTES, size)
+
+
+@pytest.mark.parametrize("size", [size for size in EDGES if size < 2**20])
+def test_a_feature_comes_back(size: int) -> None:
+    """A head, its payload, and the key's feature are an Example of which all comes back."""
+    key, payload = b"k" * size, bytes(size)
+    features = key_feature(key) + FeatureHead(b"jpg")(size) + payload
+    record_size = FRAME_HEAD + 1 + len(tfrecords.varint(len(features))) + len(features) + FRAME_TAIL
+    found = tfrecords.parse_example(example_head(record_size) + features)
+    assert [(one.name, one.kind, one.value) for one in found] == [
+        ("__key__", BYTES, key), ("jpg", BYTES, payload),
+    ]  # fmt: skip
+
+
+@given(st.integers(1, DATA_LIMIT - 6))
+@example(127)
+@example(128)
+@example(2**14 - 1)
+@example(2**14)
+@example(2**21 - 1)
+@example(2**21)
+@example(2**28 - 1)
+@example(2**28)
+@example(DATA_LIMIT - 6)
+def test_an_example_starts_with_the_length_of_its_features(size: int) -> None:
+    """What is left of a record's size without frame, tag and length is the length that stands there."""
+    length = tfrecords.varint(size)
+    assert example_head(FRAME_HEAD + 1 + len(length) + size + FRAME_TAIL) == b"\x0a" + length
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "encoded"),
+    [(b"0", "int64", "00"), (b"7", "int64", "07"), (b"300", "int64", "ac02"), (b"-1", "int64", "ff" * 9 + "01"),
+     (b"9223372036854775807", "int64", "ff" * 8 + "7f"), (b"-9223372036854775808", "int64", "80" * 9 + "01"),
+     (b"0", "float", "00000000"), (b"1.5", "float", "0000c03f"), (b"-2", "float", "000000c0"),
+     (b"0.1", "float", "cdcccc3d"), (b"inf", "float", "0000807f"), (b"nan", "float", "0000c07f"),
+     (b"3.4028234663852886e+38", "float", "ffff7f7f")],
+)  # fmt: skip
+def test_numbers(text: bytes, number: Literal["float", "int64"], encoded: str) -> None:
+    """A whole number is a varint, any other a little-endian float of 32 bits."""
+    assert encode_number(text, number).hex() == encoded
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False))
+def test_any_number(whole: int, real: float) -> None:
+    """Any number that fits comes back from what is stored for its text."""
+    raw = tfrecords.example([(b"f", FLOAT, encode_number(b"%r" % real, "float")),
+                             (b"i", INT64, encode_number(b"%d" % whole, "int64"))])  # fmt: skip
+    found_real, found_whole = (one.value for one in tfrecords.parse_example(raw))
+    assert struct.pack("<f", found_real) == struct.pack("<f", real)
+    assert found_whole == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(b"", "int64"), (b"1.0", "int64"), (b"dog", "int64"), (b"9223372036854775808", "int64"),
+     (b"-9223372036854775809", "int64"), (b"", "float"), (b"dog", "float"), (b"1e39", "float")],
+)  # fmt: skip
+def test_what_is_no_number_or_does_not_fit(text: bytes, number: Literal["float", "int64"]) -> None:
+    """What TFRecord cannot hold as a number is refused, never stored as another one."""
+    with pytest.raises((ValueError, OverflowError)):
+        encode_number(text, number)
+
+
+def _payloads(samples: list[tuple[bytes, dict[bytes, int]]]) -> Payloads:
+    names = sorted({name for _, fields in samples for name in fields})
+    rows = [(names.index(name), size) for _, fields in samples for name, size in sorted(fields.items())]
+    return Payloads(
+        keys=Names.of(key for key, _ in samples),
+        first=np.cumsum([0, *(len(fields) for _, fields in samples)]),
+        fields=tuple(name.decode() for name in names),
+        code=np.array([code for code, _ in rows], np.uint16),
+        stored=np.array([size for _, size in rows], np.int64),
+    )
+
+
+_TEXT_NAMES = st.sampled_from(["jpg", "JPG", "__key_", "__key__x", "Z", "~", "seg.png", "é", "n" * 130]).map(str.encode)
+_SIZES = st.sampled_from(EDGES) | st.integers(0, 2**29)
+_KEYS = st.sampled_from([1, 100, 115, 127, 128, 20_000]).map(lambda size: b"k" * size)
+
+
+@given(st.lists(st.tuples(_KEYS, st.dictionaries(_TEXT_NAMES, _SIZES, min_size=1)), min_size=1, max_size=6))
+def test_records_are_measured_before_a_byte_is_read(samples: list[tuple[bytes, dict[bytes, int]]]) -> None:
+    """What stands before and after each payload follows from names and sizes alone, wherever the key's feature is."""
+    payloads = _payloads(samples)
+    heads, tails = heads_and_tails("tfrecord", payloads)
+    expected: list[tuple[int, int]] = []
+    for key, fields in samples:
+        features = [(name, len(FeatureHead(name)(size)), size) for name, size in fields.items()]
+        entries = sorted([*features, (b"__key__", len(key_feature(key)), 0)])
+        length = sum(head + size for _, head, size in entries)
+        before, rows = FRAME_HEAD + 1 + len(tfrecords.varint(length)), []
+        for name, head, _ in entries:
+            before += head
+            if name != b"__key__":
+                rows.append((before, 0))
+                before = 0
+        rows[-1] = (rows[-1][0], before + FRAME_TAIL)
+        expected += rows
+    assert list(zip(heads.tolist(), tails.tolist(), strict=True)) == expected
+    rows_of = np.repeat(np.arange(len(samples)), np.diff(payloads.first))
+    totals = np.bincount(rows_of, heads + tails + payloads.stored)
+    assert sample_sizes("tfrecord", payloads).tolist() == totals.astype(np.int64).tolist()
+
+
+def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
+    """Return samples whose payloads lie in a spool, but for those of number fields, which the plan carries."""
+    fields = tuple(sorted({name for sample in samples.values() for name in sample}, key=str.encode))
+    rows = [(name, sample[name]) for sample in samples.values() for name in sorted(sample, key=str.encode)]
+    sizes = np.array([len(data) for _, data in rows], np.int64)
+    spool.write_bytes(b"".join(data for _, data in rows))
+    return Entries(
+        root=b"/nowhere/",
+        keys=Names.of(key.encode() for key in samples),
+        first=np.cumsum([0, *(len(sample) for sample in samples.values())]),
+        fields=fields,
+        code=np.array([fields.index(name) for name, _ in rows], np.uint16),
+        kind=np.array([INLINE if name in NUMBERS else SPAN for name, _ in rows], np.uint8),
+        size=sizes,
+        mtime_ns=np.zeros(len(rows), np.int64),
+        changed_ns=np.zeros(len(rows), np.int64),
+        inline={
+            name: Names.of(sample.get(name, b"") for sample in samples.values()) for name in NUMBERS if name in fields
+        },
+        numbers={name: number for name, number in NUMBERS.items() if name in fields},
+        offset=np.cumsum(sizes) - sizes,
+        spool=str(spool).encode(),
+    )
+
+
+class _Bytes(bytearray):
+    def write(self, data: memoryview | bytes) -> None:
+        self.extend(data)
+
+
+def _written(plan: Plan, shard: int) -> bytes:
+    task = ShardTask(
+        shard=shard, name="out.tfrecord", format="tfrecord", folder=LocalFolder("/nowhere"),
+        samples=plan.samples(shard), on_error="stop", mtime_ns=0,
+    )  # fmt: skip
+    output = _Bytes()
+    TFRecordPacker(task, output, lambda *_: None, {}).run()
+    return bytes(output)
+
+
+def _encoded(key: str, sample: Sample) -> bytes:
+    """Return the record of a sample, made by the specifications' own encoder."""
+    features = [(b"__key__", BYTES, key.encode())]
+    for name, data in sample.items():
+        number = NUMBERS.get(name)
+        if number == "float":
+            features.append((name.encode(), FLOAT, struct.pack("<f", float(data))))
+        elif number == "int64":
+            features.append((name.encode(), INT64, tfrecords.varint(int(data))))
+        else:
+            features.append((name.encode(), BYTES, data))
+    return tfrecords.frame(tfrecords.example(sorted(features)))
+
+
+_BUFFER = 512 * 1024
+_NUMBER_FIELDS = {"cls": st.integers(-(2**63), 2**63 - 1).map(lambda number: b"%d" % number),
+                  "Score": st.floats(width=32, allow_nan=False).map(lambda number: b"%r" % number)}  # fmt: skip
+_DATA = st.binary(max_size=300) | st.sampled_from([_BUFFER - 100, _BUFFER, 2 * _BUFFER + 9]).map(
+    lambda size: b"\x01" * size
+)
+_SAMPLES = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40),
+    st.fixed_dictionaries(
+        {"jpg": st.binary(max_size=100)},
+        optional={"A": _DATA, "JPG": _DATA, "é.x": _DATA, "zip": _DATA, **_NUMBER_FIELDS},
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@given(samples=_SAMPLES, seed=st.none() | st.integers(0, 9))
+def test_a_shard_is_what_a_protobuf_encoder_makes(samples: dict[str, Sample], seed: int | None, tmp_path: Path) -> None:
+    """Planned sizes are exact, and each byte is that of the specifications, whatever the names, numbers and sizes."""
+    plan = make_plan(
+        _entries(samples, tmp_path / "spool"), parse_pattern("o-{0..}.tfrecord"), Bounds(max_count=2), seed
+    )
+    keys = list(samples)
+    for shard in range(plan.shards):
+        raw = _written(plan, shard)
+        order = [keys[at] for at in plan.which(shard).tolist()]
+        assert len(raw) == plan.sizes[shard]
+        assert raw == b"".join(_encoded(key, samples[key]) for key in order)
+
+
+@pytest.mark.parametrize("size", [0, 3 * _BUFFER])
+def test_numbers_stand_in_samples_of_any_size(size: int, tmp_path: Path) -> None:
+    """Samples that are larger than the writer's buffer have their numbers as numbers, too, and the key in its place."""
+    sample = {"Score": b"-0.5", "Zip": bytes(size), "cls": b"-3", "jpg": b"\xff" * size}
+    plan = make_plan(_entries({"k": sample, "l": sample}, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())
+    for key, (_, data) in zip(("k", "l"), tfrecords.records(_written(plan, 0)), strict=True):
+        assert [(one.name, one.kind, one.value) for one in tfrecords.parse_example(data)] == [
+            ("Score", FLOAT, -0.5),
+            ("Zip", BYTES, bytes(size)),
+            ("__key__", BYTES, key.encode()),
+            ("cls", INT64, -3),
+            ("jpg", BYTES, b"\xff" * size),
+        ]
+
+
+@pytest.mark.parametrize("text", [b"dog", b"9223372036854775808"])
+def test_a_number_that_cannot_be_stored_is_refused_by_name(text: bytes, tmp_path: Path) -> None:
+    """A label that is no number of 64 bits ends the plan, with its sample's key; a tar shard holds its text."""
+    samples = {"good": {"cls": b"1"}, "bad/7": {"cls": text}}
+    with pytest.raises(InvalidRequest, match=r"bad/7.*cls"):
+        make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())
+    make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tar"), Bounds())
+
+
+def test_a_field_cannot_have_the_keys_name(tmp_path: Path) -> None:
+    """A field called `__key__` would be a second feature of that name, so it is refused."""
+    with pytest.raises(InvalidRequest, match="__key__"):
+        make_plan(_entries({"k": {"__key__": b"x"}}, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import CreateOptions, create
+from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.dataset import read_dataset
+from shardtool.format import tfrecord_walk
+from shardtool.survey import Survey, SurveyTask, survey
+
+from . import tfrecords
+from .helpers import members, shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows(found: Survey) -> list[tuple[str, int, int, list[tuple[str, int, int, int]]]]:
+    """Return what a survey found as rows of a sidecar."""
+    at, out = 0, []
+    crcs = list(found.crcs) or [0] * len(found.codes)
+    for key, start, size, count in zip(found.keys, found.starts, found.sizes, found.counts, strict=True):
+        fields = [
+            (found.names[found.codes[row]].decode(), found.offsets[row], found.lengths[row], crcs[row])
+            for row in range(at, at + count)
+        ]
+        at += count
+        out.append((key.decode(), start, size, fields))
+    return out
+
+
+def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_path: Path) -> None:
+    """Keys, places, lengths and checksums are those of the sidecar, and the content is the fingerprint's."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=1))
+    total = 0
+    for shard in shards(tmp_path):
+        found = survey(SurveyTask(str(shard), checksum=True))
+        assert (found.error, found.soiled, found.odd) == (None, [], [])
+        assert found.crc == crc32c(shard.read_bytes())
+        table = pq.read_table(shard.with_suffix(".index")).to_pylist()
+        wanted = [
+            (row["__key__"], row["__offset__"], row["__size__"], [tuple(field.values()) for field in row["__fields__"]])
+            for row in table
+        ]
+        assert rows(found) == wanted
+        total += found.digest or 0
+        plain = survey(SurveyTask(str(shard)))
+        assert (plain.crc, list(plain.crcs), plain.lengths) == (None, [], found.lengths)
+    file = read_dataset((tmp_path / "o.json").read_bytes(), "o.json")
+    assert show_fingerprint(total) == file.fingerprint
+
+
+def test_where_keys_end(tmp_path: Path) -> None:
+    """The key ends where it did when the shard was made: at the first dot, or at the last."""
+    source = write_tree(tmp_path / "in", {"v1.5/a.b.jpg": b"1", "v1.5/a.b.txt": b"2", ".c.jpg": b"3"})
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=1))
+    path = str(tmp_path / "o-0.tar")
+    assert survey(SurveyTask(path, dots="last")).keys == [b".c", b"v1.5/a.b"]
+    assert survey(SurveyTask(path)).keys == [b".c", b"v1.5/a"]
+
+
+def test_members_that_are_no_fields(tmp_path: Path) -> None:
+    """Folders, links and names without a field are told of, and are no part of a sample; nor does `./` count."""
+    with tarfile.open(tmp_path / "x.tar", "w") as out:
+        for name, kind in (("./", tarfile.DIRTYPE), ("./a.jpg", tarfile.REGTYPE), ("./a.txt", tarfile.REGTYPE),
+                           ("README", tarfile.REGTYPE), ("b.", tarfile.REGTYPE), ("l.jpg", tarfile.SYMTYPE),
+                           ("a.cls", tarfile.REGTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            out.addfile(info)
+    found = survey(SurveyTask(str(tmp_path / "x.tar")))
+    assert found.keys == [b"a", b"a"]  # interleaved: two samples
+    assert list(found.counts) == [2, 1]
+    assert [what.partition(":")[0] for _, what in found.odd] == ["", "README", "b.", "l.jpg"]
+
+
+@pytest.mark.parametrize("pack", ["w:gz", "plain gz"])
+def test_compressed_shards(pack: str, awkward: Path, tmp_path: Path) -> None:
+    """A compressed shard is surveyed too, with the offsets of what it holds."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    data = (tmp_path / "o-0.tar").read_bytes()
+    if pack == "plain gz":
+        (tmp_path / "x.tar.gz").write_bytes(gzip.compress(data))
+    else:
+        with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as out:
+            for name, payload in members(tmp_path / "o-0.tar"):
+                info = tarfile.TarInfo(name)
+                info.size = len(payload)
+                out.addfile(info, io.BytesIO(payload))
+    whole, found = (survey(SurveyTask(str(tmp_path / name), checksum=True)) for name in ("o-0.tar", "x.tar.gz"))
+    assert (found.error, found.size, found.crc) == (None, -1, None)
+    assert (found.keys, found.lengths, found.crcs) == (whole.keys, whole.lengths, whole.crcs)
+
+
+def test_a_compressed_tfrecord(tmp_path: Path) -> None:
+    """So are compressed TFRecord files, which TensorFlow writes."""
+    source = write_tree(tmp_path / "in", {f"{at}.jpg": bytes([at]) * 1000 * at for at in range(20)})
+    create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
+    (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress((tmp_path / "o-0.tfrecord").read_bytes()))
+    found = survey(SurveyTask(str(tmp_path / "x.tfrecord.gz"), checksum=True))
+    assert (found.error, len(found.keys)) == (None, 20)
+
+
+def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found does not depend on whether records are held in memory."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
+    path = str(tmp_path / "o-0.tfrecord")
+    held = [rows(survey(SurveyTask(path, checksum=checksum))) for checksum in (False, True)]
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 1000)
+    assert [rows(survey(SurveyTask(path, checksum=checksum))) for checksum in (False, True)] == held
+
+
+def test_damage_is_told_with_what_stands_before_it(ending: str, small: Path, tmp_path: Path) -> None:
+    """Of a damaged shard the samples before the damage are told, and the sum of all its bytes."""
+    create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=1))
+    path = tmp_path / f"o-0.{ending}"
+    whole = survey(SurveyTask(str(path), checksum=True))
+    data = bytearray(path.read_bytes())
+    data[whole.starts[6]] ^= 1
+    path.write_bytes(data)
+    found = survey(SurveyTask(str(path), checksum=True))
+    assert found.error is not None
+    assert found.keys == whole.keys[:6]
+    assert found.crc == crc32c(data)
+
+
+def test_padding_that_is_not_zero(tmp_path: Path) -> None:
+    """A byte between a payload and the next header is seen."""
+    source = write_tree(tmp_path / "in", {"a.jpg": b"x" * 10, "b.jpg": b"y" * (2**20 + 1), "c.jpg": b""})
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    path = tmp_path / "o-0.tar"
+    places = survey(SurveyTask(str(path)))
+    data = bytearray(path.read_bytes())
+    for at in (0, 1):
+        data[places.offsets[at] + places.lengths[at] + 7] = 1
+    path.write_bytes(data)
+    ends = [places.offsets[at] + places.lengths[at] for at in (0, 1)]
+    assert survey(SurveyTask(str(path), checksum=True)).soiled == ends
+
+
+def test_many_field_names(tmp_path: Path) -> None:
+    """A shard with a field name of its own in each sample is surveyed in the usual time."""
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT) as out:
+        for at in range(70_000):
+            out.addfile(tarfile.TarInfo(f"k.{at}"))
+    found = survey(SurveyTask(str(tmp_path / "x.tar"), checksum=True))
+    assert (len(found.names), found.error, found.digest) == (70_000, None, None)
+
+
+def test_foreign_examples(tmp_path: Path) -> None:
+    """Examples of other writers have the key that they name so, or their number."""
+
+    def example(**features: bytes) -> bytes:
+        def field(number: int, data: bytes) -> bytes:
+            return bytes([number << 3 | 2, len(data)]) + data
+
+        parts = [field(1, field(1, name.encode()) + field(2, field(1, field(1, value))))
+                 for name, value in features.items()]  # fmt: skip
+        return tfrecords.frame(field(1, b"".join(parts)))
+
+    data = example(key=b"named", image=b"1") + example(image=b"2", label=b"3")
+    (tmp_path / "x.tfrecord").write_bytes(data)
+    found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
+    assert found.keys == [b"named", b"000000001"]
+    assert [field[0] for row in rows(found) for field in row[3]] == ["image", "key", "image", "label"]

@@ -1,0 +1,137 @@
+"""Read and make TFRecord shards without any code of ours: framing and protobuf, from their specifications.
+
+It knows `tf.train.Example` and nothing else, and asserts whatever it meets.
+Source: tensorflow/core/lib/io/record_writer.h, tensorflow/core/example/{example,feature}.proto, the protobuf
+encoding guide.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+BYTES, FLOAT, INT64 = 1, 2, 3  # the numbers of the fields of tensorflow.Feature
+_VARINT, _DELIMITED = 0, 2  # wire types
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of an Example: its name, BYTES, FLOAT or INT64, its only value, and where that lies in the Example."""
+
+    name: str
+    kind: int
+    value: bytes | float | int
+    start: int
+    stop: int
+
+    @property
+    def text(self) -> bytes:
+        """The value as a file would hold it."""
+        return self.value if isinstance(self.value, bytes) else str(self.value).encode()
+
+
+def masked(data: bytes) -> bytes:
+    """Return the checksum of `data` as TFRecord stores it."""
+    crc = crc32c.crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def frame(data: bytes) -> bytes:
+    """Return the record that holds `data`."""
+    length = struct.pack("<Q", len(data))
+    return length + masked(length) + data + masked(data)
+
+
+def records(raw: bytes) -> list[tuple[int, bytes]]:
+    """Return (offset, data) of every record of a shard, every checksum of which must be right."""
+    found, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<Q", raw, at)
+        data = raw[at + 12 : at + 12 + length]
+        assert raw[at : at + length + 16] == frame(data)
+        found.append((at, data))
+        at += length + 16
+    return found
+
+
+def varint(number: int) -> bytes:
+    """Return a varint, of a negative number that of its two's complement of 64 bits."""
+    number %= 2**64
+    high, low = divmod(number, 128)
+    return bytes([low | 128]) + varint(high) if high else bytes([low])
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a varint, not longer than it must be, and the place after it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        number |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+        if byte < 128:
+            assert byte or shift == 7
+            return number, at
+
+
+def example(features: Iterable[tuple[bytes, int, bytes]]) -> bytes:
+    """Return an Example.
+
+    Args:
+        features: Name, BYTES, FLOAT or INT64, and the payload: packed, where it is a number.
+    """
+    entries = b""
+    for name, kind, payload in features:
+        values = _delimited(1, payload)
+        entries += _delimited(1, _delimited(1, name) + _delimited(2, _delimited(kind, values)))
+    return _delimited(1, entries)
+
+
+def _delimited(number: int, body: bytes) -> bytes:
+    return varint(number << 3 | _DELIMITED) + varint(len(body)) + body
+
+
+def parse_example(data: bytes) -> list[Feature]:
+    """Return the features of an Example, in the order in which they stand."""
+    ((number, first, last),) = _message(data, 0, len(data))
+    assert number == 1
+    features = []
+    for entry in _message(data, first, last):
+        assert entry[0] == 1
+        name, feature = _message(data, *entry[1:])
+        assert (name[0], feature[0]) == (1, 2)
+        ((kind, *values),) = _message(data, *feature[1:])
+        ((number, start, stop),) = _message(data, *values)
+        assert number == 1
+        features.append(Feature(data[name[1] : name[2]].decode(), kind, _value(kind, data[start:stop]), start, stop))
+    return features
+
+
+def _value(kind: int, payload: bytes) -> bytes | float | int:
+    if kind == BYTES:
+        return payload
+    if kind == FLOAT:
+        (number,) = struct.unpack("<f", payload)
+        return float(number)
+    assert kind == INT64
+    whole, end = read_varint(payload, 0)
+    assert end == len(payload)
+    return whole - 2**64 if whole >= 2**63 else whole
+
+
+def _message(data: bytes, at: int, end: int) -> Sequence[tuple[int, int, int]]:
+    """Return (number, first, last) of every field of a message, all of which must be length-delimited."""
+    found = []
+    while at < end:
+        tag, at = read_varint(data, at)
+        assert tag & 7 == _DELIMITED
+        length, at = read_varint(data, at)
+        found.append((tag >> 3, at, at + length))
+        at += length
+    assert at == end
+    return found

@@ -1,0 +1,245 @@
+"""Laws of a transform at work, without a shard: what goes into a function, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardtool.errors import InvalidRequest
+from shardtool.transform.image import ImageOptions
+from shardtool.transform.steps import KEY, BadSample, Changed, Transform, Transformer, find_function
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEEN: list[dict[str, Any]] = []  # what `see` was given
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8)
+
+
+def see(sample: dict[str, Any]) -> dict[str, Any]:
+    """Keep what comes, and give it back."""
+    SEEN.append(dict(sample))
+    return sample
+
+
+def give(sample: dict[str, Any]) -> Any:
+    """Return what stands in `RETURNS`."""
+    assert sample
+    return RETURNS[0]
+
+
+RETURNS: list[Any] = [None]
+
+
+def _png(width: int, height: int) -> bytes:
+    stream = BytesIO()
+    Image.new("RGB", (width, height), (9, 99, 200)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _given(value: Any) -> list[Changed]:
+    RETURNS[0] = value
+    return Transformer(Transform(function=f"{__name__}:give"))(b"k", {"txt": b"text"})
+
+
+@given(st.dictionaries(TEXTS, st.binary(max_size=20), min_size=1, max_size=6), TEXTS)
+def test_a_sample_goes_in_and_comes_out(fields: dict[str, bytes], key: str) -> None:
+    """A function gets the key and all fields as bytes, and what it gives back is the same sample, fields in order."""
+    SEEN.clear()
+    (made,) = Transformer(Transform(function=f"{__name__}:see"))(
+        key.encode(), {n: memoryview(d) for n, d in fields.items()}
+    )
+    assert [{KEY: key, **fields}] == SEEN
+    assert all(type(value) is bytes for name, value in SEEN[0].items() if name != KEY)
+    assert made.key == key.encode()
+    assert made.fields == sorted((name.encode(), data) for name, data in fields.items())
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=9), st.text(max_size=9), st.just("\ud800"),
+
+)  # fmt: skip
+NAMES = st.one_of(st.just(KEY), st.text("ab./\0\ud800é", max_size=6), st.integers())
+ANYTHING = st.recursive(
+    VALUES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3))
+)
+
+
+@given(st.dictionaries(TEXTS.filter(lambda name: name != KEY), VALUES, min_size=1))
+def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
+    """Bytes stay as they are, text is UTF-8, numbers are their text; all else is refused, and in one way."""
+    try:
+        (made,) = _given(fields)
+    except BadSample as bad:
+        assert bad.code == "map-failed"  # noqa: PT017
+        assert any(value in (None, "\ud800") for value in fields.values())
+        return
+    for name, data in made.fields:
+        value = fields[name.decode()]
+        text = value if isinstance(value, str) else str(int(value) if isinstance(value, bool) else value)
+        assert bytes(data) == (value if isinstance(value, bytes) else text.encode())
+
+
+@given(st.one_of(ANYTHING, st.dictionaries(NAMES, st.text("ab./\0\ud800é", max_size=6), max_size=3)))
+def test_whatever_is_returned(value: Any) -> None:
+    """Whatever a function returns is samples with sound names and bytes, or is refused as such."""
+    try:
+        made = _given(value)
+    except BadSample as bad:
+        assert bad.code == "map-failed"  # noqa: PT017
+        return
+    for one in made:
+        assert one.fields == sorted(one.fields, key=lambda field: field[0])
+        assert not {"", ".", ".."} & set(one.key.decode().split("/"))
+        assert b"\0" not in one.key
+        assert all(name and not {*name} & {*b"/\0"} and len(data) >= 0 for name, data in one.fields)
+
+
+# What a function returns, and what the message must say of it.
+BAD: dict[str, tuple[Any, str]] = {
+    "a number": (5, "returned a int"),
+    "text": ("text", "returned a str"),
+    "bytes": (b"text", "returned a (bytes|int)"),
+    "a list of text": ([{"a": 1}, "text"], "returned a str"),
+    "only a key": ({KEY: "k"}, "without fields"),
+    "no fields": ({}, "without fields"),
+    "an array": ({"a": np.zeros(3)}, "ndarray.*'a'"),
+    "null": ({"a": None}, "NoneType.*'a'"),
+    "a list": ({"a": [1, 2]}, "list.*'a'"),
+    "an object": ({"a": object()}, "object.*'a'"),
+    "an object that is no number": ({"a": type("Odd", (), {"item": lambda _self, at: at})()}, "Odd.*'a'"),
+    "a huge number": ({"a": 10**5000}, "'a'"),
+    "no text": ({"a": "\ud800"}, "'a'"),
+    "a key that is a number": ({KEY: 5, "a": b""}, "key.*5"),
+    "a key of bytes": ({KEY: b"k", "a": b""}, "key.*b'k'"),
+    "an empty key": ({KEY: "", "a": b""}, "key"),
+    "a key with a zero": ({KEY: "a\0b", "a": b""}, "key"),
+    "a key from the root": ({KEY: "/etc/x", "a": b""}, "key"),
+    "a key that leaves": ({KEY: "../../x", "a": b""}, "key"),
+    "a key that leaves later": ({KEY: "x/../../y", "a": b""}, "key"),
+    "a key that stays": ({KEY: "./x", "a": b""}, "key"),
+    "a key without a name": ({KEY: "x/", "a": b""}, "key"),
+    "a key that is no text": ({KEY: "\ud800", "a": b""}, "key"),
+    "a field that is a number": ({5: b""}, "field.*5"),
+    "a field without a name": ({"": b""}, "field"),
+    "a field with a slash": ({"a/b": b""}, "field.*a/b"),
+    "a field with a zero": ({"a\0": b""}, "field"),
+    "a field that is no text": ({"\ud800": b""}, "field"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_no_function_may_return(name: str) -> None:
+    """What is no sample is refused, and the message says what is wrong with it, not with us."""
+    value, said = BAD[name]
+    with pytest.raises(BadSample, match=f"the function of --map returned.*{said}|{said}.*") as caught:
+        _given(value)
+    assert caught.value.code == "map-failed"
+    assert "raised" not in str(caught.value)
+
+
+def test_what_comes_out_is_its_own() -> None:
+    """What a function returned does not change with what it was made of."""
+    memory = bytearray(b"first")
+    (made,) = _given({"a": memoryview(memory), "b": memory})
+    memory[:] = b"later"
+    assert [bytes(data) for _, data in made.fields] == [b"first", b"first"]
+
+
+def test_memory_of_other_items_than_bytes() -> None:
+    """A view of memory is all of its bytes, whatever its items are and however they lie."""
+    numbers = memoryview(b"\1\0\0\0\2\0\0\0").cast("I")
+    (made,) = _given({"a": numbers, "b": memoryview(b"abcdef")[::-2], "c": memoryview(b"abcd").cast("B", (2, 2))})
+    assert [(len(data), bytes(data)) for _, data in made.fields] == [
+        (8, b"\1\0\0\0\2\0\0\0"), (3, b"fdb"), (4, b"abcd")
+    ]  # fmt: skip
+
+
+def test_nothing_and_several() -> None:
+    """None and an empty list drop a sample; of several, each without a key of its own gets a number behind it."""
+    assert _given(None) == _given([]) == _given(iter(())) == []
+    several = [{"a": 1}, {KEY: "other", "a": 2}, {KEY: "k", "a": 3}]
+    assert [one.key for one in _given(several)] == [b"k-0", b"other", b"k-2"]
+
+
+def test_images_first_then_the_function() -> None:
+    """A function sees images as they are to be written; the size of the first one comes with what it returns."""
+    SEEN.clear()
+    work = Transform(ImageOptions(resize=(4, 4), encode="jpg"), f"{__name__}:see")
+    (made,) = Transformer(work)(b"k", {"png": _png(8, 6), "txt": b"text"})
+    assert set(SEEN[0]) == {KEY, "jpg", "txt"}
+    assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
+    assert made.image is not None
+    assert (made.image.width, made.image.height) == (5, 4)
+
+
+def test_images_without_a_function() -> None:
+    """What is no image passes as it is, and the very bytes of an image do where nothing is to be done."""
+    image, text = _png(8, 8), b"text"
+    (made,) = Transformer(Transform(ImageOptions(resize=(8, 8))))(b"k", {"txt": text, "png": image})
+    assert made.fields == [(b"png", image), (b"txt", text)]
+    assert made.fields[0][1] is image
+
+
+def test_two_fields_that_become_one() -> None:
+    """Neither takes the other's place."""
+    with pytest.raises(BadSample, match="'jpg'") as caught:
+        Transformer(Transform(ImageOptions(encode="jpg")))(b"k", {"png": _png(8, 8), "jpg": _png(8, 8)})
+    assert caught.value.code == "field-clash"
+
+
+def test_an_identity_is_that_of_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two transforms have one identity where they make the same: options and the function's source decide."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    images = ImageOptions(resize=(8, 8))
+    works = [
+        Transform(images), Transform(replace(images, quality=80)), Transform(replace(images, resize=(8, 9))),
+        Transform(replace(images, probe=True)), Transform(images, f"{__name__}:see"),
+        Transform(images, f"{__name__}:give"), Transform(None, f"{__name__}:give"),
+    ]  # fmt: skip
+    identities = [work.identity() for work in works]
+    assert len(set(identities)) == len(works)
+    assert identities == [work.identity() for work in works]
+    found = set()
+    for text in ("def change(s): return s\n", "def change(s): return None\n"):
+        (tmp_path / "of_identity.py").write_text(text)
+        found.add(Transform(None, "of_identity:change").identity())
+        del sys.modules["of_identity"]
+    assert len(found) == 2
+
+
+def test_a_transform_travels() -> None:
+    """A transform is a plain value."""
+    work = Transform(ImageOptions(resize=(8, 8), fields=("a", "b")), f"{__name__}:see")
+    assert pickle.loads(pickle.dumps(work)) == work  # noqa: S301 - our own
+    assert hash(work) == hash(pickle.loads(pickle.dumps(work)))  # noqa: S301
+
+
+def test_what_find_function_finds() -> None:
+    """Functions, methods and anything else that can be called are found by name, in packages too."""
+    assert find_function(f"{__name__}:see") is see
+    assert find_function("os.path:join").__name__ == "join"
+    assert find_function("builtins:str.upper")("a") == "A"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ":", "os", "os:", ":join", "os:nowhere", "os:path.nowhere", "os:sep", "no such:x", "nowhere:x",
+        "nowhere.more:x", "os.nowhere:x", ".os:x", "os..path:x", "os:path:join", "o\0s:x", "os/path:join",
+    ],
+)  # fmt: skip
+def test_what_find_function_refuses(name: str) -> None:
+    """All else is an error of the request, and no other."""
+    with pytest.raises(InvalidRequest, match="--map"):
+        find_function(name)
