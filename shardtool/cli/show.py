@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.cli.render import show
 from shardtool.errors import listing, printable
 from shardtool.sample import counted, show_size
+from shardtool.verbs.options import option as option_name
 from shardtool.verbs.samples import plain
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _made(summary: Summary) -> str:
     options = made.get("options")
     told = []
     for name, value in options.items() if isinstance(options, dict) else ():
-        option = "--" + str(name).replace("_", "-")
+        option = option_name(str(name))
         told.append(option if value is True else f"{option} {_value(value)}")
     split = f", split {made['split']}" if "split" in made else ""
     return (
