@@ -77,8 +77,8 @@ def index(  # noqa: PLR0913 - an option each
         if formats:
             exported = export(file, formats, output, overwrite=overwrite, observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
-            there = f" ({exported.kept:,} were there already)" if exported.kept else ""
-            lines.append(f"{counted(len(exported.files), 'index file')} in {exported.folder}{there}")
+            there = f", {exported.kept:,} of them there already" if exported.kept else ""
+            lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")
     finally:
         terminal.close()
     if as_json:
