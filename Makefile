@@ -19,9 +19,11 @@ demo: .venv/.installed  ## pack the sample photographs into ./demo, and show wha
 	@echo
 	tar tvf demo/photos-000000.tar | sed -n 1,6p
 	@echo
-	python -c 'import pyarrow.parquet as p; print(*p.read_table("demo/photos-000000.index").to_pylist()[:2], sep="\n")'
+	shardtool inspect demo/photos.json
 	@echo
-	head -n 24 demo/photos.json
+	shardtool verify demo/photos.json
+	@echo
+	shardtool inspect demo/photos.json --html demo/photos.html
 
 test: .venv/.dev  ## run the tests; ARGS='-k name' picks some
 	.venv/bin/python -m pytest -q -n auto --ignore=tests/clients $(ARGS)
