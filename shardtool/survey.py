@@ -14,6 +14,7 @@ from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import CorruptShard, printable
 from shardtool.format import tar_walk, tfrecord_walk
 from shardtool.reading import COMPRESSED, SummedFile, open_shard, shard_format
+from shardtool.sample import is_utf8, source_text
 
 if TYPE_CHECKING:
     from shardtool.reading import PackedFile, ShardFile
@@ -150,6 +151,11 @@ def _digest(found: Survey) -> int:
     )  # fmt: skip
 
 
+def walked_text(name: bytes) -> str:
+    """Return a key or field of a shard as its index has it: as it is, and percent-encoded where it is no UTF-8."""
+    return name.decode() if is_utf8(name) else source_text(name)
+
+
 def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
     """Return the CRC-32C of a part of a shard, however long it is."""
     crc = 0
@@ -175,7 +181,7 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
             what = "no plain file" if not is_file else "a name without a field"
-            found.odd.append((offset, f"{printable(name)}: {what}"))
+            found.odd.append((offset, f"{printable(name) or './'}: {what}"))
             last = None
             continue
         key, ending = name[:at], name[at + 1 :]

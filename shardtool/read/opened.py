@@ -21,9 +21,9 @@ from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
 from shardtool.reading import find_dataset, open_shard, read_small, shard_format
-from shardtool.sample import is_utf8, output_text, source_text
+from shardtool.sample import output_text
 from shardtool.sidecar import SCHEMA, UNREAD, ShardFact, read_facts, read_table
-from shardtool.survey import Survey, SurveyTask, survey
+from shardtool.survey import Survey, SurveyTask, survey, walked_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,11 +207,6 @@ def table_of(found: Survey) -> Any:
         pa.ListArray.from_arrays(number_array(ends), fields, type=kind),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def walked_text(name: bytes) -> str:
-    """Return a key or field of a shard as its index has it: as it is, and percent-encoded where it is no UTF-8."""
-    return name.decode() if is_utf8(name) else source_text(name)
 
 
 def shown_name(path: str) -> str:

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from shardtool.errors import CorruptShard
-from shardtool.read.opened import table_of, walked_text
+from shardtool.read.opened import table_of
 from shardtool.reading import read_small
 from shardtool.sidecar import SCHEMA, read_facts
-from shardtool.survey import SurveyTask, survey
+from shardtool.survey import SurveyTask, survey, walked_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.reading import COMPRESSED, find_dataset, read_small, shard_format
 from shardtool.sample import counted, output_text
 from shardtool.storage import open_folder
-from shardtool.survey import SurveyTask, survey
+from shardtool.survey import SurveyTask, survey, walked_text
 from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Job:
 
     def add(self, number: int, found: Survey) -> None:
         """Write a shard's sidecar, unless the one that is there is right."""
-        from shardtool.read.opened import table_of, walked_text
+        from shardtool.read.opened import table_of
         from shardtool.sidecar import ShardFact, encode_table, tally_of, types_of
 
         if found.error is not None:

@@ -1,0 +1,70 @@
+"""`shardtool verify`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import click
+
+from shardtool.cli.options import Sectioned, common
+
+_FOUND, _UNREADABLE = 3, 4
+_TARGETS = ["webdataset", "wids", "dali", "energon", "huggingface"]
+
+
+class _Verify(Sectioned):
+    SECTIONS: ClassVar[dict[str, str]] = {"quick": "What is looked at", "repair": "What is done", "workers": "Running"}
+
+
+@click.command(cls=_Verify, no_args_is_help=True)
+@click.argument("dataset", nargs=-1, required=True, type=click.Path())
+@click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only.")
+@click.option("--decode", is_flag=True, help="Decode every image and JSON field, too; labels must be numbers.")
+@click.option("--source", type=click.Path(), help="Compare with the folder or manifest that it was made from, by key.")
+@click.option(
+    "--target", multiple=True, type=click.Choice(_TARGETS), help="See that this reader gets names right; repeatable."
+)
+@click.option(
+    "--repair", is_flag=True,
+    help="Mend what can be mended without guessing: sidecars and dataset file; with --source, shards too.",
+)  # fmt: skip
+@click.option(
+    "--format", "style", type=click.Choice(["text", "json", "junit", "github"]), default="text", show_default=True,
+    help="How findings are printed.",
+)  # fmt: skip
+@common
+def verify(dataset: tuple[str, ...], *, style: str, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> int:
+    """Prove that DATASET is whole, or tell what is wrong with it.
+
+    DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
+    compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.
+    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys.
+
+    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read.
+
+    \b
+    Examples:
+      shardtool verify out.json
+      shardtool verify out.json --quick
+      shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
+      shardtool verify out.json --source ./imgs
+      shardtool verify out.json --repair --source ./imgs
+      shardtool verify out.json --format junit > report.xml
+    """
+    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.reports import rendered
+    from shardtool.verbs.verify import VerifyOptions
+    from shardtool.verbs.verify import verify as run
+
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    given: Any = dataset[0] if len(dataset) == 1 else dataset
+    try:
+        report = run(given, VerifyOptions(**options), observer=terminal)
+    finally:
+        terminal.close()
+    style = "json" if as_json else style
+    if not (quiet and style == "text" and report.sound):
+        show(rendered(report, style))
+    if report.sound:
+        return 0
+    return _FOUND if report.readable else _UNREADABLE

@@ -1,0 +1,133 @@
+"""Findings: what `verify` finds wrong, as data: a stable code, the place, what was found, and what to do.
+
+`KINDS` is the table of codes; docs/findings.md explains each, with causes and cure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.errors import printable
+
+if TYPE_CHECKING:
+    from shardtool.errors import ShardError
+
+_REMAKE = "Get it again, or make it anew from its source: `shardtool verify --repair --source SOURCE`."
+_REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
+_SOURCE = "If the source is right, run `shardtool create --resume` with the options of the first run."
+_RENAME = "Rename one of them in the source, and make the shards anew."
+_PLACE = re.compile(r"at ([\d,]+): ")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a code means, in a few words, and what to do about it."""
+
+    meaning: str
+    remedy: str
+
+
+KINDS = {
+    "dataset-file-missing": Kind("sidecars, but no dataset file", _REINDEX),
+    "dataset-file-damaged": Kind("the dataset file is not what was written", _REINDEX),
+    "totals-differ": Kind("the dataset file tells of other samples or fields than there are", _REINDEX),
+    "fingerprint-differs": Kind("the content is another than the dataset file's fingerprint says", _REMAKE),
+    "shard-missing": Kind("a shard is not there", _REMAKE),
+    "shard-extra": Kind("a file of the shard pattern that the dataset file does not list",
+                        "Remove it, or run `shardtool index` to take it in."),
+    "numbering-gap": Kind("a number is missing between shards", "Get the missing shards."),
+    "shard-unreadable": Kind("a shard cannot be read", "Mend permissions or the disk, or get it again."),
+    "shard-size": Kind("a shard is longer or shorter than it was written", _REMAKE),
+    "shard-checksum": Kind("a shard's bytes are not those that were written", _REMAKE),
+    "shard-damaged": Kind("the framing of a shard is broken: what follows cannot be read", _REMAKE),
+    "padding-not-zero": Kind("there is something between payloads where zeros belong", _REMAKE),
+    "payload-checksum": Kind("a payload's bytes are not those that were written", _REMAKE),
+    "sidecar-missing": Kind("a sidecar is not there", _REINDEX),
+    "sidecar-extra": Kind("a sidecar without a shard", "Get its shard, or remove it."),
+    "sidecar-size": Kind("a sidecar is longer or shorter than it was written", _REINDEX),
+    "sidecar-checksum": Kind("a sidecar's bytes are not those that were written", _REINDEX),
+    "sidecar-damaged": Kind("a sidecar cannot be read", _REINDEX),
+    "sidecar-stale": Kind("a sidecar that tells of another shard", _REINDEX),
+    "index-differs": Kind("a sidecar tells of other samples than the shard holds", _REINDEX),
+    "key-duplicate": Kind("two samples have the same key", _RENAME),
+    "field-duplicate": Kind("a sample has a field twice", _RENAME),
+    "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
+                       "Do not extract this shard; rename it in the source, and make the shards anew."),
+    "skipped-differs": Kind("the list of what was left out is not the one that the dataset file tells of",
+                            "`shardtool create --resume` makes it again."),
+    "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
+    "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),
+    "number-bad": Kind("a label that is no number, or none of the classes", "Mend it in the source."),
+    "source-missing": Kind("a sample or field of the source that the dataset does not have", _SOURCE),
+    "source-extra": Kind("a sample or field that the source does not have", _SOURCE),
+    "source-differs": Kind("a payload that is another in the source", _SOURCE),
+    "misread": Kind("names that a reader gets wrong", "`shardtool create --portable` makes names safe for all."),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        code: One of `KINDS`.
+        file: The name of the shard, sidecar or dataset file that it is about.
+        found: What is there.
+        expected: What should be there; empty where that is plain.
+        offset: Where in the file, in bytes; None where it is about all of it.
+        key: Of the sample; empty where it is about none.
+        field: Likewise.
+    """
+
+    code: str
+    file: str
+    found: str
+    expected: str = ""
+    offset: int | None = None
+    key: str = ""
+    field: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return KINDS[self.code].remedy
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        parts = [self.file]
+        if self.offset is not None:
+            parts.append(f"at {self.offset:,}")
+        if self.key:
+            parts.append(f"{self.key}.{self.field}" if self.field else self.key)
+        return printable(": ".join(parts))
+
+    @property
+    def message(self) -> str:
+        """What is wrong, for people."""
+        return printable(self.found + (f"; expected {self.expected}" if self.expected else ""))
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message} [{self.code}]"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the finding as data, the way `--json` prints it."""
+        return {
+            "code": self.code,
+            "file": printable(self.file),
+            "offset": self.offset,
+            "key": printable(self.key),
+            "field": printable(self.field),
+            "found": printable(self.found),
+            "expected": printable(self.expected),
+            "remedy": self.remedy,
+        }
+
+
+def finding_of(code: str, file: str, error: ShardError) -> Finding:
+    """Return the finding that an error is."""
+    place = _PLACE.match(error.found)
+    offset = int(place[1].replace(",", "")) if place else None
+    return Finding(code, file, error.found[place.end() :] if place else error.found, error.expected, offset)
