@@ -6,7 +6,10 @@ import io
 import json
 import os
 import shutil
+import tarfile
+from array import array
 from contextlib import suppress
+from hashlib import sha1, sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -18,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, create, export
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, create, dry_run, export
 from shardtool.dataset import read_dataset
 from shardtool.storage import LocalFolder
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FORMATS = {"tar": ("dali-webdataset",), "tfrecord": ("dali-tfrecord", "tfrecord")}
+FORMATS = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}
 _ODD = {
     "x\ty/a b.txt": b"1",
     "x\ty/a b.bin": b"",
@@ -108,6 +111,261 @@ def test_a_webdataset_index_leads_to_every_payload(tree: str, small: Path, tmp_p
         assert found == members(shard)
 
 
+@pytest.mark.parametrize("tree", ["small", "odd"])
+def test_energons_offsets(tree: str, small: Path, tmp_path: Path) -> None:
+    """Beside each shard stand the offsets of its samples, and of the zero block behind the last, as uint64."""
+    long = {f"{'d' * 120}/{'n' * 150}.{field}": b"1" for field in ("txt", "bin")}  # a pax header before each
+    source = small if tree == "small" else write_tree(tmp_path / "odd", {**_ODD, **long})
+    export(_made(source, tmp_path / "out", "tar"), "energon")
+    for shard in shards(tmp_path / "out"):
+        with tarfile.open(shard) as tar:
+            firsts = {member.name.split(".")[0]: member.offset for member in reversed(tar.getmembers())}
+            wanted = [*reversed(firsts.values()), tar.offset]
+        assert array("Q", shard.with_suffix(".tar.idx").read_bytes()).tolist() == wanted
+
+
+def test_energons_folder(tars: Path) -> None:
+    """A dataset that was never split is `train`, with the number of samples of each shard."""
+    assert export(tars, "energon").files[-3:] == tuple(_META)
+    info, split, crude = _meta(tars.parent)
+    names = {shard.name: 3 for shard in shards(tars.parent)}
+    assert json.loads(info) == {"shard_counts": names}
+    listed = "".join(f'  - "{name}"\n' for name in names)
+    assert split == f'split_parts:\n  "train":\n{listed}  "val": []\n  "test": []\n'
+    assert crude == "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+_META = (".nv-meta/dataset.yaml", ".nv-meta/split.yaml", ".nv-meta/.info.json")
+
+
+def _meta(folder: Path) -> tuple[str, ...]:
+    return tuple((folder / name).read_text() for name in reversed(_META))
+
+
+def _split(small: Path, folder: Path, **options: Any) -> list[Path]:
+    asked = CreateOptions(**{"split": "val=0.5,train=0.5", "workers": 1, "max_count": 2, **options})
+    create(small, f"{folder}/{{split}}-{{000..}}.tar", asked)
+    return [folder / "train.json", folder / "val.json"]
+
+
+def test_energons_folder_has_all_splits(small: Path, tmp_path: Path) -> None:
+    """The splits of one run share a folder, whatever is exported first, and however often; `create` makes the same."""
+    found = []
+    for turn in ((0, 1), (1, 0, 0, 1)):
+        datasets = _split(small, tmp_path / f"out{turn[0]}")
+        for at in turn:
+            export(datasets[at], "energon")
+            assert f'"{datasets[at].stem}-000.tar"' in _meta(datasets[at].parent)[1]
+        found.append(read_tree(datasets[0].parent))
+    _split(small, tmp_path / "made", export=("energon",))
+    assert found[0] == found[1] == read_tree(tmp_path / "made")
+    info, split, _ = _meta(tmp_path / "made")
+    assert list(json.loads(info)["shard_counts"]) == sorted(path.name for path in shards(tmp_path / "made"))
+    assert split.index('"train"') < split.index('"train-000.tar"') < split.index('"val"') < split.index('"val-000.tar"')
+
+
+def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None:
+    """What covers the shards of another dataset is never replaced, and `create` says so before it writes."""
+    export(_made(small, tmp_path / "out", "tar"), "energon")
+    create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=1, max_count=3))
+    before = read_tree(tmp_path / "out")
+    for overwrite in (False, True):
+        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*folders of their own"):
+            export(tmp_path / "out" / "b.json", "energon", overwrite=overwrite)
+    for if_exists in ("error", "overwrite"):
+        asked = CreateOptions(workers=1, export=("energon",), if_exists=if_exists)
+        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar"):
+            create(small, f"{tmp_path}/out/c-{{000..}}.tar", asked)
+    assert read_tree(tmp_path / "out") == before
+    for path in (tmp_path / "out").glob("out*"):
+        path.unlink()
+    with pytest.raises(OutputExists, match="--overwrite"):
+        export(tmp_path / "out" / "b.json", "energon")
+    export(tmp_path / "out" / "b.json", "energon", overwrite=True)
+    assert "out-" not in "".join(_meta(tmp_path / "out"))
+
+
+def test_what_the_user_changed_for_energon(tars: Path) -> None:
+    """A changed split is replaced only where asked; a `dataset.yaml` that is there stays."""
+    export(tars, "energon")
+    split, crude = (tars.parent / name for name in (_META[1], _META[0]))
+    right = split.read_text()
+    crude.write_text("sample_type: mine\n")
+    assert export(tars, "energon").kept == 7
+    split.write_text(right.replace('"val": []\n', '"val":\n  - "out-003.tar"\n'))
+    with pytest.raises(OutputExists, match=r"split\.yaml.*--overwrite"):
+        export(tars, "energon")
+    export(tars, "energon", overwrite=True)
+    assert (split.read_text(), crude.read_text()) == (right, "sample_type: mine\n")
+
+
+@pytest.mark.parametrize(
+    "info", [b"", b"[1]", b'{"shard_counts": 7}', b"[" * 100_000, b"\xff", b'{"shard_counts":["\\u0000"]}']
+)
+def test_a_hostile_info(info: bytes, tars: Path) -> None:
+    """Whatever stands where energon's `.info.json` should, it is refused, and replaced where asked."""
+    export(tars, "energon")
+    before = read_tree(tars.parent)
+    (tars.parent / _META[2]).write_bytes(info)
+    with pytest.raises(OutputExists, match=r"\.nv-meta/"):
+        export(tars, "energon")
+    export(tars, "energon", overwrite=True)
+    assert read_tree(tars.parent) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_energons_folder_is_no_folder(kind: str, tars: Path, tmp_path: Path) -> None:
+    """Where `.nv-meta` is a link to a folder, or a file, nothing is written."""
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "link":
+        (tars.parent / ".nv-meta").symlink_to(tmp_path / "elsewhere")
+    else:
+        (tars.parent / ".nv-meta").touch()
+    before = sorted(os.listdir(tars.parent))
+    with pytest.raises(OutputExists, match="no folder"):
+        export(tars, "energon", overwrite=True)
+    assert (sorted(os.listdir(tars.parent)), os.listdir(tmp_path / "elsewhere")) == (before, [])
+
+
+@pytest.mark.parametrize("name", ["__a__/b.txt", "a.__x__"])
+def test_names_that_energon_passes_over(name: str, tmp_path: Path) -> None:
+    """A member that energon would not read is refused, and nothing is written."""
+    files = {"__a__/b.txt": b"1"} if "/" in name else {"__a.__": b"1"}
+    dataset = _made(write_tree(tmp_path / "s", files), tmp_path / "out", "tar")
+    before = read_tree(tmp_path / "out")
+    with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon passes over.*--portable"):
+        export(dataset, "energon")
+    assert read_tree(tmp_path / "out") == before
+
+
+def test_a_shard_name_that_energons_yaml_cannot_hold(small: Path, tmp_path: Path) -> None:
+    """A name with a quote is refused, and nothing is written."""
+    create(small, f'{tmp_path}/out/a"b-{{0..}}.tar', CreateOptions(workers=1))
+    before = read_tree(tmp_path / "out")
+    with pytest.raises(InvalidRequest, match="without quotes"):
+        export(tmp_path / "out" / 'a"b.json', "energon")
+    assert read_tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("tree", ["small", "odd", "large"])
+def test_the_hubs_index(tree: str, small: Path, tmp_path: Path) -> None:
+    """Beside each shard stand the place and SHA-256 of every member, and the shard's own SHA-256 and git blob id."""
+    large = {"l/a.bin": b"abc" * 700_000, "l/a.txt": b"", "l/b.bin": b"x" * (2**20 - 512)}  # over several blocks
+    source = small if tree == "small" else write_tree(tmp_path / "s", _ODD if tree == "odd" else large)
+    result = export(_made(source, tmp_path / "out", "tar"), "huggingface", workers=1)
+    assert result.files == tuple(path.with_suffix(".json").name for path in shards(tmp_path / "out"))
+    assert "data_files" in result.notes[0]
+    for shard in shards(tmp_path / "out"):
+        raw = shard.read_bytes()
+        with tarfile.open(shard) as tar:
+            files = {
+                one.name: {
+                    "offset": one.offset_data,
+                    "size": one.size,
+                    "sha256": sha256(raw[one.offset_data : one.offset_data + one.size]).hexdigest(),
+                }
+                for one in tar
+            }
+        assert json.loads(shard.with_suffix(".json").read_bytes()) == {
+            "filesize": len(raw),
+            "hash": sha1(b"blob %d\0" % len(raw) + raw).hexdigest(),  # noqa: S324 - git's
+            "hash_lfs": sha256(raw).hexdigest(),
+            "files": files,
+        }
+
+
+def _linked(shard: Path) -> None:
+    shard.rename(shard.parent.parent / "moved.tar")
+    shard.symlink_to(shard.parent.parent / "moved.tar")
+
+
+def _piped(shard: Path) -> None:
+    shard.unlink()
+    os.mkfifo(shard)
+
+
+SHARD_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda shard: flip(shard, 700),
+    "cut": lambda shard: os.truncate(shard, 5120),
+    "missing": lambda shard: shard.unlink(),
+    "a link": _linked,
+    "a fifo": _piped,
+}
+
+
+@pytest.mark.parametrize("damage", SHARD_DAMAGE)
+def test_hashes_of_a_damaged_shard(damage: str, tars: Path) -> None:
+    """No hashes are written of a shard that is not the one which the dataset file lists; none of others either."""
+    SHARD_DAMAGE[damage](tars.parent / "out-001.tar")
+    before = sorted(os.listdir(tars.parent))
+    with pytest.raises(CorruptShard, match=r"out-001\.tar"):
+        export(tars, "huggingface", workers=1)
+    assert sorted(os.listdir(tars.parent)) == before
+
+
+def test_the_dataset_files_name_is_taken(small: Path, tmp_path: Path) -> None:
+    """An index never takes the place of a dataset file, its own or another's; `create` says so before it writes."""
+    create(small, f"{tmp_path}/out/out.tar", CreateOptions(workers=1))
+    before = read_tree(tmp_path / "out")
+    with pytest.raises(InvalidRequest, match=r"the dataset file would both be out\.json; expected .*number"):
+        export(tmp_path / "out" / "out.json", "huggingface", overwrite=True, workers=1)
+    assert read_tree(tmp_path / "out") == before
+    with pytest.raises(InvalidRequest, match=r"both be new\.json"):
+        create(small, f"{tmp_path}/new/new.tar", CreateOptions(workers=1, export=("huggingface",)))
+    assert not list((tmp_path / "new").glob("*"))
+    create(small, f"{tmp_path}/other/out.tar", CreateOptions(workers=1))
+    with pytest.raises(OutputExists, match="a dataset file"):
+        export(tmp_path / "out" / "out.json", "huggingface", tmp_path / "other", overwrite=True, workers=1)
+
+
+def test_wids_wants_nothing(tars: Path) -> None:
+    """The dataset file is what wids wants, so nothing is written, and a note says so."""
+    before = identity(tars.parent)
+    result = export(tars, "wids")
+    assert (result.files, identity(tars.parent)) == ((), before)
+    assert "nothing to write" in result.notes[0]
+
+
+_ALL = {"tar": ("dali-webdataset", "energon", "huggingface", "wids"), "tfrecord": ("dali-tfrecord", "tfrecord")}
+
+
+def test_create_exports(small: Path, ending: str, tmp_path: Path) -> None:
+    """`create` writes the same indexes as `export` does later, tells of them, and records nothing of it."""
+    export(_made(small, tmp_path / "later", ending), _ALL[ending], workers=1)
+    words = [word for name in _ALL[ending] for word in ("--export", name)]
+    output = f"{tmp_path}/out/out-{{000..}}.{ending}"
+    ran = tool("create", small, output, "--max-count", "3", *words, "--json")
+    assert json.loads(ran.out)["exported"] == list(_ALL[ending])
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "later")
+    assert "exported" not in create(small, f"{tmp_path}/plain/o-{{0..}}.tar", CreateOptions(workers=1)).to_json()
+
+
+def test_create_exports_again(small: Path, tmp_path: Path) -> None:
+    """Index files that are there are an error before anything is written; `--resume` and `--overwrite` renew them."""
+    dataset = _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
+    right = read_tree(tmp_path / "out")
+    for path in [dataset, *shards(tmp_path / "out"), *(tmp_path / "out").glob("*.index")]:
+        path.unlink()
+    (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
+    before = read_tree(tmp_path / "out")
+    with pytest.raises(OutputExists, match=r"9 files there already: out-000\.tar\.idx"):
+        _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
+    assert read_tree(tmp_path / "out") == before
+    for if_exists in ("resume", "overwrite"):
+        (tmp_path / "out" / "out-002.idx").write_bytes(b"old")
+        _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"), if_exists=if_exists)
+        assert read_tree(tmp_path / "out") == right
+
+
+@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "these are tar")])
+def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
+    """A format that is unknown, or of other shards, is refused before there is a folder, in a dry run too."""
+    for run in (create, dry_run):
+        with pytest.raises(InvalidRequest, match=found):
+            run(small, f"{tmp_path}/out/out-{{0..}}.tar", CreateOptions(workers=1, export=(name,)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_names_with_percent_signs_stay_apart(tmp_path: Path) -> None:
     """A name that looks encoded is not taken for another's encoding."""
     source = write_tree(tmp_path / "s", {"a b.txt": b"1", "a%20b.txt": b"2", "c.x%y": b"3"})
@@ -154,7 +412,7 @@ def test_another_folder(packed: Path, ending: str, tmp_path: Path) -> None:
     """With `output`, they lie in that folder, which is made, and nothing changes beside the shards."""
     before, output = identity(packed.parent), tmp_path / "deep" / "indexes"
     result = export(packed, FORMATS[ending], output)
-    assert sorted(os.listdir(output)) == sorted(result.files)
+    assert sorted(read_tree(output)) == sorted(result.files)
     assert identity(packed.parent) == before
 
 
@@ -188,7 +446,7 @@ def test_one_run_at_a_time(tars: Path) -> None:
 
 @pytest.mark.parametrize(
     ("formats", "found"),
-    [([], "no format"), (["wids"], "'wids'"), (["tfrecord"], "these are tar"), (["dali-webdataset", "nope"], "nope")],
+    [([], "no format"), (["mds"], "'mds'"), (["tfrecord"], "these are tar"), (["dali-webdataset", "nope"], "nope")],
 )
 def test_formats_that_make_no_sense(formats: list[str], found: str, tars: Path) -> None:
     """A format that is unknown, or of other shards, is refused, and the message tells which there are."""
@@ -467,7 +725,6 @@ def test_the_command(tars: Path) -> None:
         (["--export", "dali-webdataset"], lambda folder: (folder / "out-000.idx").touch(), 5, "output-exists"),
         (["--export", "dali-webdataset", "--output", "out.json"], lambda _: None, 7, "output-failed"),
         (["--export", "nope"], lambda _: None, 2, "invalid-request"),
-        ([], lambda _: None, 2, "invalid-request"),
     ],
 )
 def test_the_commands_errors(

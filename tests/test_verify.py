@@ -145,7 +145,7 @@ def test_any_byte_of_a_shard(dataset: Path) -> None:
 
 
 def test_any_byte_of_a_sidecar(dataset: Path) -> None:
-    """Any flipped, removed or added byte of a sidecar is found, at every seventh place, and reading its rows does no harm."""
+    """Any flipped, removed or added byte of a sidecar is found, at every seventh place, and reading rows does no harm."""
     case = _case(dataset, 1)
     path, rng = dataset / case.sidecar, random.Random(5)  # noqa: S311 - a test
     raw = path.read_bytes()

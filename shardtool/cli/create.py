@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Size, common
+from shardtool.interop.exports import EXPORTS
 
 
 class _Create(Sectioned):
@@ -96,6 +97,9 @@ class _Create(Sectioned):
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Finish an earlier run; keep what is done and unchanged.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier dataset, once the new one is complete.")
+@click.option(
+    "--export", multiple=True, type=click.Choice(list(EXPORTS)), help="Write another tool's index, too; repeatable."
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing.")
 @click.option("--start-method", type=click.Choice(["auto", "fork", "spawn"]), default="auto", help="How workers start.")
 @common

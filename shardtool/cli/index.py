@@ -43,9 +43,12 @@ def index(  # noqa: PLR0913 - an option each
     the exports are made, from the sidecars.
 
     \b
+      dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
+      energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
+      huggingface      out-000000.json     for the Hugging Face Hub (reads the shards, for hashes)
+      wids             nothing             out.json is what wids wants
       dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
       tfrecord         out-000000.tfindex  for the tfrecord package
-      dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
 
     \b
     Examples:
@@ -75,7 +78,7 @@ def index(  # noqa: PLR0913 - an option each
                 f"dataset file  {result.dataset_file}"
             )
         if formats:
-            exported = export(file, formats, output, overwrite=overwrite, observer=terminal)
+            exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
             there = f", {exported.kept:,} of them there already" if exported.kept else ""
             lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")

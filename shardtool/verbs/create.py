@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool import __version__
 from shardtool.errors import InvalidRequest, printable
 from shardtool.execute.local import LocalPool, cores
+from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
 from shardtool.sample import parse_size
@@ -89,6 +90,7 @@ def create(
                 packing.pack(pool)
                 job.note(*map(str, packing.misread.values()))
                 done.append((target, packing, packing.publish_dataset(job.made(target))))
+                job.export(target, pool)
         finally:
             pool.close()  # nobody stages any more
             job.clean()
@@ -150,6 +152,7 @@ class _Job:
         self.transform = options.of_transform()
         self.identity = self.transform.identity() if self.transform else ""
         self._check_names()
+        self.exports = wanted_exports(options.export, self._pattern(_MARK).format)
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
         self.targets = self._targets(known)
         self._opened = False
@@ -292,6 +295,13 @@ class _Job:
                     "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
                     f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
                 )
+        if self.exports and not self.dry:
+            from shardtool.verbs.index import check_exports
+
+            for target, plan in zip(self.targets, plans, strict=True):
+                check_exports(
+                    target.pattern, plan.shards, self.exports, self._owns, overwrite=options.if_exists != "error"
+                )
         # What the source left out belongs to no split; the first one's ledger lists it.
         return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
 
@@ -302,6 +312,17 @@ class _Job:
                 raise InvalidRequest(
                     option, f"no sample has a field {missing[0]!r}", expected=f"one of {', '.join(entries.fields)}"
                 )
+
+    def _owns(self, name: str) -> bool:
+        return any(target.pattern.owns(name) for target in self.targets)
+
+    def export(self, target: _Target, pool: LocalPool) -> None:
+        """Write the indexes of other tools for a dataset that is there."""
+        if self.exports:
+            from shardtool.verbs.index import Exporter
+
+            exporter = Exporter(target.folder, target.pattern.dataset_file, self.exports, self.observer, self.notes)
+            exporter.write(target.folder, pool, overwrite=self.options.if_exists != "error")
 
     def made(self, target: _Target) -> dict[str, object]:
         """Return how a dataset is made, as its dataset file tells."""
@@ -350,6 +371,7 @@ class _Job:
             dropped=sum(one.dropped for one in splits.values()),
             features=done[0][2].features,
             splits=splits if self._dividing is not None else {},
+            exported=tuple(self.exports),
         )
 
     def note(self, *notes: str) -> None:

@@ -1,34 +1,41 @@
-"""`index`: the indexes of a dataset. The library twin of `shardtool index`.
+"""`export`: the indexes of other tools. The library twin of `shardtool index --export`.
 
-So far it makes the index files that other tools want beside shards, from the sidecars: no shard is opened.
-Nothing is visible before all of it is written.
+They are made from the dataset file and its sidecars; only where they hold hashes of payloads, shards are read, by
+workers. Nothing is visible before all of it is written.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset
+from shardtool.digest import DigestTask, digest
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
-from shardtool.interop.exports import EXPORTS
+from shardtool.execute.local import LocalPool, cores
+from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, FORMATS, SIDECAR_SUFFIX, sidecar_name
 from shardtool.sample import counted, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
+from shardtool.verbs.once import once_files, other_splits, refuse_others
+from shardtool.verbs.outbox import Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from shardtool.dataset import DatasetFile, ShardEntry
-    from shardtool.interop.exports import Export
-    from shardtool.storage import Folder, Staged
+    from shardtool.interop.exports import Export, FolderIndex
+    from shardtool.pattern import ShardPattern
+    from shardtool.storage import Folder
+    from shardtool.verbs.once import OnceFiles
 
 _REMEDY = "`create --resume` makes it again."
+_ONCE_LOCK = ".exported"  # no dataset's: guards what is there once a folder, while datasets in it are exported at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,8 @@ class ExportResult:
         dataset_file: The path of what they were made for.
         folder: Where they are.
         formats: What was asked for.
-        files: Their names, by shard, then by format.
-        kept: How many of them were there already, the same to the byte.
+        files: Their names, by shard, then by format; then those that are there once a folder.
+        kept: How many of them were there already, the same to the byte or the user's to change.
         notes: What the user was told.
     """
 
@@ -56,64 +63,102 @@ class ExportResult:
         return asdict(self)
 
 
-def export(
+def export(  # noqa: PLR0913 - what a command line can say
     dataset_file: str | os.PathLike[str],
     formats: str | Sequence[str],
     output: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    workers: int | None = None,
     observer: Observer | None = None,
 ) -> ExportResult:
     """Write the index files that other tools want for the shards of a dataset.
 
     Args:
         dataset_file: Such as `out.json`.
-        formats: `dali-tfrecord`, `tfrecord` or `dali-webdataset`; one or several.
+        formats: `dali-webdataset`, `energon`, `huggingface`, `wids`, `dali-tfrecord` or `tfrecord`; one or several.
         output: The folder that they go into; None: beside the shards.
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
+        workers: Processes, where shards must be read; None: the cores that this process may use.
         observer: Is told of progress, and of what the user should know.
 
     Raises:
         InvalidRequest: The request makes no sense.
-        CorruptShard: The dataset file or a sidecar is damaged.
+        CorruptShard: The dataset file, a sidecar or a shard is damaged.
         OutputExists: There are other files of these names, or another run is writing here; nothing was touched.
         OutputFailed: They cannot be written.
+        WorkerDied: A worker was killed.
     """
     source, name = os.path.split(os.fspath(dataset_file))
-    wanted = _wanted([formats] if isinstance(formats, str) else [*formats])
-    job = _Job(open_folder(source), name, wanted, observer or Observer())
-    job.check()
-    target = job.folder if output is None else open_folder(os.fspath(output))
-    target.ready()
-    with target.lock(name.removesuffix(DATASET_SUFFIX)):
-        files, kept = job.write(target, overwrite=overwrite)
+    wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
+    if not wanted:
+        raise InvalidRequest("--export", "no format", expected=f"one of {', '.join(EXPORTS)}")
+    with ExitStack() as stack:
+        pool = None
+        if any(one.hashed for one in wanted.values()):
+            pool = stack.enter_context(LocalPool(cores() if workers is None else workers))
+        exporter = Exporter(open_folder(source), name, wanted, observer or Observer(), [])
+        exporter.check()
+        target = exporter.folder if output is None else open_folder(os.fspath(output))
+        target.ready()
+        stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
+        files, kept = exporter.write(target, pool, overwrite=overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
-    return ExportResult(where, folder, tuple(wanted), files, kept, tuple(job.notes))
+    return ExportResult(where, folder, tuple(wanted), files, kept, tuple(exporter.notes))
 
 
-def _wanted(formats: list[str]) -> dict[str, Export]:
-    if unknown := sorted(set(formats) - set(EXPORTS)) or not formats:
-        found = repr(unknown[0]) if isinstance(unknown, list) else "no format"
-        raise InvalidRequest("--export", found, expected=f"one of {', '.join(EXPORTS)}")
-    return {one: EXPORTS[one] for one in formats}
+def check_exports(
+    pattern: ShardPattern, shards: int, wanted: Mapping[str, Export], owns: Callable[[str], bool], *, overwrite: bool
+) -> None:
+    """See, before the shards of a pattern are written, that their indexes may be written, too.
+
+    Args:
+        pattern: Of the shards.
+        shards: How many there will be.
+        wanted: What to make of them.
+        owns: Tells which shards in this folder are, or could be, of the same run.
+        overwrite: Whether other files may be replaced.
+
+    Raises:
+        InvalidRequest: Two files would have the same name.
+        OutputExists: There are files of these names, and nobody asked to replace them, or nobody should.
+    """
+    folder = open_folder(pattern.folder)
+    names = _index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
+    for export in wanted.values():
+        if export.once is not None:
+            refuse_others(export.once, folder, owns)
+            names.append(export.once.info)
+    if not overwrite and (found := [*folder.facts(names)]):
+        raise OutputExists(
+            folder.path or ".", f"{counted(len(found), 'file')} there already: {listing(found, 3)}",
+            remedy="Remove them, choose another folder, or --overwrite.",
+        )  # fmt: skip
 
 
-class _Job:
-    """A request that makes sense so far.
+class Exporter:
+    """Makes the indexes of one dataset. Whoever calls `write` holds the dataset's lock.
 
     Args:
         folder: Of the dataset.
         name: Of its dataset file.
-        wanted: What to make of each sidecar.
+        wanted: What to make.
         observer: Is told of progress.
+        notes: What the user was told before, and is not told again; new ones are added.
     """
 
-    def __init__(self, folder: Folder, name: str, wanted: dict[str, Export], observer: Observer) -> None:
-        self.folder, self.name, self.wanted, self.observer = folder, name, wanted, observer
-        self.notes: list[str] = []
+    def __init__(
+        self, folder: Folder, name: str, wanted: Mapping[str, Export], observer: Observer, notes: list[str]
+    ) -> None:
+        self.folder, self.name, self.wanted, self.observer, self.notes = folder, name, wanted, observer, notes
 
     def check(self) -> DatasetFile:
-        """Return what the dataset file says, if these index files can be made of it."""
+        """Return what the dataset file says, if these indexes can be made of it.
+
+        Raises:
+            InvalidRequest: They cannot.
+            CorruptShard: It is damaged.
+        """
         if not self.name.endswith(DATASET_SUFFIX):
             where = self.folder.full_path(self.name) or "DATASET"
             raise InvalidRequest(where, "no dataset file", expected="its name, such as out.json")
@@ -123,54 +168,109 @@ class _Job:
             found = (error.strerror or str(error)).lower()
             raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
         dataset = read_dataset(data, self.folder.full_path(self.name))
-        for name, export in self.wanted.items():
-            if export.shard_format != dataset.format:
-                others = [one for one, other in EXPORTS.items() if other.shard_format == dataset.format]
-                raise InvalidRequest(
-                    f"--export {name}", f"an index of {export.shard_format} shards, and these are {dataset.format}",
-                    expected=f"one of {', '.join(others)}",
-                )  # fmt: skip
+        wanted_exports([*self.wanted], dataset.format)
         if packed := [shard.name for shard in dataset.shards if not shard.name.endswith(tuple(FORMATS))]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 
-    def write(self, target: Folder, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Write all index files, then let them appear; return their names, and how many were there already."""
+    def write(self, target: Folder, pool: LocalPool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
+        """Write all index files, then let them appear.
+
+        Args:
+            target: The folder that they go into.
+            pool: Workers; None: nothing that was asked for wants any.
+            overwrite: Replace other files of their names.
+
+        Returns:
+            Their names, and how many were there already.
+        """
         dataset = self.check()  # again: only under the lock does nobody replace it
+        self._tell(dataset, target)
+        own = self.name if target == self.folder else ""
+        names = _index_names([shard.name for shard in dataset.shards], self.wanted, own)
+        with ExitStack() as stack:
+            if any(export.once for export in self.wanted.values()):
+                stack.enter_context(target.lock(_ONCE_LOCK))
+            shared = [
+                self._once(export, once, dataset, target)
+                for export in self.wanted.values()
+                if (once := export.once) is not None
+            ]
+            names += [path for files in shared for path in files.files]
+            box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
+            for shard in self._indexed(dataset, pool):
+                for export in self.wanted.values():
+                    if export.encode is not None:
+                        box.add(_index_name(shard.name, export), export.encode(shard))
+            for files in shared:
+                for path, data in files.files.items():
+                    box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
+            box.publish()
+        return tuple(names), box.kept
+
+    def _tell(self, dataset: DatasetFile, target: Folder) -> None:
+        """Say what the tools will not like."""
         for name, export in self.wanted.items():
             few = [shard.name for shard in dataset.shards if shard.samples < export.least]
             if few:
                 what = counted(len(few), f"shard with fewer than {counted(export.least, 'sample')}")
                 self._note(f"{export.reader} cannot read the index ({name}) of {what}: {listing(few, 3)}")
-        names = [_index_name(shard, export) for shard in dataset.shards for export in self.wanted.values()]
-        samples, size = (sum(getattr(one, name) for one in dataset.shards) for name in ("samples", "sidecar_size"))
-        self.observer.start(samples, size, len(dataset.shards))
-        staged: list[Staged] = []
-        target.discard_staged(names)
-        try:
-            for name, data in self._encoded(dataset):
-                if not _is_there(target, name, data, overwrite=overwrite):
-                    output = target.stage(name)
-                    try:
-                        output.write(data)
-                        staged.append(output.finish())
-                    except BaseException:
-                        output.abandon()
-                        raise
-            if staged:
-                target.publish(*staged)
-        finally:
-            target.discard_staged(names)
-        return tuple(names), len(names) - len(staged)
+            if export.note:
+                self._note(f"{name}: {export.note}")
+            if export.once and target != self.folder:
+                self._note(f"{name}: {export.reader} looks for the shards beside these files")
 
-    def _encoded(self, dataset: DatasetFile) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of each index file, one shard at a time."""
-        for shard in dataset.shards:
-            table = self._index(shard)
-            for export in self.wanted.values():
-                yield _index_name(shard, export), export.encode(table, shard.name)
-            self.observer.advance(shard.samples, shard.sidecar_size, 1)
-            self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
+    def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
+        """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
+        shards, wanted = dataset.shards, self.wanted.values()
+        if all(export.encode is None for export in wanted):
+            return
+        hashed = pool is not None and any(export.hashed for export in wanted)
+        size = sum(shard.size if hashed else shard.sidecar_size for shard in shards)
+        self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
+        if pool is None or not hashed:
+            for shard in shards:
+                yield IndexedShard(shard.name, shard.size, self._index(shard))
+                self._done(shard, shard.sidecar_size)
+            return
+        tables: dict[int, Any] = {}
+
+        def tasks() -> Iterator[DigestTask]:
+            for number, shard in enumerate(shards):
+                tables[number] = self._index(shard)
+                yield self._digest_task(shard, tables[number])
+
+        for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
+            shard = shards[number]
+            if shard.crc is not None and shard.crc != digests.crc:
+                where = self.folder.full_path(shard.name)
+                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
+            yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
+            self._done(shard, 0)
+
+    def _done(self, shard: ShardEntry, size: int) -> None:
+        self.observer.advance(shard.samples, size, 1)
+        self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
+
+    def _digest_task(self, shard: ShardEntry, table: Any) -> DigestTask:
+        import numpy as np
+
+        fields = table.column("__fields__").combine_chunks().flatten()
+        starts, lengths = (fields.field(part).to_numpy().astype(np.int64) for part in ("offset", "length"))
+        stops = starts + lengths
+        if np.any(starts[1:] < stops[:-1]):
+            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=_REMEDY)
+        path = self.folder.full_path(os.fsdecode(to_bytes(shard.name)))
+        return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
+
+    def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:
+        """Return what is to be there once a folder: for this dataset, and its other splits that have this index."""
+        others = []
+        for other in other_splits(dataset, self.name, self.folder):
+            names = {_index_name(shard.name, export) for shard in other.shards}
+            if len(target.facts(names)) == len(names):
+                others.append(other)
+        return once_files(once, [dataset, *others], target)
 
     def _index(self, shard: ShardEntry) -> Any:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
@@ -196,33 +296,32 @@ class _Job:
         raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
 
     def _note(self, text: str) -> None:
-        self.notes.append(printable(text))
-        self.observer.note(self.notes[-1])
+        if (note := printable(text)) not in self.notes:
+            self.notes.append(note)
+            self.observer.note(note)
 
 
-def _index_name(shard: ShardEntry, export: Export) -> str:
-    name = sidecar_name(shard.name).removesuffix(SIDECAR_SUFFIX) + export.suffix
+def _index_name(shard: str, export: Export) -> str:
+    name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
     return os.fsdecode(to_bytes(name))
 
 
-def _is_there(target: Folder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    """Tell whether a file has these bytes already.
+def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
+    """Return the names of all indexes of shards, by shard.
 
     Raises:
-        OutputExists: It has others, and nobody asked to replace it.
+        InvalidRequest: Two files would have the same name.
     """
-    fact = target.facts([name]).get(name)
-    if fact is None:
-        return False
-    if fact.size == len(data) and not fact.is_folder:
-        with suppress(OSError):
-            if target.read(name) == data:
-                return True
-    if fact.is_folder:
-        raise OutputExists(target.full_path(name), "a folder", remedy="Choose another folder with --output.")
-    if not overwrite:
-        raise OutputExists(
-            target.full_path(name), "a file there already, with other bytes",
-            remedy="Replace it with --overwrite, or choose another folder with --output.",
-        )  # fmt: skip
-    return False
+    exports = {name: export for name, export in wanted.items() if export.encode is not None}
+    owners: dict[str, str] = {}
+    for shard in shards:
+        for name, export in exports.items():
+            index = _index_name(shard, export)
+            if index == dataset_file or index in owners:
+                other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
+                raise InvalidRequest(
+                    f"--export {name}", f"the index of {shard} and {other} would both be {index}",
+                    expected="shards with a number in their names, such as out-{000..}.tar",
+                )  # fmt: skip
+            owners[index] = shard
+    return [*owners]

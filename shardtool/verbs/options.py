@@ -37,13 +37,13 @@ _OPTION = {
     "masks": "--mask",
     "stat": "--no-stat",
 }
-_SEVERAL = ("include", "exclude", "files", "binary", "values", "classes", "images", "masks")
+_SEVERAL = ("include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export")
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
     "split_column",
 )  # fmt: skip
-_NOT_RECORDED = {"workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat"}
+_NOT_RECORDED = {"workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class CreateOptions:
         probe: Images: width, height and mode go into the sidecars.
         map: `package.module:function`, called with each sample.
         portable: Make names safe for every reader.
+        export: Other tools whose indexes to write, too: see `export`.
         on_error: `stop` at a sample that cannot be read, or `skip` and list it.
         if_exists: `error`, `resume` or `overwrite`.
         workers: Processes; None: the cores that this process may use.
@@ -135,6 +136,7 @@ class CreateOptions:
     probe: bool = False
     map: str | None = None
     portable: bool = False
+    export: tuple[str, ...] = ()
     on_error: OnError = "stop"
     if_exists: IfExists = "error"
     workers: int | None = None

@@ -76,6 +76,7 @@ class CreateResult:
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         splits: Each split's own dataset; empty without splits.
+        exported: The formats of `export`, whose files are there, too.
     """
 
     dataset_file: str
@@ -90,12 +91,15 @@ class CreateResult:
     dropped: int = 0
     features: Mapping[str, str] = field(default_factory=dict)
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
+    exported: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
         found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
         found |= {"notes": list(self.notes), "seconds": round(self.seconds, 3), "features": dict(self.features)}
+        found["exported"] = list(self.exported)
         found["splits"] = {
             name: {one.name: getattr(split, one.name) for one in fields(split)} for name, split in self.splits.items()
         }
-        return {name: value for name, value in found.items() if value or name not in ("dropped", "features", "splits")}
+        optional = ("dropped", "features", "splits", "exported")
+        return {name: value for name, value in found.items() if value or name not in optional}

@@ -55,9 +55,9 @@ def shardtool(*words: str, cwd: Path) -> None:
     subprocess.run([sys.executable, "-m", "shardtool", *words], cwd=cwd, check=True, capture_output=True)
 
 
-def pack(source: Path, folder: Path, *options: str, ending: str = "tar") -> Packed:
+def pack(source: Path, folder: Path, *options: str, ending: str = "tar", name: str = "out") -> Packed:
     """Run `shardtool create`, and return what must be in its shards."""
-    shardtool("create", str(source), f"out-{{000000..}}.{ending}", *options, cwd=folder)
+    shardtool("create", str(source), f"{name}-{{000000..}}.{ending}", *options, cwd=folder)
     samples = _samples_of(source, last_dot="--dots" in options)
     if "--label-from-folder" in options:
         classes = sorted({key.split("/")[0] for key in samples}, key=os.fsencode)

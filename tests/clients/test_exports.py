@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .packed import Packed, shardtool
+from .packed import PHOTOS, Packed, pack, payloads_of, shardtool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +31,9 @@ def _dali() -> Any:
 def _exported(name: str, export: str, request: pytest.FixtureRequest, folder: Path) -> tuple[Packed, list[str]]:
     """Return a dataset, and the indexes that another tool wants of it, in a folder of their own."""
     packed: Packed = request.getfixturevalue(name)
+    folder.mkdir(exist_ok=True)
     shardtool("index", str(packed.folder / "out.json"), "--export", export, "--output", str(folder), cwd=folder)
-    return packed, [str(path) for path in sorted(folder.iterdir())]
+    return packed, [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
 
 
 def _run(read: Any, shards: list[str], indexes: list[str], names: list[str]) -> Iterator[dict[str, bytes]]:
@@ -137,3 +139,104 @@ def test_the_tfrecord_package_reads_it(made: str, request: pytest.FixtureRequest
         fields |= {name: b"%d" % value for name, value in numbers.items()}
         samples.append((fields.pop("__key__").decode(), fields))
     assert samples == list(packed.samples.items())
+
+
+_ENERGON = """
+import json, sys
+from megatron.energon import Cooker, TaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
+
+@stateless
+def cook(sample):
+    fields = {name: value.hex() for name, value in sample.items() if not name.startswith("__")}
+    return {"key": sample["__key__"], "fields": fields}
+
+class Encoder(TaskEncoder):
+    decoder = None
+    cookers = [Cooker(cook)]
+
+folder, part = sys.argv[1:]
+workers = WorkerConfig(rank=0, world_size=1, num_workers=0)
+dataset = get_val_dataset(folder, split_part=part, worker_config=workers, batch_size=None, task_encoder=Encoder())
+for sample in get_loader(dataset):
+    print(json.dumps(sample))
+"""
+
+
+def _energon(folder: Path, part: str) -> list[tuple[str, dict[str, bytes]]]:
+    """Return what energon gives of a split, in order: from a folder that it opens without a question."""
+    command = [sys.executable, "-c", _ENERGON, str(folder), part]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(one["key"], {name: bytes.fromhex(text) for name, text in one["fields"].items()}) for one in samples]
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "long_names", "portable"])
+def test_energon_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Energon opens the folder as it is, and gives every key and byte, in order."""
+    pytest.importorskip("megatron.energon")
+    packed: Packed = request.getfixturevalue(made)
+    folder = Path(shutil.copytree(packed.folder, tmp_path / "copy"))
+    shardtool("index", "out.json", "--export", "energon", cwd=folder)
+    found = _energon(folder, "train")
+    if made == "portable":  # other keys
+        assert payloads_of(fields for _, fields in found) == payloads_of(packed.samples.values())
+    else:
+        assert found == list(packed.samples.items())
+
+
+def test_energon_reads_splits(tmp_path: Path) -> None:
+    """Energon finds in one folder the splits that `create --export` made, and nothing is lost between them."""
+    pytest.importorskip("megatron.energon")
+    packed = pack(
+        PHOTOS, tmp_path, "--export", "energon", "--split", "train=0.6,val=0.4", "--max-count", "20", name="{split}"
+    )
+    parts = [dict(_energon(tmp_path, part)) for part in ("train", "val")]
+    assert all(parts)
+    assert len(parts[0]) + len(parts[1]) == len(packed.samples)
+    assert parts[0] | parts[1] == packed.samples
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "long_names"])
+def test_energon_makes_the_same(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """`energon prepare` makes the same offsets and counts, to the byte and the number."""
+    prepare = pytest.importorskip("megatron.energon.flavors.webdataset.prepare")
+    packed, _ = _exported(made, "energon", request, tmp_path / "ours")
+    theirs = Path(shutil.copytree(packed.folder, tmp_path / "theirs"))
+    names = [shard.name for shard in packed.shards]
+    prepare.WebdatasetPreparator.prepare_dataset(theirs, names, split_parts_ratio=[("train", 1.0)], workers=1)
+    for name in (f"{name}.idx" for name in names):
+        assert (tmp_path / "ours" / name).read_bytes() == (theirs / name).read_bytes()
+    counts = [
+        json.loads((at / ".nv-meta/.info.json").read_bytes())["shard_counts"] for at in (tmp_path / "ours", theirs)
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "long_names"])
+def test_hfutils_makes_and_reads_the_same(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """To the byte, hfutils makes the same JSON of a shard; it reads every member through ours, and checks its hash."""
+    hub = pytest.importorskip("hfutils.index")
+    packed, indexes = _exported(made, "huggingface", request, tmp_path / "ours")
+    found = []
+    for shard, index in zip(map(str, packed.shards), indexes, strict=True):
+        theirs = hub.tar_create_index(shard, str(tmp_path / "theirs.json"), silent=True)
+        assert Path(index).read_bytes() == Path(theirs).read_bytes()
+        for name in hub.tar_list_files(shard, index):
+            hub.tar_file_download(shard, name, str(tmp_path / "file"), idx_file=index)
+            found.append((name, (tmp_path / "file").read_bytes()))
+    assert found == packed.members
+
+
+@pytest.mark.parametrize("made", ["photos", "names", "long_names"])
+def test_webshart_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """By their JSON, webshart finds the shards, and reads every member at its place."""
+    webshart = pytest.importorskip("webshart")
+    packed: Packed = request.getfixturevalue(made)
+    folder = Path(shutil.copytree(packed.folder, tmp_path / "copy"))
+    shardtool("index", "out.json", "--export", "huggingface", cwd=folder)
+    dataset = webshart.discover_dataset(str(folder))
+    found = []
+    for number in range(dataset.num_shards):
+        shard = dataset.open_shard(number)
+        found += [(name, bytes(shard.read_file(at))) for at, name in enumerate(shard.filenames())]
+    assert found == packed.members
