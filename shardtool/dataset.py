@@ -71,6 +71,7 @@ class DatasetFile:
         fields: How many samples have each field.
         field_bytes: Payload bytes.
         skipped: How many rows `out.skipped` has.
+        skipped_crc: CRC-32C of that file; None where there is none.
         schema: The sidecars' columns and their types.
         classes: Field to the names of its class numbers.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
@@ -90,6 +91,7 @@ class DatasetFile:
     features: Mapping[str, str]
     made: Mapping[str, Any]
     fingerprint: str
+    skipped_crc: int | None = None
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -109,6 +111,7 @@ class DatasetFile:
                     "field_bytes": self.field_bytes,
                     "skipped": self.skipped,
                 },
+                **({} if self.skipped_crc is None else {"skipped_crc32c": f"{self.skipped_crc:08x}"}),
                 "fields": dict(self.fields),
                 "schema": dict(self.schema),
                 "classes": dict(self.classes),
@@ -195,6 +198,7 @@ def _dataset(document: Any, ours: Any) -> DatasetFile:
         features=_typed(ours, "features", dict) if "features" in ours else {},
         made=_typed(ours, "made", dict),
         fingerprint=_typed(ours, "fingerprint", str),
+        skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
     )
 
 
@@ -223,8 +227,8 @@ def _typed(found: Any, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def _crc(found: Any) -> int:
-    if not _CRC.fullmatch(text := _typed(found, "crc32c", str)):
+def _crc(found: Any, name: str = "crc32c") -> int:
+    if not _CRC.fullmatch(text := _typed(found, name, str)):
         raise ValueError(f"the checksum {text!r:.80}")
     return int(text, 16)
 

@@ -163,7 +163,7 @@ class Publisher:
             OutputFailed: The file system refuses.
         """
         wanted = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
-        ledger = b"".join(_row(one) for one in skipped)
+        ledger = encode_skipped(skipped)
         if ledger:
             wanted.add(self.pattern.skipped_file)
         stale = sorted(set(self.existing) - wanted)
@@ -204,6 +204,11 @@ class Publisher:
         with suppress(OSError):
             return self.folder.read(name) == data
         return False
+
+
+def encode_skipped(skipped: Sequence[Skipped]) -> bytes:
+    """Return the bytes of the list of what was left out."""
+    return b"".join(_row(one) for one in skipped)
 
 
 def _row(one: Skipped) -> bytes:

@@ -145,7 +145,7 @@ def test_any_byte_of_a_shard(dataset: Path) -> None:
 
 
 def test_any_byte_of_a_sidecar(dataset: Path) -> None:
-    """Any flipped, removed or added byte of a sidecar is found, at every seventh place, and reading rows does no harm."""
+    """Any flipped, removed or added byte of a sidecar is found, at every seventh place; reading rows does no harm."""
     case = _case(dataset, 1)
     path, rng = dataset / case.sidecar, random.Random(5)  # noqa: S311 - a test
     raw = path.read_bytes()
@@ -720,3 +720,15 @@ def test_a_shard_fact() -> None:
     table = pa.table({"x": [1]})
     data = encode_table(table.rename_columns(["x"]), ShardFact("a.tar", 5, 1, ""))
     assert read_facts(data, "x").size == 5
+
+
+def test_any_byte_of_what_was_left_out(tmp_path: Path) -> None:
+    """The list of what was left out is a file of the dataset: any flipped byte of it is found."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a", "NOTES": b"no field"})
+    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
+    path = tmp_path / "out" / "x.skipped"
+    raw = path.read_bytes()
+    assert verify(tmp_path / "out" / "x.json").sound
+    for at in range(0, len(raw), 9):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        assert [one.code for one in verify(tmp_path / "out" / "x.json").findings] == ["skipped-differs"]

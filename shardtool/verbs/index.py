@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.once import OnceFiles
 
 _REMEDY = "`create --resume` makes it again."
-_ONCE_LOCK = ".exported"  # no dataset's: guards what is there once a folder, while datasets in it are exported at the same time
+_ONCE_LOCK = ".exported"  # no dataset is called that: for what is there once a folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, list
 from shardtool.interop.portability import misread_keys
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
+from shardtool.publish import encode_skipped
 from shardtool.sample import counted, output_text, to_bytes, to_text
 from shardtool.sidecar import (
     MadeFact,
@@ -168,6 +169,7 @@ class Packing:
             features=self._features() if plan.format == "tfrecord" else {},
             made=made,
             fingerprint=show_fingerprint(self.digest),
+            skipped_crc=crc32c(encode_skipped(self.skipped)) if self.skipped else None,
         )
         names = [pattern.shard(shard) for shard in range(len(self.entries))]
         self.publisher.finish(names, dataset.encode(), self.skipped)

@@ -17,6 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.dataset import DatasetFile, read_dataset, shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
 from shardtool.examine import HASH_SIZE, Examined, Task, examine
@@ -402,7 +403,6 @@ class Look:
         return self.file is not None and [one.name for one in self.file.shards] == [case.name for case in self.cases]
 
     def _check_fingerprint(self, name: str, file: DatasetFile) -> None:
-        from shardtool.checksum import show_fingerprint
 
         digests = self.seen.digests
         if not file.fingerprint:
@@ -586,11 +586,14 @@ def _skipped(folder: str, file: DatasetFile) -> Iterable[Finding]:
     if "/" in name:
         return
     try:
-        rows = read_small(os.path.join(folder, name)).count(b"\n")
+        data = read_small(os.path.join(folder, name))
     except FileNotFoundError:
-        rows = 0
+        data = b""
     except (OSError, ValueError) as error:
         yield Finding("skipped-differs", name, str(error))
         return
+    rows = data.count(b"\n")
+    if rows == file.skipped and file.skipped_crc is not None and crc32c(data) != file.skipped_crc:
+        yield Finding("skipped-differs", name, f"the checksum {crc32c(data):08x}", f"{file.skipped_crc:08x}")
     if rows != file.skipped:
         yield Finding("skipped-differs", name, counted(rows, "row"), f"{file.skipped:,}, as the dataset file says")

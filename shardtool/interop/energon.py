@@ -1,0 +1,111 @@
+"""The indexes of Megatron-Energon: offsets beside each shard, and once a folder what to read as which split.
+
+With them energon opens the folder as it is: no `energon prepare`, no question asked. Samples are crude, a dict of
+bytes and what its decoder makes of them; a `dataset.yaml` of the user's says otherwise, and stays.
+
+Source: interop.md 5; megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py; docs/format.md,
+"Exported indexes".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.dataset import DatasetFile
+    from shardtool.interop.exports import IndexedShard
+
+_FOLDER = ".nv-meta"
+INFO_FILE = f"{_FOLDER}/.info.json"
+SPLIT_FILE = f"{_FOLDER}/split.yaml"
+DATASET_YAML = f"{_FOLDER}/dataset.yaml"
+_CRUDE = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+_SPLITS = ("train", "val", "test")  # `energon lint` wants all of them, empty ones too
+_READ = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")  # what its reader takes for a part of a sample
+_NO_NAME = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')  # its YAML reader resolves no escapes
+
+
+def offsets_index(shard: IndexedShard) -> bytes:
+    """Return `out-000000.tar.idx`: where each sample starts and where the last one ends, as uint64.
+
+    Raises:
+        InvalidRequest: A name that energon's reader passes over.
+    """
+    import numpy as np
+
+    table = shard.table
+    lists = table.column("__fields__").combine_chunks()
+    counts = np.diff(lists.offsets.to_numpy()).tolist()
+    fields = iter(lists.flatten().field("name").cast("binary").to_pylist())
+    for key, count in zip(table.column("__key__").cast("binary").to_pylist(), counts, strict=True):
+        for _ in range(count):
+            name = b"%b.%b" % (key, next(fields))
+            if not _READ.match(name):
+                raise InvalidRequest(
+                    shard.name, f"{printable(name)!r}, which energon passes over",
+                    remedy="Pack the samples with --portable.",
+                )  # fmt: skip
+    starts, sizes = (table.column(name).to_numpy().astype("<u8") for name in ("__offset__", "__size__"))
+    end = starts[-1:] + sizes[-1:] if len(starts) else np.zeros(1, "<u8")
+    return bytes(starts.tobytes() + end.tobytes())
+
+
+def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
+    """Return the files in `.nv-meta` for the datasets of a folder, the one by which energon knows it last.
+
+    Each dataset is the split that it was made as; one that was never split is `train`. Shards without a sample are
+    left out: energon takes none.
+
+    Raises:
+        InvalidRequest: A shard or split has a name that cannot stand in energon's YAML.
+    """
+    counts: dict[str, int] = {}
+    parts: dict[str, list[str]] = {name: [] for name in _SPLITS}
+    for dataset in sorted(datasets, key=_rank):
+        part = parts.setdefault(split_of(dataset) or _SPLITS[0], [])
+        for shard in dataset.shards:
+            if shard.samples:
+                counts[shard.name] = shard.samples
+                part.append(shard.name)
+    lines = ["split_parts:"]
+    for name, shards in parts.items():
+        lines.append(f"  {_quoted(name)}:{'' if shards else ' []'}")
+        lines += [f"  - {_quoted(shard)}" for shard in shards]
+    return {
+        DATASET_YAML: _CRUDE,
+        SPLIT_FILE: "\n".join([*lines, ""]).encode(),
+        INFO_FILE: json.dumps({"shard_counts": counts}, indent=2).encode() + b"\n",
+    }
+
+
+def listed_shards(info: bytes) -> list[str]:
+    """Return the shards that a `.info.json` tells of, as far as it can be read."""
+    try:
+        return [str(name) for name in json.loads(info)["shard_counts"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+
+
+def split_of(dataset: DatasetFile) -> str:
+    """Return the split that a dataset was made as; empty: of none."""
+    split = dataset.made.get("split")
+    return split if isinstance(split, str) else ""
+
+
+def _rank(dataset: DatasetFile) -> tuple[int, str]:
+    split = split_of(dataset)
+    return (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split)
+
+
+def _quoted(name: str) -> str:
+    if _NO_NAME.search(name):
+        raise InvalidRequest(
+            "--export energon", f"the name {name!r}", expected="one without quotes, backslashes and braces"
+        )
+    return f'"{name}"'
