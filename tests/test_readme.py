@@ -83,7 +83,13 @@ def place(tmp_path: Path) -> Path:
 def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, place: Path) -> None:
     """Whoever types a document's code, in order, sees what the document shows."""
     path = f"{place.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "100",
+    }
     ran = 0
     for block in blocks(read(document)):
         done = subprocess.run(

@@ -262,7 +262,8 @@ class _Job:
         )
         if same and old is not None:  # the shards are the ones that it told of
             file = replace(
-                file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made, fingerprint=old.fingerprint,
+                file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
+                fingerprint=old.fingerprint,
                 features=old.features, fields=old.fields, pattern=old.pattern, name=old.name,
             )  # fmt: skip
         if not file.fingerprint:
