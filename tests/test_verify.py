@@ -364,6 +364,7 @@ def test_files_that_are_none(make: Callable[[str], None], which: str, dataset: P
     assert not _verify(dataset, quick=True).sound or which == "out.skipped"
 
 
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize(
     "change",
     [
@@ -649,6 +650,7 @@ def test_repair_of_what_is_sound(dataset: Path) -> None:
 # The command line.
 
 
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_exit_codes(dataset: Path, tmp_path: Path) -> None:
     """0 where nothing is wrong, 2 for no dataset, 3 for findings, 4 where nothing can be read."""
     assert tool("verify", dataset).code == 0
