@@ -27,7 +27,7 @@ _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or tell what is wrong with it.",
-    "index": "Make the index files that other tools want beside shards.",
+    "index": "Index the shards of any tool, and export indexes for other tools.",
 }
 
 
@@ -58,6 +58,9 @@ def cli() -> None:
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-<000000..000999>.tar' --shuffle --seed 1
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
+      shardtool create table.parquet '{split}-{000000..}.tfrecord' --split train=0.9,val=0.1 --resize 256
+      shardtool inspect out.json --html report.html
+      shardtool verify out.json --source ./imgs
 
     Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).
     """
