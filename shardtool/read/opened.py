@@ -21,7 +21,6 @@ from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
 from shardtool.reading import find_dataset, open_shard, read_small, shard_format
-from shardtool.sample import output_text
 from shardtool.sidecar import SCHEMA, UNREAD, ShardFact, read_facts, read_table
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
 
@@ -207,11 +206,6 @@ def table_of(found: Survey) -> Any:
         pa.ListArray.from_arrays(number_array(ends), fields, type=kind),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def shown_name(path: str) -> str:
-    """Return a file's name as it goes into an output."""
-    return output_text(os.path.basename(path))
 
 
 def places_of(table: Any) -> tuple[bytes, ...]:

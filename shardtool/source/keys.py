@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.arrow import number_array
 from shardtool.columns import Names
 from shardtool.source import buffers
 
@@ -93,10 +92,4 @@ def _hashes(keys: Names) -> NDArray[np.uint64]:
         place = np.arange(starts[-1] - starts[0]) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
         weighed = data[starts[0] : starts[-1]] * factors[place]
         found[first : first + len(starts) - 1] = np.add.reduceat(weighed, starts[:-1] - starts[0])
-    return found
-
-
-def of_rows(column: Any, rows: NDArray[np.int64]) -> list[Any]:
-    """Return some values of a column as Python's."""
-    found: list[Any] = column.take(number_array(rows)).to_pylist()
     return found

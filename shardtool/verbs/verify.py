@@ -42,7 +42,6 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 _MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
 _MOST_GAPS = 1000
 _PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*")
-_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
 @dataclass(frozen=True, slots=True)
