@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtool.arrow import number_array
+from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.measure import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
+from shardtool.format.measure import (
+    NUMBERS,
+    SAMPLE_LIMIT,
+    TRAILER_SIZE,
+    Payloads,
+    heads_and_tails,
+    sample_sizes,
+)
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.sample import INLINE, Oversize, ShardSamples, Skipped, counted, show_size, to_bytes, to_text
+from shardtool.sample import INLINE, SPAN, Oversize, ShardSamples, Skipped, counted, show_size, to_bytes, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,9 +151,40 @@ class Plan:
             inline=self._inline(shard, rows, counts) if e.inline else None,
             stored=None if self.stored is None else self.stored[rows].tobytes(),
             numbers=numbers,
-            offsets=None if e.offset is None else e.offset[rows].tobytes(),
-            spool=e.spool,
+            **self._spans(shard, rows),
         )
+
+    def _spans(self, shard: int, rows: NDArray[np.int64] | slice) -> dict[str, Any]:
+        """Return where the SPAN rows of a shard lie."""
+        e = self.entries
+        if e.offset is None:
+            return {}
+        offset, files, file = e.offset[rows], e.files, None
+        if e.file is not None:
+            used, file = np.unique(e.file[self.which(shard)], return_inverse=True)
+            files = tuple(e.files[at] for at in used.tolist())
+        return {
+            "offsets": offset.tobytes(),
+            "files": files,
+            "file": None if file is None else file.astype(np.uint32).tobytes(),
+            "expected": None if e.expected is None else e.expected[rows].tobytes(),
+            "runs": self._runs(shard, rows, file) if self.format == "tar" and e.files else None,
+        }
+
+    def _runs(self, shard: int, rows: NDArray[np.int64] | slice, file: NDArray[np.int64] | None) -> bytes:
+        """Return the ends of runs of rows that lie in one file as far apart as they will in the shard."""
+        e, which = self.entries, self.which(shard)
+        counts = e.counts()[which]
+        first = np.concatenate(([0], np.cumsum(counts)))
+        size = e.size[rows] if self.stored is None else self.stored[rows]
+        keys = Names.parse(e.keys.gather(which))
+        heads, tails = heads_and_tails(self.format, Payloads(keys, first, e.fields, e.code[rows], size))
+        place = np.cumsum(heads + size + tails) - size - tails
+        moved = (e.offset[rows] if e.offset is not None else 0) - place
+        breaks = (np.diff(moved) != 0) | (e.kind[rows][1:] != SPAN) | (e.kind[rows][:-1] != SPAN)
+        if file is not None:
+            breaks |= np.diff(np.repeat(file, counts)) != 0
+        return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
 
     def _inline(self, shard: int, rows: NDArray[np.int64] | slice, counts: NDArray[np.int64]) -> bytes:
         """Return the payload of each row of a shard that is INLINE, nothing for others, a NUL after each."""

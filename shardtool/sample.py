@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
@@ -20,7 +20,7 @@ Oversize = Literal["error", "alone", "skip"]
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 
-# How a field is read: a file, a file behind a link, carried in the plan, or a span of the spool.
+# How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
@@ -123,6 +123,20 @@ class Skipped:
     message: str
 
 
+class SpanFile(NamedTuple):
+    """A file that SPAN fields lie in: a shard, or a spool of our own.
+
+    Attributes:
+        path: Where it is.
+        size: Bytes, as the plan saw it.
+        mtime_ns: Likewise, when it was changed; -1: a spool, which nobody else touches.
+    """
+
+    path: bytes
+    size: int
+    mtime_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSamples:
     """What a worker must know of the samples of one shard: plain bytes that travel fast.
@@ -142,8 +156,12 @@ class ShardSamples:
         stored: int64, bytes that the payload takes in the shard; None: `sizes`. Another only where a format has
             numbers, and `numbers` says of which codes.
         numbers: Code to what its text stands for, where that is how the format stores it.
-        offsets: int64, where SPAN fields start in the spool; None where there are none.
-        spool: The path of that file.
+        offsets: int64, where SPAN fields start in their file; None where there are none.
+        files: Those files.
+        file: uint32 a sample: which of `files` its fields lie in; None: the first.
+        expected: int64, the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
+        runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
+            None where nobody looked.
     """
 
     root: bytes
@@ -160,4 +178,7 @@ class ShardSamples:
     stored: bytes | None = None
     numbers: Mapping[int, Number] = field(default_factory=dict)
     offsets: bytes | None = None
-    spool: bytes = b""
+    files: tuple[SpanFile, ...] = ()
+    file: bytes | None = None
+    expected: bytes | None = None
+    runs: bytes | None = None

@@ -383,22 +383,35 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, os.stat_r
         _close(fd)
 
 
-def read_span(path: bytes, into: memoryview, offset: int) -> None:
-    """Fill `into` from a file, from `offset` on.
+class SpanSource:
+    """A file that is read at any place, and that must stay as the plan saw it; `close` it.
 
     Raises:
-        OSError: It cannot be opened or read, or ends before.
+        OSError: It cannot be opened.
     """
-    fd = _open(path, READ_PLAIN)
-    try:
-        done = 0
-        while done < len(into):
-            got = os.preadv(fd, (into[done:],), offset + done)
-            if not got:
-                raise OSError(errno.EIO, f"ends at {offset + done:,}, {len(into) - done:,} bytes too early")
+
+    def __init__(self, path: bytes) -> None:
+        self._fd = _open(path, READ_PLAIN)
+
+    def fact(self) -> os.stat_result:
+        """Return what fstat says of it."""
+        return _fstat(self._fd)
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on; return how much there was.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        total = len(into)
+        done = os.preadv(self._fd, (into,), offset)
+        while done < total and (got := os.preadv(self._fd, (into[done:],), offset + done)):
             done += got
-    finally:
-        _close(fd)
+        return done
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        _close(self._fd)
 
 
 def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.columns import Names, Texts
-    from shardtool.sample import Number, Skipped
+    from shardtool.sample import Number, Skipped, SpanFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,11 @@ class Entries:
         inline: Field to the payload of its INLINE rows, one a sample, also for samples without the field.
         numbers: What the text of INLINE fields stands for, where that is a number.
         classes: Field to the names of its class numbers.
-        offset: int64[rows], where the payload of SPAN rows starts in the spool; None where there are none.
-        spool: The path of that file.
+        offset: int64[rows], where the payload of SPAN rows starts in its file; None where there are none.
+        files: The files that SPAN rows lie in: shards, or a spool; none: the spool is yet to be written.
+        file: uint32[samples]: which of `files`; None: the first.
+        expected: int64[rows], the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
+        identity: What tells the source from any other, where it is not what `root` leads to.
         columns: Metadata for the sidecars, a row a sample: a `pyarrow.Table`.
     """
 
@@ -65,7 +68,10 @@ class Entries:
     numbers: Mapping[str, Number] = field(default_factory=dict)
     classes: Mapping[str, list[str]] = field(default_factory=dict)
     offset: NDArray[np.int64] | None = None
-    spool: bytes = b""
+    files: tuple[SpanFile, ...] = ()
+    file: NDArray[np.uint32] | None = None
+    expected: NDArray[np.int64] | None = None
+    identity: str = ""
     columns: Any = None
 
     def __len__(self) -> int:
@@ -101,6 +107,7 @@ class Entries:
             keys=self.keys.take(samples),
             first=first,
             inline={name: texts.take(samples) for name, texts in self.inline.items()},
+            file=self.file[samples] if self.file is not None else None,
             columns=None if self.columns is None else _take_rows(self.columns, samples),
         )
 
@@ -115,6 +122,7 @@ class Entries:
             changed_ns=self.changed_ns[rows],
             paths=self.paths.take(rows) if self.paths is not None else None,
             offset=self.offset[rows] if self.offset is not None else None,
+            expected=self.expected[rows] if self.expected is not None else None,
         )
 
 

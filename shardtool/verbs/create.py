@@ -22,7 +22,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
-from shardtool.sample import parse_size
+from shardtool.sample import SpanFile, parse_size
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes, open_source
 from shardtool.verbs.observer import Observer
@@ -262,7 +262,7 @@ class _Job:
         """Write binary columns to one file beside the output; `clean` removes it."""
         publisher = self.targets[0].publisher
         path = publisher.spool(int(entries.size.sum()), self.source.write_binary)
-        return replace(entries, spool=os.fsencode(path))
+        return replace(entries, files=(SpanFile(os.fsencode(path), int(entries.size.sum()), -1),))
 
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
@@ -276,7 +276,7 @@ class _Job:
         if self.transform is not None:
             from shardtool.verbs.calibrate import estimate_sizes
 
-            spooled = entries.offset is None or bool(entries.spool)
+            spooled = entries.offset is None or bool(entries.files)
             estimate = estimate_sizes(entries, self.targets[0].pattern, self.transform if spooled else None, pool)
             if self.dry:
                 self.note("sizes are estimates: samples are changed on the way")

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shardtool.plan import Plan
     from shardtool.publish import Publisher
     from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
+    from shardtool.source.entries import Entries
     from shardtool.storage import FileFact
     from shardtool.transform.steps import Transform
     from shardtool.verbs.observer import Observer
@@ -104,7 +105,7 @@ class Packing:
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
         self.plan, self.publisher, self.manner, self.observer = plan, publisher, manner, observer
-        self.stamp = _root_stamp(plan.entries.root)
+        self.stamp = _stamp(plan.entries)
         self.mtime_ns = (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_trusted`
         self.entries: dict[int, ShardEntry] = {}
         self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
@@ -415,6 +416,6 @@ def _table_hash(table: Any) -> str:
     return blake2b(sink.getvalue(), digest_size=16).hexdigest()
 
 
-def _root_stamp(root: bytes) -> int:
-    """Return nine digits for the folder that a path leads to now, such as could be a time's nanoseconds."""
-    return crc32c(identity(root).encode()) % (_SECOND_NS - 1) + 1
+def _stamp(entries: Entries) -> int:
+    """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
+    return crc32c((entries.identity or identity(entries.root)).encode()) % (_SECOND_NS - 1) + 1

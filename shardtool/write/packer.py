@@ -14,10 +14,11 @@ from array import array
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.checksum import crc32c
-from shardtool.errors import SampleFailed
+from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.sample import FILE, INLINE, SPAN, Skipped, to_text
-from shardtool.storage import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file, read_span
-from shardtool.write.task import ShardResult, ShardTask, digest, numbers, split_names
+from shardtool.storage import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
+from shardtool.write.spans import SpanReader
+from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
 if TYPE_CHECKING:
     import os
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _BUFFER_SIZE = 512 * 1024
 _REPORT_S = 0.1
+CORRUPT = "corrupt"  # what became of a sample whose bytes are not those that its index tells of
 
 _buffer: memoryview | None = None  # one a process, made at the first shard
 
@@ -40,14 +42,6 @@ class Output(Protocol):
 
 class StartAgain(Exception):
     """A sample failed after a part of it was written."""
-
-
-class Failed(Exception):
-    """A file cannot be read, or is not what the plan saw; or a transform cannot take the sample."""
-
-    def __init__(self, path: bytes, code: str, message: str, detail: str = "") -> None:
-        super().__init__(message)
-        self.path, self.code, self.message, self.detail = path, code, message, detail
 
 
 def shared_buffer() -> memoryview:
@@ -85,10 +79,21 @@ class Packer:
         self.paths = split_names(samples.paths) if samples.paths is not None else None
         self.inline = split_names(samples.inline) if samples.inline is not None else []
         self.offsets = numbers("q", samples.offsets).tolist() if samples.offsets is not None else []
+        self.expected = numbers("q", samples.expected).tolist() if samples.expected is not None else []
+        self.spans = SpanReader(samples.files)
+        self.file_of_row: list[int] = []
+        if samples.file is not None:
+            counts = numbers("H", samples.counts)
+            for file, count in zip(numbers("I", samples.file), counts, strict=True):
+                self.file_of_row += [file] * count
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what was opened for reading."""
+        self.spans.close()
 
     def result(self, staged: Staged | None) -> ShardResult:
         """Return what is to be told of the finished shard."""
@@ -98,12 +103,29 @@ class Packer:
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def read_spooled(self, row: int, payload: memoryview) -> None:
-        """Fill `payload` from the spool.
+        """Fill `payload` from the file that it is a span of.
 
         Raises:
             OSError: It cannot be read, or is too short.
+            Failed: The file is not what the plan saw.
         """
-        read_span(self.task.samples.spool, payload, self.offsets[row])
+        self.spans.fill(self._file_of(row), self.offsets[row], payload)
+
+    def check_crc(self, row: int, crc: int) -> None:
+        """See that a payload with the checksum `crc` is what its index says.
+
+        Raises:
+            Failed: It is not.
+        """
+        wanted = self.expected[row]
+        if crc != wanted and wanted >= 0:
+            name = to_text(self.task.samples.fields[self.codes[row]])
+            message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
+            raise Failed(self.spans.path(self._file_of(row)), CORRUPT, message)
+
+    def _file_of(self, row: int) -> int:
+        """Return which of the files a row's payload lies in."""
+        return self.file_of_row[row] if self.file_of_row else 0
 
     def stream_payload(self, name: bytes, row: int) -> int:
         """Write a payload of any size, block by block; return its checksum.
@@ -126,13 +148,15 @@ class Packer:
                 self.report_progress(0)
         except OSError as error:
             raise unreadable(path, error) from None
+        if self.expected:
+            self.check_crc(row, crc)
         return crc
 
     def _spool_blocks(self, row: int) -> Iterator[memoryview]:
         view, size, offset = self.view, self.sizes[row], self.offsets[row]
         for done in range(0, size, len(view)):
             block = view[: min(len(view), size - done)]
-            read_span(self.task.samples.spool, block, offset + done)
+            self.spans.fill(self._file_of(row), offset + done, block)
             yield block
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
@@ -170,6 +194,12 @@ class Packer:
     def leave_out(self, sample: int, failed: Failed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
+        if self.task.on_error == "stop" and failed.code == CORRUPT:
+            raise CorruptShard(
+                path,
+                f"{to_text(self.keys[sample])}: {failed.message}",
+                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong with that dataset.",
+            )
         if self.task.on_error == "stop":
             where = to_text(self.task.samples.root) + path if failed.path else to_text(self.keys[sample])
             raise SampleFailed(

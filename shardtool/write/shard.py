@@ -5,7 +5,7 @@ What comes back is numbers: checksums, and what was left out. The offsets follow
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c
@@ -47,8 +47,8 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     while True:
         output = task.folder.stage(task.name)
         try:
-            packer = _packer(task, output, report, without)
-            packer.run()
+            with closing(_packer(task, output, report, without)) as packer:
+                packer.run()
             return packer.result(output.finish(task.mtime_ns))
         except StartAgain:
             output.abandon()
@@ -58,6 +58,10 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
 
 def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
+    if task.samples.runs is not None:
+        from shardtool.write.tar_spans import SpanTarPacker
+
+        return SpanTarPacker(task, output, report, without)
     if task.format == "tar":
         from shardtool.write.tar import TarPacker
 
@@ -78,7 +82,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         with suppress(SampleFailed):  # writing the shard will meet it again
             while True:
                 packer = _packer(task, _Nowhere(), _no_report, without)
-                with suppress(StartAgain):
+                with suppress(StartAgain), closing(packer):
                     packer.run()
                     return packer.result(None) if (packer.size, packer.crc) == (size, crc) else None
         return None

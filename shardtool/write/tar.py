@@ -6,10 +6,10 @@ from shardtool.checksum import crc32c
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
 from shardtool.sample import FILE, INLINE, SPAN
 from shardtool.storage import READ_FOLLOWING, READ_PLAIN, read_file
-from shardtool.write.packer import Failed, Packer, changed, unreadable
-from shardtool.write.task import numbers
+from shardtool.write.packer import Packer, changed, unreadable
+from shardtool.write.task import Failed, numbers
 
-_PADDING = [bytes(size) for size in range(BLOCK)]
+PADDING = [bytes(size) for size in range(BLOCK)]
 
 
 class TarPacker(Packer):
@@ -23,7 +23,7 @@ class TarPacker(Packer):
         """
         samples, view, limit, without = self.task.samples, self.view, len(self.view), self.without
         root, kinds, endings, codes, sizes = samples.root, samples.kinds, self.endings, self.codes, self.sizes
-        mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, _PADDING
+        mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
         columns = zip(self.keys, numbers("q", samples.needs), numbers("H", samples.counts), strict=True)
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
@@ -78,5 +78,5 @@ class TarPacker(Packer):
             name, size = key + self.endings[self.codes[at]], self.sizes[at]
             self.write(header(name, size))
             crcs.append(self.stream_payload(name, at))
-            self.write(_PADDING[-size & (BLOCK - 1)])
+            self.write(PADDING[-size & (BLOCK - 1)])
         self.field_crcs.extend(crcs)

@@ -118,6 +118,14 @@ class ShardResult:
     made: Made | None = None
 
 
+class Failed(Exception):
+    """A file cannot be read, or is not what the plan saw; or a transform cannot take the sample."""
+
+    def __init__(self, path: bytes, code: str, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.path, self.code, self.message, self.detail = path, code, message, detail
+
+
 def split_names(names: bytes) -> list[bytes]:
     """Return the names in a buffer with a NUL after each."""
     return names[:-1].split(b"\0")

@@ -15,8 +15,8 @@ from shardtool.format.tfrecord import (
     put_frame_head,
     put_frame_tail,
 )
-from shardtool.write.packer import Failed, Packer, unreadable
-from shardtool.write.task import numbers
+from shardtool.write.packer import Packer, unreadable
+from shardtool.write.task import Failed, numbers
 
 
 class TFRecordPacker(Packer):
@@ -79,6 +79,8 @@ class TFRecordPacker(Packer):
                 except OSError as error:
                     raise unreadable(name if self.paths is None else self.paths[field], error) from None
             crcs.append(crc32c(payload))
+            if self.expected:
+                self.check_crc(field, crcs[-1])
             head = b""
         if key_part is not None:
             view[at : at + len(key_part)] = key_part

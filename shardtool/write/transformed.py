@@ -14,8 +14,8 @@ from shardtool.errors import SampleFailed
 from shardtool.format import tar, tfrecord
 from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_text
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.write.packer import Failed, Packer, unreadable
-from shardtool.write.task import Made, ShardResult, ShardTask, Work, digest, numbers
+from shardtool.write.packer import Packer, unreadable
+from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
 if TYPE_CHECKING:
     from shardtool.sample import Number

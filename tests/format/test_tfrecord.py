@@ -27,7 +27,7 @@ from shardtool.format.tfrecord import (
 )
 from shardtool.pattern import parse_pattern
 from shardtool.plan import Bounds, Plan, make_plan
-from shardtool.sample import INLINE, SPAN
+from shardtool.sample import INLINE, SPAN, SpanFile
 from shardtool.source.entries import Entries
 from shardtool.storage import LocalFolder
 from shardtool.write.task import ShardTask
@@ -251,7 +251,7 @@ def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
         },
         numbers={name: number for name, number in NUMBERS.items() if name in fields},
         offset=np.cumsum(sizes) - sizes,
-        spool=str(spool).encode(),
+        files=(SpanFile(str(spool).encode(), 0, -1),),
     )
 
 
