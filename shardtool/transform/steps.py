@@ -61,6 +61,18 @@ class Transform:
         """Whether the sizes of images go into the sidecars."""
         return self.images is not None and self.images.probe
 
+    def check_fields(self, known: tuple[str, ...]) -> None:
+        """See that there are the fields that are to be changed: a slip of the pen would change none.
+
+        Raises:
+            InvalidRequest: There are not.
+        """
+        images = self.images
+        for option, names in (("--image", images.fields), ("--mask", images.masks)) if images is not None else ():
+            if missing := [name for name in names if name not in known]:
+                expected = f"one of {', '.join(known)}"
+                raise InvalidRequest(option, f"no sample has a field {missing[0]!r}", expected=expected)
+
     def identity(self) -> str:
         """Return what tells this transform from any other: options, Pillow's version, the function's source.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
@@ -13,10 +14,11 @@ from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
 from shardtool.storage import inside, source_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from shardtool.execute.local import LocalPool
     from shardtool.pattern import ShardPattern
+    from shardtool.plan import Plan
     from shardtool.sample import OnError
     from shardtool.source.entries import Entries
     from shardtool.source.scan import ScanPart
@@ -33,10 +35,14 @@ class Source(Protocol):
     Attributes:
         name: For the dataset file: no folder, nothing of this machine.
         notes: What the user should know, once the samples are known.
+        recorded: What the dataset file tells of how the samples were chosen, beside the options.
+        digest: The content fingerprint that all samples together must have; None where nobody knows it.
     """
 
     name: str
     notes: list[str]
+    recorded: Mapping[str, object] = MappingProxyType({})
+    digest: int | None = None
 
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """Return the samples, those that `--where` takes."""
@@ -46,6 +52,10 @@ class Source(Protocol):
 
     def write_binary(self, file: Any) -> None:
         """Write the payload of all SPAN rows where offsets say."""
+
+    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer) -> list[Plan]:  # noqa: ARG002
+        """Return the same plans for payloads that lie where they can be read better; the output is locked."""
+        return plans
 
 
 def open_source(source: Any, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Source:
@@ -80,7 +90,7 @@ def _may_be_manifest(text: str) -> bool:
     return any(name.endswith(".parquet") or "=" in name for name in names)
 
 
-class FolderSource:
+class FolderSource(Source):
     """A tree of files."""
 
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
@@ -140,7 +150,7 @@ class FolderSource:
         """Write nothing: all fields are files."""
 
 
-class ManifestSource:
+class ManifestSource(Source):
     """A table with a row a sample."""
 
     def __init__(self, source: Any, options: CreateOptions) -> None:

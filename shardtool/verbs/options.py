@@ -1,4 +1,4 @@
-"""What can be asked of `create`: one value, checked as far as it can be without the source."""
+"""What can be asked of the verbs that write shards: one value, checked as far as it can be without the source."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _OPTION = {
     "masks": "--mask",
     "stat": "--no-stat",
 }
+_COUNTS = ("max_count", "shards_multiple_of", "workers")
 _SEVERAL = ("include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export")
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder")
 _OF_MANIFESTS = (
@@ -47,8 +48,8 @@ _NOT_RECORDED = {"workers", "start_method", "if_exists", "on_error", "root", "al
 
 
 @dataclass(frozen=True, slots=True)
-class CreateOptions:
-    """How to make a dataset; each has an option on the command line, of the same name where no other is given.
+class OutputOptions:
+    """What every verb that writes shards can be asked for; options on the command line have the same names.
 
     Attributes:
         max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
@@ -60,9 +61,80 @@ class CreateOptions:
         seed: Of that order, and of splits.
         where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
         split: Shares such as `train=0.8,val=0.1,test=0.1`.
-        split_column: The manifest's column that holds the split.
+        split_column: The column that holds the split.
         stratify: A column of labels; each keeps the shares.
         group_by: A column of groups; each stays in one split.
+        portable: Make names safe for every reader.
+        export: Other tools whose indexes to write, too: see `export`.
+        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
+        if_exists: `error`, `resume` or `overwrite`.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    max_size: str | int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    shards_multiple_of: int = 1
+    oversize: Oversize = "error"
+    shuffle: bool = False
+    seed: int = 0
+    where: str | None = None
+    split: str | None = None
+    split_column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    portable: bool = False
+    export: tuple[str, ...] = ()
+    on_error: OnError = "stop"
+    if_exists: IfExists = "error"
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        known = {one.name for one in fields(self)}
+        for name in [name for name in _CHOICES if name in known]:
+            if (value := getattr(self, name)) not in _CHOICES[name]:
+                choices = ", ".join(str(one) for one in _CHOICES[name])
+                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
+        for name in [name for name in _SEVERAL if name in known]:
+            if isinstance(texts := getattr(self, name), str):
+                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
+        for name in [name for name in _COUNTS if name in known]:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(option(name), str(value), expected="one or more")
+        of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
+        if of_split and not self.split:
+            raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = {}
+        seeded = self.shuffle or self.split
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in _NOT_RECORDED and value != one.default and not (one.name == "seed" and not seeded):
+                found[one.name] = list(value) if isinstance(value, tuple) else value
+        if self.max_size is not None:
+            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        return found
+
+    def of_split(self) -> SplitOptions | None:
+        """Return how samples are divided; None: they are not."""
+        if not self.split and self.split_column is None:
+            return None
+        from shardtool.divide import SplitOptions, parse_shares
+
+        shares = parse_shares(self.split) if self.split else ()
+        return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions(OutputOptions):
+    """How to make a dataset; each has an option on the command line, of the same name where no other is given.
+
+    Attributes:
         include: Of a folder: globs; where there are any, a file must match one.
         exclude: Of a folder: globs; files and folders that match one are left out.
         hidden: Of a folder: names that start with a dot count.
@@ -89,26 +161,8 @@ class CreateOptions:
         masks: `--mask`: the fields that are images of labels, never blended.
         probe: Images: width, height and mode go into the sidecars.
         map: `package.module:function`, called with each sample.
-        portable: Make names safe for every reader.
-        export: Other tools whose indexes to write, too: see `export`.
-        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
-        if_exists: `error`, `resume` or `overwrite`.
-        workers: Processes; None: the cores that this process may use.
-        start_method: `auto`, `fork` or `spawn`.
     """
 
-    max_size: str | int | None = None
-    max_count: int | None = None
-    equal_count: bool = False
-    shards_multiple_of: int = 1
-    oversize: Oversize = "error"
-    shuffle: bool = False
-    seed: int = 0
-    where: str | None = None
-    split: str | None = None
-    split_column: str | None = None
-    stratify: str | None = None
-    group_by: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hidden: bool = False
@@ -135,45 +189,19 @@ class CreateOptions:
     masks: tuple[str, ...] = ()
     probe: bool = False
     map: str | None = None
-    portable: bool = False
-    export: tuple[str, ...] = ()
-    on_error: OnError = "stop"
-    if_exists: IfExists = "error"
-    workers: int | None = None
-    start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                choices = ", ".join(str(one) for one in known)
-                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
-        for name in _SEVERAL:
-            if isinstance(texts := getattr(self, name), str):
-                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
-        for name in ("max_count", "shards_multiple_of", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(option(name), str(value), expected="one or more")
+        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
             raise InvalidRequest(option(of_images[0]), "nothing to do to images", expected="--resize or --encode")
-        of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
-        if of_split and not self.split:
-            raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
-        found = {}
-        seeded = self.shuffle or self.split
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name not in _NOT_RECORDED and value != one.default and not (one.name == "seed" and not seeded):
-                found[one.name] = list(value) if isinstance(value, tuple) else value
-        if self.max_size is not None:
-            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        found = OutputOptions.recorded(self)
         if self.resize is not None:
             width, height = _parse_resize(str(self.resize))
-            found["resize"] = f"{width}x{height}"  # and so are 256 and "256x256"
+            found["resize"] = f"{width}x{height}"  # 256 and "256x256" are the same request
         return found
 
     def check_for(self, *, manifest: bool) -> None:
@@ -206,15 +234,6 @@ class CreateOptions:
             stat=self.stat,
             dots=self.dots or "first",
         )
-
-    def of_split(self) -> SplitOptions | None:
-        """Return how samples are divided; None: they are not."""
-        if not self.split and self.split_column is None:
-            return None
-        from shardtool.divide import SplitOptions, parse_shares
-
-        shares = parse_shares(self.split) if self.split else ()
-        return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""

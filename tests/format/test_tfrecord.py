@@ -251,7 +251,7 @@ def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
         },
         numbers={name: number for name, number in NUMBERS.items() if name in fields},
         offset=np.cumsum(sizes) - sizes,
-        files=(SpanFile(str(spool).encode(), 0, -1),),
+        files=(SpanFile(str(spool).encode(), int(sizes.sum()), -1),),
     )
 
 

@@ -1,0 +1,408 @@
+"""What `create` and `reshard` share: samples from a source become one dataset, or one a split.
+
+The flow, top to bottom: list the source, divide it, plan the shards, hand each to a worker, and publish
+what comes back: shard, sidecar, and when all are there the dataset file.
+
+Start-up is a part of the work: on 60,000 files, importing pyarrow and NumPy costs more than
+packing. So workers are forked before anything heavy is imported, list the source while a thread of
+the parent imports what the plan and the sidecars need, and never need it themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool import __version__
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.execute.local import LocalPool, cores
+from shardtool.interop.exports import wanted_exports
+from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.publish import Publisher
+from shardtool.sample import SpanFile, parse_size
+from shardtool.storage import open_folder
+from shardtool.verbs.listing import left_out_notes
+from shardtool.verbs.observer import Observer
+from shardtool.verbs.results import CreateResult, DryRun, PlannedShard, SplitResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset import DatasetFile
+    from shardtool.divide import SplitOptions
+    from shardtool.interop.portability import Misread
+    from shardtool.plan import Plan
+    from shardtool.source.entries import Entries
+    from shardtool.transform.steps import Transform
+    from shardtool.verbs.listing import Source
+    from shardtool.verbs.options import OutputOptions
+    from shardtool.verbs.packing import Packing
+
+    Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+SPLIT = "{split}"
+_MARK = "\ue000"  # stands for it where braces cannot: a letter of nobody's
+
+
+def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: Observer | None) -> CreateResult:
+    """Write the samples of a source into shards, with sidecars and a dataset file.
+
+    Args:
+        begin: Makes the job; it gets the observer, and whether nothing is written.
+        options: What was asked for.
+        observer: Is told of progress, and of what the user should know.
+    """
+    begun = time.time()
+    with start_pool(options) as pool, ExitStack() as locks:
+        job = begin(observer or Observer(), dry=False)
+        entries, divided = job.entries(pool)
+        from shardtool.verbs.packing import Manner, Packing
+
+        spooled = entries.offset is not None and not entries.files
+        if spooled:  # workers read binary columns from a spool beside the output
+            job.open(locks)
+        try:
+            if spooled:
+                entries = job.spool(entries)
+            plans = job.plan(entries, divided, pool)
+            job.open(locks)
+            plans = job.source.arrange(plans, pool, job.observer)
+            manner = Manner(
+                options.on_error, begun, options.oversize, job.transform, job.identity,
+                options.equal_count, options.shards_multiple_of,
+            )  # fmt: skip
+            done = []
+            for target, plan in zip(job.targets, plans, strict=True):
+                packing = Packing(plan, target.publisher, manner, job.observer)
+                packing.pack(pool)
+                job.note(*map(str, packing.misread.values()))
+                done.append((target, packing))
+            job.check_written(done)
+            finished = [(*one, one[1].publish_dataset(job.made(one[0]))) for one in done]
+            for target in job.targets:
+                job.export(target, pool)
+        finally:
+            pool.close()  # nobody stages any more
+            job.clean()
+    return job.result(finished, time.time() - begun)
+
+
+def plan_dataset(begin: Callable[..., Job], options: OutputOptions, observer: Observer | None) -> DryRun:
+    """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
+    with start_pool(options) as pool:
+        job = begin(observer or Observer(), dry=True)
+        entries, divided = job.entries(pool)
+        plans = job.plan(entries, divided, pool)
+    shards = []
+    for target, plan in zip(job.targets, plans, strict=True):
+        for shard in range(plan.shards):
+            first, last = plan.span(shard)
+            keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
+            shards.append(PlannedShard(job.shown(target, shard), last - first, int(plan.sizes[shard]), *keys))
+    left_out = len(entries.left_out) + sum(len(plan.left_out) for plan in plans)
+    return DryRun(job.dataset_file(), tuple(shards), left_out, tuple(job.notes))
+
+
+def start_pool(options: OutputOptions) -> LocalPool:
+    """Start the workers, before anything is imported that starts threads: then they can be forked."""
+    return LocalPool(options.workers or cores(), options.start_method)
+
+
+class Target:
+    """One dataset to be written: all of it, or a split."""
+
+    def __init__(self, split: str, pattern: ShardPattern, options: OutputOptions) -> None:
+        self.split, self.pattern = split, pattern
+        self.folder = open_folder(pattern.folder)
+        self.publisher = Publisher(self.folder, pattern, options.if_exists)
+
+    @property
+    def dataset_file(self) -> str:
+        """The path of its dataset file."""
+        return self.folder.full_path(self.pattern.dataset_file)
+
+
+class Job:
+    """A request that makes sense so far.
+
+    Args:
+        open_source: Returns the source; it gets the patterns of the output.
+        output: A shard pattern, or the shards' names; with `{split}` in it for splits.
+        options: What was asked for.
+        observer: Is told of progress.
+        verb: For the dataset file.
+        transform: What is done to samples; None: nothing.
+        dry: Nothing will be written.
+    """
+
+    def __init__(  # noqa: PLR0913 - what there is to say
+        self,
+        open_source: Callable[[list[ShardPattern]], Source],
+        output: Names,
+        options: OutputOptions,
+        observer: Observer,
+        *,
+        verb: str,
+        transform: Transform | None,
+        dry: bool,
+    ) -> None:
+        self.verb, self.options, self.observer, self.dry = verb, options, observer, dry
+        self.notes: list[str] = []
+        self._names = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
+        self._dividing = options.of_split()
+        self.transform = transform
+        self.identity = transform.identity() if transform else ""
+        self._check_names()
+        self.exports = wanted_exports(options.export, self._pattern(_MARK).format)
+        known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
+        self.targets = self._targets(known)
+        self._opened = False
+        if not dry:
+            for target in self.targets:
+                target.publisher.check()
+        self.source = open_source([target.pattern for target in self.targets])
+
+    def _check_names(self) -> None:
+        has = any(SPLIT in name for name in self._names)
+        if has and self._dividing is None:
+            raise InvalidRequest(
+                self._names[0], "{split} without splits", expected="--split train=0.8,val=0.2 or --split-column"
+            )
+        if self._dividing is not None and not all(SPLIT in name for name in self._names):
+            raise InvalidRequest(
+                self._names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar"
+            )
+
+    def _targets(self, splits: list[str]) -> list[Target]:
+        targets = [Target(split, self._pattern(split), self.options) for split in splits]
+        for one in targets:
+            for other in targets:
+                shared = other.pattern.owned_by(one.pattern) if one is not other else None
+                if shared:
+                    raise InvalidRequest(
+                        self._names[0], f"{shared} may be a file of the splits {one.split} and {other.split}",
+                        expected="names that tell them apart, such as out-{split}-{000000..}.tar",
+                    )  # fmt: skip
+        return targets
+
+    def _pattern(self, split: str) -> ShardPattern:
+        return parse_pattern([name.replace(SPLIT, split) for name in self._names])
+
+    def shown(self, target: Target, shard: int) -> str:
+        """Return a shard's name for a plan: with its folder where splits lie in several."""
+        folders = [os.path.abspath(one.pattern.folder or ".") for one in self.targets]
+        name = target.pattern.shard(shard)
+        if len(set(folders)) == 1:
+            return name
+        folder = os.path.abspath(target.pattern.folder or ".")
+        return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)
+
+    def entries(self, pool: LocalPool) -> tuple[Entries, list[NDArray[Any] | None]]:
+        """List the source; return its samples, and which of them each target gets (None: all)."""
+        options = self.options
+        entries = self.source.entries(pool, self.observer)
+        self.note(*self.source.notes)
+        divided: list[NDArray[Any] | None] = [None]
+        if self._dividing is not None:
+            entries, divided = self._divide(entries, self._dividing)
+        is_tar = self.targets[0].pattern.format == "tar"
+        from shardtool.interop.portability import check_case, make_portable
+        from shardtool.source.folder import check_utf8
+
+        if options.portable:
+            if self._dividing is not None:
+                raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
+            return _keep_source_paths(make_portable(entries)), divided
+        check_utf8(entries)
+        if is_tar:
+            check_case(entries)
+        return entries, divided
+
+    def _divide(self, entries: Entries, options: SplitOptions) -> tuple[Entries, list[NDArray[Any] | None]]:
+        """Return the samples with the column `split`, and which of them each split has."""
+        from shardtool.divide import divide
+        from shardtool.verbs.columns import with_split
+
+        values = self.source.column(options.reads[1]) if options.reads else None
+        splits = divide(entries.keys, options, values)
+        self.note(*splits.notes)
+        if options.column is not None:
+            self.targets = self._targets([*splits.names])
+            if not self.dry:
+                for target in self.targets:
+                    target.publisher.check()
+        chosen = [splits.samples(at) for at in range(len(splits.names))]
+        if empty := [name for name, samples in zip(splits.names, chosen, strict=True) if not len(samples)]:
+            raise InvalidRequest(
+                "--split", f"no sample falls into {', '.join(empty)}: {len(entries):,} in all",
+                remedy="Use larger shares, another --seed, or --stratify.",
+            )  # fmt: skip
+        return replace(entries, columns=with_split(entries.columns, splits.names, splits.number)), [*chosen]
+
+    def open(self, locks: ExitStack) -> None:
+        """Make the folders, take the locks, and remove what a killed run has left."""
+        if self._opened:
+            return
+        for target in self.targets:
+            target.folder.ready()
+            locks.enter_context(target.folder.lock(target.pattern.base))
+        self._opened = True
+        for target in self.targets:
+            target.publisher.check()
+            target.publisher.clean()
+
+    def clean(self) -> None:
+        """Remove what is staged, if the locks were taken."""
+        if self._opened:
+            for target in self.targets:
+                target.publisher.clean()
+
+    def spool(self, entries: Entries) -> Entries:
+        """Write binary columns to one file beside the output; `clean` removes it."""
+        publisher = self.targets[0].publisher
+        path = publisher.spool(int(entries.size.sum()), self.source.write_binary)
+        return replace(entries, files=(SpanFile(os.fsencode(path), int(entries.size.sum()), -1),))
+
+    def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
+        """Decide what goes where; tell the user what to know before a byte is written."""
+        options = self.options
+        from shardtool.plan import Bounds, make_plan
+
+        max_size = None if options.max_size is None else parse_size(options.max_size)
+        bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
+        estimate = None
+        if self.transform is not None:
+            self.transform.check_fields(entries.fields)
+            from shardtool.verbs.calibrate import estimate_sizes
+
+            spooled = entries.offset is None or bool(entries.files)
+            estimate = estimate_sizes(entries, self.targets[0].pattern, self.transform if spooled else None, pool)
+            if self.dry:
+                self.note("sizes are estimates: samples are changed on the way")
+        seed = options.seed if options.shuffle else None
+        plans = [
+            make_plan(entries, target.pattern, bounds, seed, which=which, estimate=estimate)
+            for target, which in zip(self.targets, divided, strict=True)
+        ]
+        for plan in plans:
+            self.note(*plan.notes)
+        self.note(*left_out_notes(entries))
+        if self.targets[0].pattern.format == "tar":
+            self.note(*map(str, _misreads(plans[0].entries, options)))
+            if plans[0].shards == 1:
+                self.note(
+                    "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
+                    f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
+                )
+        if self.exports and not self.dry:
+            from shardtool.verbs.index import check_exports
+
+            for target, plan in zip(self.targets, plans, strict=True):
+                check_exports(
+                    target.pattern, plan.shards, self.exports, self._owns, overwrite=options.if_exists != "error"
+                )
+        # What the source left out belongs to no split; the first one's ledger lists it.
+        return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def check_written(self, done: list[tuple[Target, Packing]]) -> None:
+        """See, before a dataset file is published, that all content is that of the source, where it tells."""
+        from shardtool.checksum import show_fingerprint
+
+        found, wanted = sum(packing.digest for _, packing in done), self.source.digest
+        if wanted is None or any(packing.skipped for _, packing in done):
+            return
+        if show_fingerprint(found) != show_fingerprint(wanted):
+            raise CorruptShard(
+                self.source.name, f"samples with the fingerprint {show_fingerprint(found)}",
+                expected=f"{show_fingerprint(wanted)}, as their dataset files say",
+                remedy="No dataset file was written. `shardtool verify` tells what is wrong with the source.",
+            )  # fmt: skip
+
+    def _owns(self, name: str) -> bool:
+        return any(target.pattern.owns(name) for target in self.targets)
+
+    def export(self, target: Target, pool: LocalPool) -> None:
+        """Write the indexes of other tools for a dataset that is there."""
+        if self.exports:
+            from shardtool.verbs.index import Exporter
+
+            exporter = Exporter(target.folder, target.pattern.dataset_file, self.exports, self.observer, self.notes)
+            exporter.write(target.folder, pool, overwrite=self.options.if_exists != "error")
+
+    def made(self, target: Target) -> dict[str, object]:
+        """Return how a dataset is made, as its dataset file tells."""
+        more = {"split": target.split} if target.split else {}
+        return {
+            "verb": self.verb,
+            "source": self.source.name,
+            **more,
+            "options": {**self.options.recorded(), **self.source.recorded},
+            "tool": f"shardtool {__version__}",
+        }
+
+    def dataset_file(self) -> str:
+        """Return the dataset file's path; of several splits, with `{split}` in it."""
+        if self._dividing is None:
+            return self.targets[0].dataset_file
+        return Target("", self._pattern(_MARK), self.options).dataset_file.replace(_MARK, SPLIT)
+
+    def result(self, done: list[tuple[Target, Packing, DatasetFile]], seconds: float) -> CreateResult:
+        """Return what the run made."""
+        from shardtool.checksum import show_fingerprint
+
+        splits = {
+            target.split: SplitResult(
+                dataset_file=target.dataset_file,
+                shards=len(dataset.shards),
+                kept=packing.kept,
+                samples=sum(shard.samples for shard in dataset.shards),
+                skipped=dataset.skipped,
+                dropped=packing.dropped,
+                size=sum(shard.size for shard in dataset.shards),
+                fingerprint=dataset.fingerprint,
+            )
+            for target, packing, dataset in done
+        }
+        return CreateResult(
+            dataset_file=self.dataset_file(),
+            shards=sum(one.shards for one in splits.values()),
+            kept=sum(one.kept for one in splits.values()),
+            samples=sum(one.samples for one in splits.values()),
+            skipped=sum(one.skipped for one in splits.values()),
+            size=sum(one.size for one in splits.values()),
+            seconds=seconds,
+            fingerprint=show_fingerprint(sum(packing.digest for _, packing, _ in done)),
+            notes=tuple(self.notes),
+            dropped=sum(one.dropped for one in splits.values()),
+            features=done[0][2].features,
+            splits=splits if self._dividing is not None else {},
+            exported=tuple(self.exports),
+        )
+
+    def note(self, *notes: str) -> None:
+        """Tell the user, now and in the result."""
+        for note in map(printable, notes):
+            self.notes.append(note)
+            self.observer.note(note)
+
+
+def _keep_source_paths(entries: Entries) -> Entries:
+    """Return samples of a dataset whose names were made safe before with the names that they had at first."""
+    known = entries.columns is not None and "source_paths" in entries.columns.column_names
+    return replace(entries, source_paths=False) if known else entries
+
+
+def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
+    from shardtool.interop.portability import misreads
+
+    found = misreads(entries)
+    if options.portable or not any(one.mendable for one in found):
+        return found
+    return [
+        replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
+    ]
