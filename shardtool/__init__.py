@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
     from shardtool.verbs.rebuild import IndexOptions, IndexResult, index
+    from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
     from shardtool.verbs.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.summary import InspectOptions, Summary, inspect
     from shardtool.verbs.verify import Report, VerifyOptions, verify
@@ -44,6 +45,7 @@ __all__ = [
     "OutputExists",
     "OutputFailed",
     "Report",
+    "ReshardOptions",
     "SampleFailed",
     "ShardError",
     "SplitResult",
@@ -56,6 +58,8 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "reshard",
+    "reshard_dry_run",
     "verify",
 ]
 
@@ -70,6 +74,7 @@ _MODULES = {
     "InspectOptions": "verbs.summary",
     "Observer": "verbs.observer",
     "Report": "verbs.verify",
+    "ReshardOptions": "verbs.reshard",
     "SplitResult": "verbs.results",
     "Summary": "verbs.summary",
     "VerifyOptions": "verbs.verify",
@@ -78,6 +83,8 @@ _MODULES = {
     "export": "verbs.index",
     "index": "verbs.rebuild",
     "inspect": "verbs.summary",
+    "reshard": "verbs.reshard",
+    "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",
 }
 

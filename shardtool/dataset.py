@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
+_APPENDS = b'\n    "appends": ['
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
@@ -71,12 +72,14 @@ class DatasetFile:
         fields: How many samples have each field.
         field_bytes: Payload bytes.
         skipped: How many rows `out.skipped` has.
-        skipped_crc: CRC-32C of that file; None where there is none.
         schema: The sidecars' columns and their types.
         classes: Field to the names of its class numbers.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         made: How it was made: the verb, the source's name, the options, the tool.
         fingerprint: Of the content; empty where nobody has read it all.
+        skipped_crc: CRC-32C of `out.skipped`; None where there is none.
+        numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
+        appends: The number of the first shard of each append, in the order of `appended` in `made`.
     """
 
     name: str
@@ -92,6 +95,8 @@ class DatasetFile:
     made: Mapping[str, Any]
     fingerprint: str
     skipped_crc: int | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    appends: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -116,7 +121,9 @@ class DatasetFile:
                 "schema": dict(self.schema),
                 "classes": dict(self.classes),
                 **({"features": dict(self.features)} if self.features else {}),
+                **({"numbers": dict(self.numbers)} if self.numbers else {}),
                 "made": dict(self.made),
+                **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
             },
         }
@@ -142,6 +149,12 @@ def feature_spec(fields: Mapping[str, int], kinds: Mapping[str, str], samples: i
     return found
 
 
+def feature_kinds(features: Mapping[str, str]) -> dict[str, str]:
+    """Return field to `int64` or `float`, from what `feature_spec` says of the features that are numbers."""
+    found = {name: [kind for kind, of_tf in _TF_KINDS.items() if of_tf in str(spec)] for name, spec in features.items()}
+    return {name: kinds[0] for name, kinds in found.items() if kinds}
+
+
 def shard_names(data: bytes) -> list[str] | None:
     """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
     if not any(mark in data for mark in _MARKS):
@@ -150,6 +163,11 @@ def shard_names(data: bytes) -> list[str] | None:
         return [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
+
+
+def tells_of_appends(data: bytes) -> bool:
+    """Tell whether samples were appended to the dataset of a dataset file, which may be damaged."""
+    return _APPENDS in data
 
 
 def read_dataset(data: bytes, name: str) -> DatasetFile:
@@ -194,12 +212,37 @@ def _dataset(document: Any, ours: Any) -> DatasetFile:
         field_bytes=_typed(totals, "field_bytes", int),
         skipped=_typed(totals, "skipped", int),
         schema=_typed(ours, "schema", dict),
-        classes=_typed(ours, "classes", dict),
+        classes=_classes(ours),
         features=_typed(ours, "features", dict) if "features" in ours else {},
         made=_typed(ours, "made", dict),
         fingerprint=_typed(ours, "fingerprint", str),
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
+        numbers=_numbers(ours) if "numbers" in ours else {},
+        appends=_appends(ours, len(shards)) if "appends" in ours else (),
     )
+
+
+def _classes(ours: Any) -> dict[str, list[str]]:
+    classes: dict[str, list[str]] = _typed(ours, "classes", dict)
+    for name, names in classes.items():
+        if type(names) is not list or not all(type(one) is str for one in names):
+            raise TypeError(f"the classes of {name!r:.40} are {names!r:.80}")
+    return classes
+
+
+def _numbers(ours: Any) -> dict[str, str]:
+    numbers: dict[str, str] = _typed(ours, "numbers", dict)
+    for name, kind in numbers.items():
+        if kind not in _TF_KINDS or name not in ours["fields"] or ours["format"] != "tar":
+            raise ValueError(f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
+    return numbers
+
+
+def _appends(ours: Any, shards: int) -> tuple[int, ...]:
+    appends: list[int] = _typed(ours, "appends", list)
+    if any(type(number) is not int for number in appends) or sorted({0, *appends, shards}) != [0, *appends, shards]:
+        raise ValueError(f"appends from the shards {appends!r:.80}, of {shards}")
+    return tuple(appends)
 
 
 def _shard(found: Any) -> ShardEntry:

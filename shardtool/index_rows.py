@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shardtool.arrow import numbers
 from shardtool.errors import CorruptShard
 from shardtool.sidecar import SCHEMA
 
@@ -104,8 +105,8 @@ def _rows(table: Any, bound: int) -> Rows:
 
     keys, lists = one("__key__"), one("__fields__")
     if pa.types.is_dictionary(keys.type):
-        lengths = pc.binary_length(keys.dictionary).to_numpy(zero_copy_only=False)
-        if len(keys) and int(lengths[keys.indices.to_numpy(zero_copy_only=False)].sum()) > bound:
+        lengths = numbers(pc.binary_length(keys.dictionary))
+        if len(keys) and int(lengths[numbers(keys.indices)].sum()) > bound:
             raise ValueError("keys longer than their shard")
         keys = keys.dictionary_decode()
     fields = lists.flatten()
@@ -120,12 +121,12 @@ def _rows(table: Any, bound: int) -> Rows:
         key_sizes=np.diff(ends),
         starts=_numbers(one("__offset__")),
         sizes=_numbers(one("__size__")),
-        counts=np.diff(lists.offsets.to_numpy().astype(np.int64)),
+        counts=np.diff(numbers(lists.offsets)).astype(np.int64),
         names=[text.encode() for text in coded.dictionary.to_pylist()],
-        codes=coded.indices.to_numpy(zero_copy_only=False).astype(np.int64),
+        codes=numbers(coded.indices).astype(np.int64),
         offsets=flat[0],
         lengths=flat[1],
-        crcs=None if crcs.null_count else crcs.to_numpy(zero_copy_only=False).astype(np.uint32),
+        crcs=None if crcs.null_count else numbers(crcs).astype(np.uint32),
     )
 
 
@@ -144,7 +145,9 @@ def _plain(kind: Any) -> Any:
 
 
 def _numbers(column: Any) -> NDArray[np.int64]:
-    values = column.to_numpy(zero_copy_only=False)
+    if column.null_count:
+        raise ValueError("a null where a number must be")
+    values = numbers(column)
     if values.dtype != np.uint64:
         raise ValueError(f"numbers of type {values.dtype}")
     if len(values) and values.max() >= 2**63:

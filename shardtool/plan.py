@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_SIZE = 10**9
 FORMAT_VERSION = 1
 NO_LIMIT = 2**62
+_WORTH_READING = 0.25  # of a region must be wanted: then reading it whole beats reading its spans one by one
 _ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
 
 
@@ -90,6 +91,8 @@ class Plan:
         limits: What the shards were cut by.
         left_out: Samples that `oversize` left out.
         notes: What the user should know, such as shards over the bound.
+        regions: int64[regions, 2], ascending: where parts of the first of `entries.files` start and end, each of them
+            what some places next to each other want of it, and best read whole; None: spans are read one by one.
     """
 
     format: str
@@ -102,6 +105,7 @@ class Plan:
     limits: Limits
     left_out: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    regions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Return how many samples there are, those that were left out not counted."""
@@ -159,19 +163,42 @@ class Plan:
         e = self.entries
         if e.offset is None:
             return {}
-        offset, files, file = e.offset[rows], e.files, None
+        which = self.which(shard)
+        files, file = e.files, np.zeros(len(which), np.int64)
         if e.file is not None:
-            used, file = np.unique(e.file[self.which(shard)], return_inverse=True)
+            used, file = np.unique(e.file[which], return_inverse=True)
             files = tuple(e.files[at] for at in used.tolist())
+        regions, runs = self._regions(shard, rows), None
+        if self.format == "tar" and files and np.isin(e.kind[rows], (SPAN, INLINE)).all():
+            runs = self._runs(shard, rows, file) if regions is None else _each(len(e.kind[rows]))
         return {
-            "offsets": offset.tobytes(),
+            "offsets": e.offset[rows].tobytes(),
             "files": files,
-            "file": None if file is None else file.astype(np.uint32).tobytes(),
+            "file": file.astype(np.uint32).tobytes(),
             "expected": None if e.expected is None else e.expected[rows].tobytes(),
-            "runs": self._runs(shard, rows, file) if self.format == "tar" and e.files else None,
+            "runs": runs,
+            "regions": regions,
         }
 
-    def _runs(self, shard: int, rows: NDArray[np.int64] | slice, file: NDArray[np.int64] | None) -> bytes:
+    def _regions(self, shard: int, rows: NDArray[np.int64] | slice) -> bytes | None:
+        """Return the regions of which a shard wants enough to read them whole; None where there are none."""
+        e = self.entries
+        if self.regions is None or e.offset is None:
+            return None
+        spooled = e.kind[rows] == SPAN
+        if e.file is not None:
+            which = self.which(shard)
+            spooled &= np.repeat(e.file[which] == 0, e.counts()[which])
+        offset, size = e.offset[rows][spooled], e.size[rows][spooled]
+        at = np.searchsorted(self.regions[:, 0], offset, "right") - 1
+        inside = (at >= 0) & (offset < self.regions[at, 1])
+        used, place = np.unique(at[inside], return_inverse=True)
+        wanted = np.bincount(place, weights=size[inside], minlength=len(used))
+        found = self.regions[used]
+        found = found[wanted >= _WORTH_READING * (found[:, 1] - found[:, 0])]
+        return found.tobytes() if len(found) else None
+
+    def _runs(self, shard: int, rows: NDArray[np.int64] | slice, file: NDArray[np.int64]) -> bytes:
         """Return the ends of runs of rows that lie in one file as far apart as they will in the shard."""
         e, which = self.entries, self.which(shard)
         counts = e.counts()[which]
@@ -182,8 +209,7 @@ class Plan:
         place = np.cumsum(heads + size + tails) - size - tails
         moved = (e.offset[rows] if e.offset is not None else 0) - place
         breaks = (np.diff(moved) != 0) | (e.kind[rows][1:] != SPAN) | (e.kind[rows][:-1] != SPAN)
-        if file is not None:
-            breaks |= np.diff(np.repeat(file, counts)) != 0
+        breaks |= np.diff(np.repeat(file, counts)) != 0
         return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
 
     def _inline(self, shard: int, rows: NDArray[np.int64] | slice, counts: NDArray[np.int64]) -> bytes:
@@ -232,6 +258,11 @@ class Plan:
         if self.order is None:
             return slice(int(self.entries.first[first]), int(self.entries.first[last]))
         return self.entries.rows_of(self.which(shard))
+
+
+def _each(rows: int) -> bytes:
+    """Return runs of one row each."""
+    return np.arange(1, rows + 1, dtype=np.uint32).tobytes()
 
 
 def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str:

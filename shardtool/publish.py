@@ -6,29 +6,32 @@ that makes every instant safe:
 
 - the dataset file names only files that are there and whole: whatever replaces or removes one of
   its shards removes the dataset file first;
-- `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged.
+- `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged;
+- `--append` touches no shard that the old dataset file names, so that file stays until another takes its place.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from shardtool.dataset import shard_names
-from shardtool.errors import OutputExists, OutputFailed, listing, printable
+from shardtool.appended import check_none_left, check_old, later_files, names_left, nothing_there
+from shardtool.dataset import shard_names, tells_of_appends
+from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing
+from shardtool.ledger import check_ledger, encode_skipped, merged, read_skipped, without
 from shardtool.pattern import sidecar_name
 from shardtool.sample import counted, show_size, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardtool.dataset import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.sample import Skipped
     from shardtool.storage import FileFact, Folder, Output, Staged
 
-IfExists = Literal["error", "resume", "overwrite"]
+IfExists = Literal["error", "resume", "overwrite", "append", "append-resume"]
 _SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
 
@@ -40,20 +43,59 @@ class Publisher:
         folder: Where it goes.
         pattern: Its names.
         if_exists: What to do about an earlier output.
+
+    Attributes:
+        existing: What is known of the files that are there under the pattern's names.
+        old: The dataset that is appended to, once it was checked; None: there is none.
+        done_from: Where this append is in that dataset already: the number of its first shard. Then nothing is
+            published, and what would be is compared.
     """
 
     def __init__(self, folder: Folder, pattern: ShardPattern, if_exists: IfExists) -> None:
         self.folder, self.pattern, self.if_exists = folder, pattern, if_exists
         self.existing: dict[str, FileFact] = {}
+        self.old: DatasetFile | None = None
+        self.done_from: int | None = None
+        self._old_data: bytes | None = None
         self._waiting: list[Staged] = []
         self._spool: Output | None = None
         self._withdrawn = False
+
+    @property
+    def appends(self) -> bool:
+        """Whether the new shards join those of a dataset that is there."""
+        return self.if_exists in ("append", "append-resume")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether shards that a killed run has finished are kept."""
+        return self.if_exists in ("resume", "append-resume")
+
+    @property
+    def first(self) -> int:
+        """The number of the first shard of this run."""
+        if self.done_from is not None:
+            return self.done_from
+        return 0 if self.old is None else len(self.old.shards)
+
+    @property
+    def pattern_left(self) -> ShardPattern:
+        """The pattern of the names that this run may use.
+
+        Raises:
+            InvalidRequest: There are none.
+        """
+        return names_left(self.pattern, self.first)
 
     def check(self) -> None:
         """Find what is there, and refuse to touch it where nobody asked for that.
 
         Raises:
-            OutputExists: There is output, and `if_exists` is `error`.
+            OutputExists: There is output, and `if_exists` is `error`; or shards that were appended, and it is
+                `resume`; or what a killed append has left, and it is `append`; or the dataset that is appended to
+                has changed since it was checked before.
+            InvalidRequest: There is nothing to append to, or its shards have other names.
+            CorruptShard: What is appended to is damaged.
         """
         there = self.folder.names()
         self.existing = self.folder.facts(name for name in there if self.pattern.owns(name))
@@ -67,23 +109,26 @@ class Publisher:
                 self.folder.path or ".", f"shards of another format under these names: {listing(rivals, 3)}",
                 expected="none that would share their indexes", remedy="Choose another name, or move them away.",
             )  # fmt: skip
-        if self.existing and self.if_exists not in ("resume", "overwrite"):
+        if self.appends:
+            self._check_old()
+        elif self.existing and self.if_exists == "error":
             finish = "." if self.pattern.dataset_file in self.existing else ", or finish that run with --resume."
             found = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
             raise OutputExists(where, found, remedy=f"Choose another name, or --overwrite{finish}")
 
     def _check_dataset_file(self) -> None:
         """See that what has the dataset file's name is one, and lists no shard that would be left behind."""
-        name = self.pattern.dataset_file
-        try:
-            shards = shard_names(self.folder.read(name))
-        except OSError:
-            shards = None
+        name, data = self.pattern.dataset_file, b""
+        with suppress(OSError):
+            data = self.folder.read(name)
+        shards = shard_names(data)
         if shards is None:
             raise OutputExists(
                 self.folder.full_path(name), "a file that is no dataset file of shardtool",
                 remedy="Choose another pattern, or move it away.",
             )  # fmt: skip
+        if self.appends:
+            return  # damaged or not: `_check_old` tells
         names = [os.fsdecode(to_bytes(shard)) for shard in shards]
         if foreign := [name for name in names if not self.pattern.owns(name)]:
             raise OutputExists(
@@ -91,6 +136,61 @@ class Publisher:
                 expected=f"those of {self.pattern.text}",
                 remedy="Choose another pattern, use that dataset's own, or remove it first.",
             )  # fmt: skip
+        if self.if_exists == "resume" and tells_of_appends(data):
+            raise OutputExists(
+                self.folder.full_path(name), "shards that were appended, which this run would remove",
+                remedy="Add --append to go on with an append, or --overwrite to replace the dataset by a new one.",
+            )  # fmt: skip
+
+    def _check_old(self) -> None:
+        """See that there is a dataset to append to, and that it is the one which was there before."""
+        name = self.pattern.dataset_file
+        if name not in self.existing:
+            raise nothing_there(self.folder, self.pattern, self.existing)
+        data = self.folder.read(name)
+        if self._old_data not in (None, data):
+            raise OutputExists(
+                self.folder.full_path(name), "the dataset was changed meanwhile, by another run",
+                expected="the one that was there at the start", remedy="Run the same command again.",
+            )  # fmt: skip
+        self._old_data, self.old = data, check_old(self.folder, self.pattern, self.existing, data)
+        later = later_files(self.pattern, self.existing, len(self.old.shards))
+        if not self.resumes:
+            check_none_left(self.folder, later)
+        if not later:  # a killed append may have put its own list there, with its shards
+            check_ledger(encode_skipped(self.listed_skipped()), self.old, self._ledger)
+
+    @property
+    def _ledger(self) -> str:
+        return self.folder.full_path(self.pattern.skipped_file)
+
+    def listed_skipped(self) -> list[Skipped]:
+        """Return the list of what was left out that is there.
+
+        Raises:
+            CorruptShard: It is none.
+        """
+        name = self.pattern.skipped_file
+        try:
+            return read_skipped(self.folder.read(name) if name in self.existing else b"", self._ledger)
+        except OSError as error:
+            raise CorruptShard(self._ledger, f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+    def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:
+        """Return all that the dataset leaves out: what this run did, and what the dataset that is appended to did.
+
+        Raises:
+            CorruptShard: The list that is there is not that of this dataset.
+        """
+        if self.old is None:
+            return [*skipped]
+        listed = self.listed_skipped()
+        try:
+            check_ledger(encode_skipped(listed), self.old, self._ledger)
+        except CorruptShard:
+            listed = without(listed, skipped)  # an append may have been killed once its own list was there
+            check_ledger(encode_skipped(listed), self.old, self._ledger)
+        return merged(listed, skipped)
 
     def clean(self) -> None:
         """Remove what this or a killed run has left under temporary names. Call it under the lock."""
@@ -155,9 +255,9 @@ class Publisher:
         """Publish what waits, remove what is stale, and publish the dataset file, last.
 
         Args:
-            shards: The final names of all shards.
+            shards: The final names of all shards of this run.
             dataset_file: Its bytes.
-            skipped: What was left out.
+            skipped: What was left out, in the order of its list: `all_skipped`.
 
         Raises:
             OutputFailed: The file system refuses.
@@ -167,6 +267,8 @@ class Publisher:
         if ledger:
             wanted.add(self.pattern.skipped_file)
         stale = sorted(set(self.existing) - wanted)
+        if self.appends:
+            stale = later_files(self.pattern, self.existing, self.first + len(shards))
         if ledger and not self._has(self.pattern.skipped_file, ledger):
             self._waiting.append(self._stage(self.pattern.skipped_file, ledger))
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
@@ -181,8 +283,8 @@ class Publisher:
         self._waiting = []
 
     def _withdraw_dataset_file(self) -> None:
-        """Remove the old dataset file before the first of its shards changes."""
-        if not self._withdrawn and self.pattern.dataset_file in self.existing:
+        """Remove the old dataset file before the first of its shards changes; an append changes none."""
+        if not self.appends and not self._withdrawn and self.pattern.dataset_file in self.existing:
             self.folder.remove([self.pattern.dataset_file])
             del self.existing[self.pattern.dataset_file]
         self._withdrawn = True
@@ -204,13 +306,3 @@ class Publisher:
         with suppress(OSError):
             return self.folder.read(name) == data
         return False
-
-
-def encode_skipped(skipped: Sequence[Skipped]) -> bytes:
-    """Return the bytes of the list of what was left out."""
-    return b"".join(_row(one) for one in skipped)
-
-
-def _row(one: Skipped) -> bytes:
-    row = {"key": printable(one.key), "path": printable(one.path), "code": one.code, "message": printable(one.message)}
-    return json.dumps(row, ensure_ascii=True).encode() + b"\n"

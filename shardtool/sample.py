@@ -23,6 +23,8 @@ Number = Literal["int64", "float"]  # what a field's text stands for, where a fo
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
+DUPLICATE = "duplicate"  # why a sample was left out whose key another one has
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _STEP = 1000
@@ -162,6 +164,8 @@ class ShardSamples:
         expected: int64, the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
         runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
             None where nobody looked.
+        regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
+            None where spans are read one by one.
     """
 
     root: bytes
@@ -182,3 +186,4 @@ class ShardSamples:
     file: bytes | None = None
     expected: bytes | None = None
     runs: bytes | None = None
+    regions: bytes | None = None

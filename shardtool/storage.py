@@ -31,6 +31,8 @@ _STAGED_SUFFIX = ".part"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_FOLLOWING = _READ
 READ_PLAIN = _READ | os.O_NOFOLLOW
+PARTS = 1024  # that one system call can fill: IOV_MAX
+SPOOL_REMEDY = "Choose another --temp-dir, or --shuffle-method gather, which needs none."
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
@@ -92,6 +94,9 @@ class Folder(Protocol):
     def stage(self, name: str) -> Output:
         """Start a file that will be called `name`."""
 
+    def spool(self, name: str, size: int) -> Spool:
+        """Start a temporary file; `discard_staged` removes it."""
+
     def publish(self, *staged: Staged) -> None:
         """Make staged files appear, whole, in this order."""
 
@@ -118,6 +123,55 @@ class Folder(Protocol):
 
     def lock(self, base: str) -> AbstractContextManager[None]:
         """Hold the lock of the dataset `base`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """A temporary file that several processes write to at once, each at places of its own. It travels to them.
+
+    Attributes:
+        path: Where it is.
+        folder: What the user called its folder.
+    """
+
+    path: str
+    folder: str
+
+    def open(self) -> SpoolFile:
+        """Open it for writing.
+
+        Raises:
+            OutputFailed: It cannot be opened.
+        """
+        return SpoolFile(self)
+
+
+class SpoolFile:
+    """A spool that is being written; `close` it."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._folder = spool.folder
+        try:
+            self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise _spool_failed(self._folder, error) from None
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at a place.
+
+        Raises:
+            OutputFailed: The disk is full, or fails.
+        """
+        done, total = 0, len(data)
+        try:
+            while done < total:
+                done += os.pwrite(self._fd, data[done:] if done else data, offset + done)
+        except OSError as error:
+            raise _spool_failed(self._folder, error) from None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        _close(self._fd)
 
 
 class StagedFile:
@@ -224,6 +278,25 @@ class LocalFolder:
             OutputFailed: The folder cannot be written to.
         """
         return StagedFile(self.full_path(f".{name}{_STAGED_SUFFIX}"), name)
+
+    def spool(self, name: str, size: int) -> Spool:
+        """Start a temporary file of `size` bytes; `discard_staged` removes it.
+
+        Raises:
+            OutputFailed: The folder cannot be written to, or may not hold a file so large.
+        """
+        path = self.full_path(f".{name}{_STAGED_SUFFIX}")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            fd = os.open(path, _CREATE, 0o666)
+            try:
+                os.ftruncate(fd, size)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _spool_failed(self.path, error) from None
+        return Spool(path, self.path)
 
     def publish(self, *staged: Staged) -> None:
         """Give staged files their final names, each in place of what had it, and make that durable.
@@ -409,6 +482,36 @@ class SpanSource:
             done += got
         return done
 
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
+
+        Args:
+            parts: `PARTS` at most.
+            offset: Where.
+            total: What `parts` hold together.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        done = os.preadv(self._fd, parts, offset)
+        if done == total or not done:
+            return done
+        before = 0  # a network file system may return less, and no system call returns more than 2 GiB
+        for part in parts:
+            missing = part[max(0, done - before) :]
+            before += len(part)
+            if missing:
+                got = self.read(missing, offset + done)
+                done += got
+                if got < len(missing):
+                    break
+        return done
+
+    def expect_random(self) -> None:
+        """Tell the system that nothing is to be read ahead."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
     def close(self) -> None:
         """Give the descriptor back."""
         _close(self._fd)
@@ -454,3 +557,8 @@ _REMEDIES = {
 def _failed(where: str, error: OSError) -> OutputFailed:
     found = (error.strerror or str(error)).lower()
     return OutputFailed(where, f"cannot write: {found}", remedy=_REMEDIES.get(error.errno or 0, ""))
+
+
+def _spool_failed(folder: str, error: OSError) -> OutputFailed:
+    found = (error.strerror or str(error)).lower()
+    return OutputFailed(folder or ".", f"cannot write a temporary file: {found}", remedy=SPOOL_REMEDY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import CorruptShard, printable
@@ -43,6 +43,30 @@ class SurveyTask:
     dots: Dots = "first"
 
 
+class Odd(NamedTuple):
+    """A member of a tar that is no part of a sample: where its header starts, its name, and whether it is a plain file.
+
+    The name is without `./` before it, so that of a tar's top folder is empty.
+    """
+
+    offset: int
+    name: bytes
+    is_file: bool
+
+    @property
+    def what(self) -> str:
+        """Say it in words."""
+        return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'no plain file'}"
+
+
+class Unlike(NamedTuple):
+    """A feature that is not one value of the kind that the first of its name was: its sample, kind, and values."""
+
+    sample: int
+    kind: str
+    values: int
+
+
 @dataclass(slots=True)
 class Survey:
     """What lies in a shard, as columns.
@@ -65,7 +89,8 @@ class Survey:
         soiled: Where padding is not zero, likewise; the first places only.
         digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
         texts: Row of a field to the text of its number, where checksums were asked for.
-        odd: (offset, what): members that are no part of a sample, such as folders.
+        odd: Members that are no part of a sample, such as folders.
+        unlike: Of a TFRecord: a field's code to the first feature of it that is no single value, or of another kind.
         error: Where the walk ended too early; what stands before it is told.
     """
 
@@ -86,7 +111,8 @@ class Survey:
     soiled: list[int] = field(default_factory=list)
     digest: int | None = None
     texts: dict[int, bytes] = field(default_factory=dict)
-    odd: list[tuple[int, str]] = field(default_factory=list)
+    odd: list[Odd] = field(default_factory=list)
+    unlike: dict[int, Unlike] = field(default_factory=dict)
     error: CorruptShard | None = None
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
@@ -180,8 +206,7 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
-            what = "no plain file" if not is_file else "a name without a field"
-            found.odd.append((offset, f"{printable(name) or './'}: {what}"))
+            found.odd.append(Odd(offset, name, is_file))
             last = None
             continue
         key, ending = name[:at], name[at + 1 :]
@@ -234,7 +259,10 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
         rest = [feature for feature in features if feature is not key_feature or feature.name != b"__key__"]
         found.counts.append(len(rest))
         for feature in sorted(rest, key=lambda one: one.name):
-            found.codes.append(found.code(feature.name, feature.kind))
+            code = found.code(feature.name, feature.kind)
+            if feature.values != 1 or feature.kind != found.kinds[code]:
+                found.unlike.setdefault(code, Unlike(number, feature.kind, feature.values))
+            found.codes.append(code)
             found.offsets.append(feature.offset)
             found.lengths.append(feature.size)
             if task.checksum:

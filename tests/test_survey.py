@@ -77,7 +77,10 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
     found = survey(SurveyTask(str(tmp_path / "x.tar")))
     assert found.keys == [b"a", b"a"]  # interleaved: two samples
     assert list(found.counts) == [2, 1]
-    assert [what.partition(":")[0] for _, what in found.odd] == ["./", "README", "b.", "l.jpg"]
+    assert [(one.name, one.is_file) for one in found.odd] == [
+        (b"", False), (b"README", True), (b"b.", True), (b"l.jpg", False)
+    ]  # fmt: skip
+    assert found.odd[0].what == "./: no plain file"
 
 
 @pytest.mark.parametrize("pack", ["w:gz", "plain gz"])

@@ -27,6 +27,7 @@ _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or tell what is wrong with it.",
+    "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
 }
 

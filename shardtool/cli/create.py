@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Size, common
-from shardtool.interop.exports import EXPORTS
+from shardtool.cli.options import Sectioned, common, dividing, if_exists, running, shards
 
 
 class _Create(Sectioned):
@@ -26,27 +25,13 @@ class _Create(Sectioned):
 @click.command(cls=_Create, no_args_is_help=True)
 @click.argument("source", type=click.Path())
 @click.argument("output", nargs=-1, required=True)
-@click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]")
-@click.option("--max-count", type=click.IntRange(1), metavar="N", help="Samples in a shard at most.")
-@click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one.")
-@click.option(
-    "--shards-multiple-of", type=click.IntRange(1), default=1, metavar="N", help="So that ranks x workers divide them."
-)
-@click.option(
-    "--oversize", type=click.Choice(["error", "alone", "skip"]), default="error", show_default=True,
-    help="A sample that fits in no shard: an error, a shard of its own, or left out.",
-)  # fmt: skip
-@click.option("--shuffle", is_flag=True, help="One global random order.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle and --split.")
+@shards
 @click.option(
     "--where", metavar="QUERY",
     help="Only samples that this takes: \"bi == 'dog' and width > 256\" over a manifest's columns; of a folder: key, "
     "path, folder and size.",
 )  # fmt: skip
-@click.option("--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT.")
-@click.option("--split-column", metavar="COLUMN", help="The split is what the manifest says.")
-@click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split.")
-@click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split.")
+@dividing
 @click.option(
     "--include", multiple=True, metavar="GLOB", help="Only files that match ('*.jpg', 'train/*'); repeatable."
 )
@@ -90,23 +75,13 @@ class _Create(Sectioned):
 @click.option(
     "--map", metavar="MODULE:FUNCTION", help="Call this with each sample, a dict; it returns one, some or None."
 )
-@click.option("--portable", is_flag=True, help="Make names safe for every reader; the sidecar keeps the originals.")
-@click.option(
-    "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
-    help="At a file that cannot be read: stop, or leave the sample out and list it in NAME.skipped.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Finish an earlier run; keep what is done and unchanged.")
-@click.option("--overwrite", is_flag=True, help="Replace an earlier dataset, once the new one is complete.")
-@click.option(
-    "--export", multiple=True, type=click.Choice(list(EXPORTS)), help="Write another tool's index, too; repeatable."
-)
-@click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing.")
-@click.option("--start-method", type=click.Choice(["auto", "fork", "spawn"]), default="auto", help="How workers start.")
+@running
 @common
 def create(  # noqa: PLR0913 - an option each
     source: str,
     output: tuple[str, ...],
     *,
+    append: bool,
     resume: bool,
     overwrite: bool,
     dry_run: bool,
@@ -147,10 +122,7 @@ def create(  # noqa: PLR0913 - an option each
     from shardtool.verbs.create import dry_run as run_dry
     from shardtool.verbs.options import CreateOptions
 
-    if resume and overwrite:
-        message = "--resume keeps what is there and --overwrite replaces it: choose one."
-        raise click.UsageError(message)
-    asked = CreateOptions(if_exists="resume" if resume else "overwrite" if overwrite else "error", **options)
+    asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
     terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
         if dry_run:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from shardtool.errors import InvalidRequest
+from shardtool.interop.exports import EXPORTS
 from shardtool.sample import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shardtool.publish import IfExists
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
@@ -40,7 +43,7 @@ class Sectioned(click.Command):
             title = self.SECTIONS.get(param.name or "")
             if title or not sections:
                 sections.append((title or "Options", []))
-            if record := param.get_help_record(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 sections[-1][1].append(record)
         for title, records in sections:
             if records:
@@ -48,13 +51,104 @@ class Sectioned(click.Command):
                     formatter.write_dl(records)
 
 
+def shards(command: Command) -> Command:
+    """Add what says how shards are cut, and in which order."""
+    return _add(
+        command,
+        click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]"),
+        click.option("--max-count", type=click.IntRange(1), metavar="N", help="Samples in a shard at most."),
+        click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one."),
+        click.option(
+            "--shards-multiple-of",
+            type=click.IntRange(1),
+            default=1,
+            metavar="N",
+            help="So that ranks x workers divide them.",
+        ),
+        click.option(
+            "--oversize",
+            type=click.Choice(["error", "alone", "skip"]),
+            default="error",
+            show_default=True,
+            help="A sample that fits in no shard: an error, a shard of its own, or left out.",
+        ),
+        click.option("--shuffle", is_flag=True, help="One global random order."),
+        click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle and --split."),
+    )
+
+
+def dividing(command: Command) -> Command:
+    """Add what divides samples."""
+    return _add(
+        command,
+        click.option(
+            "--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT."
+        ),
+        click.option("--split-column", metavar="COLUMN", help="The split is what the manifest says."),
+        click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split."),
+        click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split."),
+    )
+
+
+def running(command: Command) -> Command:
+    """Add what says how a run goes about its output."""
+    return _add(
+        command,
+        click.option(
+            "--portable", is_flag=True, help="Make names safe for every reader; the sidecar keeps the originals."
+        ),
+        click.option(
+            "--on-error",
+            type=click.Choice(["stop", "skip"]),
+            default="stop",
+            show_default=True,
+            help="At a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
+        ),
+        click.option(
+            "--append", is_flag=True, help="Add new shards to the dataset that is there; nothing of it is rewritten."
+        ),
+        click.option("--resume", is_flag=True, help="Finish an earlier run; keep what is done and unchanged."),
+        click.option("--overwrite", is_flag=True, help="Replace an earlier dataset, once the new one is complete."),
+        click.option(
+            "--export",
+            multiple=True,
+            type=click.Choice(list(EXPORTS)),
+            help="Write another tool's index, too; repeatable.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing."),
+        click.option(
+            "--start-method", type=click.Choice(["auto", "fork", "spawn"]), default="auto", help="How workers start."
+        ),
+    )
+
+
 def common(command: Command) -> Command:
     """Add what every verb has."""
-    for option in (
-        click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
-        click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+    return _add(
+        command,
         click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes. [default: the cores]"),
-    ):
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+        click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
+        click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
+    )
+
+
+def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
+    """Return what these options mean for output that is there.
+
+    Raises:
+        UsageError: They exclude each other.
+    """
+    if overwrite and (resume or append):
+        other = "--resume keeps what is there" if resume else "--append adds to what is there"
+        message = f"{other} and --overwrite replaces it: choose one."
+        raise click.UsageError(message)
+    if append:
+        return "append-resume" if resume else "append"
+    return "resume" if resume else "overwrite" if overwrite else "error"
+
+
+def _add(command: Command, *options: Callable[[Command], Command]) -> Command:
+    for option in reversed(options):
         command = option(command)
     return command

@@ -66,6 +66,12 @@ class Terminal(Observer):
             except OSError:
                 self._nobody_reads()
 
+    def phase(self, text: str, size: int) -> None:
+        """Start a bar that will make room for another."""
+        self.close()
+        self._shards = (0, 0)
+        self._start_bar(text, size, "B", leave=False)
+
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
         self.close()
@@ -87,7 +93,8 @@ class Terminal(Observer):
             done, total = self._shards
             self._shards = (done + shards, total)
             try:
-                self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
+                if total:
+                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
                 self._bar.update(size)
             except OSError:
                 self._nobody_reads()

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
 _STRING_LIMIT = 2**31 - 1  # bytes that the offsets of a `string` array reach
 
 
@@ -40,14 +41,6 @@ def truths(mask: NDArray[np.bool_]) -> Any:
     """Return a boolean array."""
     bits = np.packbits(mask, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
-
-
-def numbers(array: Any) -> NDArray[Any]:
-    """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
-    dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
-    if not len(array):
-        return np.zeros(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 def places(mask: Any) -> NDArray[np.int64]:

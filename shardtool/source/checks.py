@@ -16,6 +16,7 @@ from shardtool.source import buffers, keys, places
 from shardtool.source.roles import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
 from shardtool.source.rows import rows_text
 from shardtool.source.texts import has_text
+from shardtool.source.values import large_places, missing_places, nul_places
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardtool.columns import Names
 
-_INT64 = 2**63 - 1
 _SHOWN = 3  # keys and paths in a message
 _BYTES_REMEDY = "--bytes takes a column of bytes."
 
@@ -134,7 +134,7 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
         want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
 
 
-def check_sidecar_names(where: str, columns: list[str]) -> None:
+def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave them out of --meta") -> None:
     """Refuse columns of metadata with names that the sidecars have for themselves.
 
     Raises:
@@ -144,7 +144,7 @@ def check_sidecar_names(where: str, columns: list[str]) -> None:
     if own:
         raise InvalidRequest(
             where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
-            remedy="Rename them, or leave them out of --meta.",
+            remedy=f"Rename them, or {remedy}.",
         )  # fmt: skip
 
 
@@ -158,30 +158,19 @@ def check_values(rows: Rows, roles: Roles) -> None:
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
     for role, name in needed:
         rows.refuse(
-            _missing(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
+            missing_places(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
             expected=f"a {role} in each row", remedy="--where can leave such rows out.",
         )  # fmt: skip
     for name in (*roles.values(), *roles.paths()):
-        column = rows.columns[name]
-        if is_text(column.type):
-            bad = buffers.places(pc.match_substring(column, "\0"))
-            rows.refuse(bad, f"column {name!r}: a NUL in the text", expected="text without")
+        rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.values():
-        column = rows.columns[name]
-        if pa.types.is_uint64(column.type):
-            bad = np.flatnonzero(buffers.numbers(column) > _INT64)
-            rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
+        bad = large_places(rows.columns[name])
+        rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
         rows.refuse(
             _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",
             remedy="Make it null, or leave the column out of --meta.",
         )  # fmt: skip
-
-
-def _missing(column: Any) -> NDArray[np.int64]:
-    if pa.types.is_floating(column.type):
-        return buffers.places(pc.is_null(column, nan_is_null=True))
-    return buffers.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
 
 
 def _infinite(column: Any) -> NDArray[np.int64]:
@@ -214,7 +203,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InvalidRequest("--size", f"column {name!r} holds no numbers", expected="bytes of the file")
-    rows.refuse(_missing(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
+    rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
     broken = keys.broken_numbers(column)
     rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
     sizes = buffers.numbers(column).astype(np.int64)

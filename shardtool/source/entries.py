@@ -42,7 +42,7 @@ class Entries:
         source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
         left_out: What the source holds but cannot be part of a sample.
         inline: Field to the payload of its INLINE rows, one a sample, also for samples without the field.
-        numbers: What the text of INLINE fields stands for, where that is a number.
+        numbers: What the text of fields stands for, where that is a number; INLINE where it is to be stored as one.
         classes: Field to the names of its class numbers.
         offset: int64[rows], where the payload of SPAN rows starts in its file; None where there are none.
         files: The files that SPAN rows lie in: shards, or a spool; none: the spool is yet to be written.

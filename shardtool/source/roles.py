@@ -33,7 +33,7 @@ _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
 })  # fmt: skip
-_BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
+BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 
 
@@ -93,7 +93,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     Raises:
         InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
     """
-    _check_names(name, schema.names)
+    check_names(name, schema.names)
     for option, column in options.named():
         if column not in schema.names:
             raise no_column(option, column, schema.names)
@@ -109,7 +109,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
-    rest = [one for one in schema.names if one not in {key, *payload} and not _INDEX.match(one)]
+    rest = [one for one in schema.names if one not in {key, *payload} and not is_index(one)]
     meta = tuple(one for one in schema.names if one in options.meta) if isinstance(options.meta, tuple) else tuple(rest)
     first = path if path is not None else next((column for _, column in options.files), None)
     roles = Roles(
@@ -121,7 +121,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
         meta=() if options.meta == "none" else meta,
         notes=notes,
     )
-    _check_fields(name, roles, options.classes)
+    check_fields(name, roles, options.classes)
     _check_payload(name, schema.names, roles)
     _note(roles, options)
     return roles
@@ -163,6 +163,11 @@ def is_wrapped_bytes(kind: Any) -> bool:
     return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
 
 
+def is_index(column: str) -> bool:
+    """Tell whether a name is what pandas calls the column that it makes of an index without a name."""
+    return _INDEX.match(column) is not None
+
+
 def is_text(kind: Any) -> bool:
     """Tell whether a type is one of text, behind a dictionary or not."""
     if pa.types.is_dictionary(kind):
@@ -174,7 +179,12 @@ def _is_key(kind: Any) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _check_names(name: str, columns: list[str]) -> None:
+def check_names(name: str, columns: list[str]) -> None:
+    """Refuse columns without a name, and several of one.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
     without = [str(at) for at, column in enumerate(columns, 1) if not column.strip()]
     if without:
         raise InvalidRequest(
@@ -234,10 +244,15 @@ def ending_of(path: str | None, dots: Dots) -> str:
     return to_text(split[1]) if split else ""
 
 
-def _check_fields(name: str, roles: Roles, classes: tuple[str, ...]) -> None:
+def check_fields(name: str, roles: Roles, classes: tuple[str, ...]) -> None:
+    """Refuse names that no field can have, or that several columns give to theirs, and labels that are no field.
+
+    Raises:
+        InvalidRequest: There are such names.
+    """
     names = roles.field_names()
     for one in names:
-        if _BAD_FIELD.search(one):
+        if BAD_FIELD.search(one):
             raise InvalidRequest(
                 f"field {one!r}", "no name for a field", expected="an ending, such as jpg, cls or seg.png"
             )

@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
+from shardtool.source import buffers
+from shardtool.source.checks import check_utf8
 from shardtool.source.request import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
 from shardtool.source.roles import PATH_NAMES
 from shardtool.source.rows import mixed_types
 from shardtool.source.tablefile import ArrowTable, ParquetTable, base_name, folder_of, readable
-from shardtool.source.textfile import DelimitedTable, read_json_lines, read_list
+from shardtool.source.textfile import DelimitedTable, numbers_of, read_json_lines, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -95,6 +97,32 @@ def _open_file(path: str) -> Table:
 
 def _opener(path: str) -> Callable[[], Any]:
     return lambda: pa.input_stream(path, compression="detect")
+
+
+def read_columns(
+    table: Table, names: Collection[str], text: Collection[str], values: Collection[str]
+) -> dict[str, Any]:
+    """Return columns without bytes, an array in its plain type each, in the order of the table.
+
+    Args:
+        table: What to read.
+        names: The columns.
+        text: Where types are inferred, the columns that stay text until all of them are read.
+        values: Those of them that are numbers then, if all of their text is numbers.
+
+    Raises:
+        InvalidRequest: The table cannot be read, or holds text that is no UTF-8.
+    """
+    with readable(table.where):
+        found = table.read(names, text)
+        columns = {}
+        for name in found.column_names:
+            columns[name] = buffers.one_chunk(buffers.plain(found.column(0)))
+            found = found.remove_column(0)  # so that it is not in memory twice
+    check_utf8(table.where, columns)
+    if table.untyped:
+        columns |= {name: numbers_of(columns[name]) for name in values if name in columns}
+    return columns
 
 
 class MemoryTable:

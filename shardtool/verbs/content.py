@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 from shardtool.format.tfrecord_walk import numbers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
@@ -111,17 +107,6 @@ def label_of(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, in
     if value is None:
         return f"{len(data)} bytes: {data[:16].hex()}", None
     return str(value).strip(), value if isinstance(value, (int, float)) else None
-
-
-def kinds_of_features(features: Mapping[str, str]) -> dict[str, str]:
-    """Return field to `int64` or `float`, from what the dataset file tells TensorFlow."""
-    found = {}
-    for name, spec in features.items():
-        if "tf.int64" in str(spec):
-            found[name] = "int64"
-        elif "tf.float" in str(spec):
-            found[name] = "float"
-    return found
 
 
 def image_fact(data: bytes) -> tuple[int, int, str] | str:

@@ -255,12 +255,19 @@ class Job:
         for target in self.targets:
             target.publisher.check()
             target.publisher.clean()
+        self._discard_scratch()
 
     def clean(self) -> None:
         """Remove what is staged, if the locks were taken."""
         if self._opened:
             for target in self.targets:
                 target.publisher.clean()
+            self._discard_scratch()
+
+    def _discard_scratch(self) -> None:
+        scratch = self.source.scratch()
+        if scratch is not None:
+            scratch[0].discard_staged([scratch[1]])
 
     def spool(self, entries: Entries) -> Entries:
         """Write binary columns to one file beside the output; `clean` removes it."""

@@ -9,22 +9,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
-from shardtool.sample import Skipped, counted
+from shardtool.sample import DUPLICATE, Skipped, counted
 from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
 from shardtool.storage import inside, source_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shardtool.columns import Names
     from shardtool.execute.local import LocalPool
     from shardtool.pattern import ShardPattern
     from shardtool.plan import Plan
     from shardtool.sample import OnError
     from shardtool.source.entries import Entries
     from shardtool.source.scan import ScanPart
+    from shardtool.storage import Folder
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
 
+_CHOSEN = (NO_FIELD, DUPLICATE)  # reasons that are no failure
 _TASKS = 32  # enough to keep a few workers busy to the end
 _MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
 
@@ -36,12 +39,14 @@ class Source(Protocol):
         name: For the dataset file: no folder, nothing of this machine.
         notes: What the user should know, once the samples are known.
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
+        taken: The keys of the dataset that is appended to, which are set before the samples are listed; None: none.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
     """
 
     name: str
     notes: list[str]
     recorded: Mapping[str, object] = MappingProxyType({})
+    taken: Names | None = None
     digest: int | None = None
 
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
@@ -56,6 +61,10 @@ class Source(Protocol):
     def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer) -> list[Plan]:  # noqa: ARG002
         """Return the same plans for payloads that lie where they can be read better; the output is locked."""
         return plans
+
+    def scratch(self) -> tuple[Folder, str] | None:
+        """Return where temporary files of this source lie: their folder, and their final name; None: nowhere."""
+        return None
 
 
 def open_source(source: Any, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Source:
@@ -200,7 +209,7 @@ def check_left_out(
     Raises:
         SampleFailed: There are such files.
     """
-    failed = [one for one in left_out if one.code != NO_FIELD]
+    failed = [one for one in left_out if one.code not in _CHOSEN]
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
         raise SampleFailed(
@@ -213,8 +222,11 @@ def left_out_notes(entries: Entries) -> list[str]:
     """Return a line for each reason why something was left out."""
     by_code: dict[str, list[str]] = {}
     for one in entries.left_out:
-        by_code.setdefault(one.code, []).append(printable(one.path))
-    text = {NO_FIELD: "file left out, without an ending that could name a field"}
+        by_code.setdefault(one.code, []).append(printable(one.path or one.key))
+    text = {
+        NO_FIELD: "file left out, without an ending that could name a field",
+        DUPLICATE: "sample left out, of a key that another one has",
+    }
     return [
         f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"
         for code, paths in by_code.items()

@@ -20,6 +20,8 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 
 _CHOICES = {
+    "on_duplicate": ("error", "rename", "first", "last"),
+    "method": ("auto", "gather", "scatter"),
     "oversize": get_args(Oversize),
     "symlinks": get_args(Symlinks),
     "dots": (None, *get_args(Dots)),
@@ -36,15 +38,22 @@ _OPTION = {
     "images": "--image",
     "masks": "--mask",
     "stat": "--no-stat",
+    "rename_fields": "--rename-field",
 }
-_COUNTS = ("max_count", "shards_multiple_of", "workers")
-_SEVERAL = ("include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export")
+_COUNTS = ("head", "max_count", "shards_multiple_of", "workers")
+_SEVERAL = (
+    "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
+    "select_fields", "drop_fields", "rename_fields",
+)  # fmt: skip
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
     "split_column",
 )  # fmt: skip
-_NOT_RECORDED = {"workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export"}
+_NOT_RECORDED = {
+    "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export",
+    "join", "method", "memory", "temp_dir",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +232,9 @@ class CreateOptions(OutputOptions):
         return ManifestOptions(
             key=self.key,
             path=self.path,
-            files=_pairs("--file", self.files),
-            binary=_pairs("--bytes", self.binary),
-            fields=_pairs("--field", self.values),
+            files=pairs("--file", self.files),
+            binary=pairs("--bytes", self.binary),
+            fields=pairs("--field", self.values),
             classes=tuple(self.classes),
             meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
             root=self.root,
@@ -263,14 +272,21 @@ def option(name: str) -> str:
     return _OPTION.get(name, f"--{name.replace('_', '-')}")
 
 
-def _pairs(where: str, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    pairs = []
+def pairs(
+    where: str, texts: tuple[str, ...], expected: str = "FIELD=COLUMN, such as jpg=path"
+) -> tuple[tuple[str, str], ...]:
+    """Return the two sides of each `one=other`.
+
+    Raises:
+        InvalidRequest: One is no such text.
+    """
+    found = []
     for text in texts:
         field, _, column = text.partition("=")
         if not field or not column:
-            raise InvalidRequest(where, repr(text), expected="FIELD=COLUMN, such as jpg=path")
-        pairs.append((field, column))
-    return tuple(pairs)
+            raise InvalidRequest(where, repr(text), expected=expected)
+        found.append((field, column))
+    return tuple(found)
 
 
 def _parse_resize(text: str) -> tuple[int, int]:

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from shardtool.dataset import feature_kinds
 from shardtool.errors import CorruptShard
 from shardtool.read.parts import FIELDS, payload, read_part
 from shardtool.reading import COMPRESSED, open_shard
-from shardtool.verbs.content import IMAGE_LIMIT, content_of, image_fact, is_label, kinds_of_features, label_of
+from shardtool.verbs.content import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
 from shardtool.verbs.statistics import Column, Counts, Sizes
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Overview:
         self.columns: dict[str, Column] = {}
         self.pixels = (Sizes(), Sizes())  # of the columns width and height
         self.images: dict[str, ImageTally] = {}
-        self.kinds = kinds_of_features(dataset.file.features) if dataset.file else {}
+        self.kinds = feature_kinds(dataset.file.features) if dataset.file else {}
         self.classes = class_names(dataset)
         self._looks: list[tuple[float, int, int, Look]] = []
         for shard in self._chosen():

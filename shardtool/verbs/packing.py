@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,9 @@ from shardtool.columns import Names
 from shardtool.dataset import DatasetFile, ShardEntry, feature_spec
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.interop.portability import misread_keys
+from shardtool.ledger import encode_skipped
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
-from shardtool.publish import encode_skipped
 from shardtool.sample import counted, output_text, to_bytes, to_text
 from shardtool.sidecar import (
     MadeFact,
@@ -39,6 +40,7 @@ from shardtool.sidecar import (
     types_of,
 )
 from shardtool.storage import identity
+from shardtool.verbs.append import existing_keys, joined
 from shardtool.verbs.columns import with_column, with_images
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Kept, Made, ShardResult, ShardTask, Work
@@ -112,7 +114,7 @@ class Packing:
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
-        self._round, self._base = plan, 0  # the plan of this round, and the number of its first shard
+        self._round, self._base = plan, publisher.first  # the plan of this round, and the number of its first shard
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, ShardSamples] = {}
@@ -153,37 +155,56 @@ class Packing:
         """Publish what was skipped and the dataset file; return what it says.
 
         Args:
-            made: How the dataset was made: goes into the dataset file as it is.
+            made: How the dataset was made, or what was appended: goes into the dataset file as it is.
         """
+        if self.publisher.old is not None and self.publisher.done_from is not None:
+            self._check_done(self.publisher.old, self.publisher.done_from + len(self.entries))
+            return self.publisher.old
         plan, pattern = self.plan, self.publisher.pattern
         self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
+        skipped = self.publisher.all_skipped(self.skipped)
+        shards = range(self.publisher.first, self.publisher.first + len(self.entries))
         dataset = DatasetFile(
             name=output_text(pattern.base),
             pattern=output_text(pattern.text),
             format=pattern.format,
-            shards=tuple(self.entries[shard] for shard in range(len(self.entries))),
+            shards=tuple(self.entries[shard] for shard in shards),
             fields={name: self.fields[name] for name in sorted(self.fields, key=to_bytes)},
             field_bytes=self.field_bytes,
-            skipped=len(self.skipped),
+            skipped=len(skipped),
             schema=self.schema,
             classes=plan.entries.classes,
             features=self._features() if plan.format == "tfrecord" else {},
             made=made,
             fingerprint=show_fingerprint(self.digest),
-            skipped_crc=crc32c(encode_skipped(self.skipped)) if self.skipped else None,
+            skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
+            numbers=self._numbers() if plan.format == "tar" else {},
         )
-        names = [pattern.shard(shard) for shard in range(len(self.entries))]
-        self.publisher.finish(names, dataset.encode(), self.skipped)
+        if self.publisher.old is not None:
+            dataset = joined(self.publisher.old, dataset)
+        self.publisher.finish([pattern.shard(shard) for shard in shards], dataset.encode(), skipped)
         return dataset
+
+    def _check_done(self, old: DatasetFile, number: int) -> None:
+        """See that a shard is the one that the dataset has; or, after the last, that it has no more."""
+        if [*old.shards[number : number + 1]] != [*filter(None, [self.entries.get(number)])]:
+            raise InvalidRequest(
+                self.publisher.pattern.text, "the dataset has these samples already, with other content",
+                remedy="Give the new samples other keys, and leave --resume out.",
+            )  # fmt: skip
 
     def _features(self) -> dict[str, str]:
         samples = sum(shard.samples for shard in self.entries.values())
         return feature_spec(self.fields, self.plan.entries.numbers, samples)
 
+    def _numbers(self) -> dict[str, str]:
+        numbers = self.plan.entries.numbers
+        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
+
     def _new_sizes(self) -> list[int]:
         """Return the sizes of the shards that are yet to be written, as planned."""
-        existing, resume = self.publisher.existing, self.publisher.if_exists == "resume"
-        names = [self.publisher.pattern.shard(at) for at in range(self.plan.shards)]
+        existing, resume = self.publisher.existing, self.publisher.resumes
+        names = [self.publisher.pattern.shard(self.publisher.first + at) for at in range(self.plan.shards)]
         loose = self.manner.on_error == "skip" or self.manner.transform is not None
         return [
             int(size) for name, size in zip(names, self.plan.sizes, strict=True)
@@ -215,7 +236,8 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        remedy = "Leave that option out, and run it with --overwrite: `reshard` can even shards out afterwards."
+        again = "--append --resume" if self.publisher.appends else "--overwrite"
+        remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.publisher.pattern.text
         if self.manner.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
@@ -228,16 +250,17 @@ class Packing:
 
     def _check_names(self) -> None:
         pattern, needed = self.publisher.pattern, self._base + self._round.shards
+        again = "--append --resume" if self.publisher.appends else "--overwrite"
         if pattern.count is not None and needed > pattern.count:
             raise InvalidRequest(
                 pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
-                remedy="Use an open range such as out-{000000..}.tar, or a wider one, and run it with --overwrite.",
+                remedy=f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}.",
             )  # fmt: skip
 
     def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
         """Return what is known of a file that an earlier run has left; None where it must be written."""
         fact = self.publisher.existing.get(name)
-        if self.publisher.if_exists != "resume" or fact is None:
+        if not self.publisher.resumes or fact is None:
             return None
         changes = self.manner.transform is not None
         if not changes and fact.size != self._round.sizes[shard]:
@@ -306,12 +329,17 @@ class Packing:
             tally, fact, data = self._index_made(result, result.made, samples, name)
         else:
             tally, fact, data = self._index(result, samples, name)
-        self.publisher.add(result.staged, data, name)
         self.entries[number] = ShardEntry(
             fact.name, tally.samples, fact.size, fact.crc, sidecar_name(fact.name), len(data), crc32c(data),
             tally.first_key, tally.last_key,
         )  # fmt: skip
-        self.kept += result.staged is None
+        if self.publisher.old is not None and self.publisher.done_from is not None:
+            self._check_done(self.publisher.old, number)
+            self.publisher.folder.discard_staged([name])
+            self.kept += 1
+        else:
+            self.publisher.add(result.staged, data, name)
+            self.kept += result.staged is None
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))
@@ -396,12 +424,24 @@ class Packing:
                 self.misread[one.code] = replace(before, count=before.count + one.count) if before else one
         for key in keys:
             mark = blake2b(key, digest_size=16).digest()
+            if mark in self._taken:
+                raise SampleFailed(
+                    to_text(key), "a key that the function of --map gave, and the dataset appended to has already",
+                    remedy="Give each sample that it returns a key of its own.",
+                )  # fmt: skip
             if mark in self.manner.keys:
                 raise SampleFailed(
                     to_text(key), "a key that the function of --map gave to two samples",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
             self.manner.keys.add(mark)
+
+    @cached_property
+    def _taken(self) -> frozenset[bytes]:
+        """Hashes of the keys of the dataset that is appended to."""
+        old = self.publisher.old
+        keys = Names.of(()) if old is None else existing_keys(self.publisher.folder, old.shards[: self.publisher.first])
+        return frozenset(blake2b(keys[at], digest_size=16).digest() for at in range(len(keys)))
 
     def _progress(self, shard: int, samples: int, size: int) -> None:
         done = self._reported.get(shard, (0, 0))

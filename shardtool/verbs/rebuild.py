@@ -192,8 +192,9 @@ class _Job:
         self.schema = types_of(table.schema)
         self.digests.append(found.digest)
         if found.odd:
-            at, what = found.odd[0]
-            self._note(f"{name}: {counted(len(found.odd), 'member')} no part of a sample, such as at {at:,} {what}")
+            one = found.odd[0]
+            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {one.offset:,} {one.what}"
+            self._note(f"{name}: {what}")
         self.observer.advance(tally.samples, found.size, 1)
         self.observer.log(f"{name}: {'kept' if known else 'written'}, {tally.samples:,} samples")
 
@@ -266,8 +267,8 @@ class _Job:
         if same and old is not None:  # the shards are the ones that it told of
             file = replace(
                 file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
-                fingerprint=old.fingerprint,
-                features=old.features, fields=old.fields, pattern=old.pattern, name=old.name,
+                fingerprint=old.fingerprint, appends=old.appends,
+                features=old.features, numbers=old.numbers, fields=old.fields, pattern=old.pattern, name=old.name,
             )  # fmt: skip
         if not file.fingerprint:
             self._note("no content fingerprint: --checksum reads the payloads, too")

@@ -13,22 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from shardtool.checksum import crc32c
+from shardtool.dataset import feature_kinds
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.format import tfrecord_walk
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.parts import FIELDS, payload, read_part
 from shardtool.reading import open_shard, shard_format
 from shardtool.sample import output_text
-from shardtool.verbs.content import (
-    IMAGE_LIMIT,
-    TEXT_LIMIT,
-    content_of,
-    image_fact,
-    json_of,
-    kinds_of_features,
-    label_of,
-    value_of,
-)
+from shardtool.verbs.content import IMAGE_LIMIT, TEXT_LIMIT, content_of, image_fact, json_of, label_of, value_of
 from shardtool.verbs.overview import class_names
 
 if TYPE_CHECKING:
@@ -208,7 +200,7 @@ def _found(dataset: OpenedDataset, shard: OpenedShard, part: Part, row: int, num
     key, offset, size, fields = (one.pop(name) for name in _OWN)
     kinds = dict(part.kinds)
     if shard_format(shard.path) == "tfrecord" and not part.walked:
-        kinds = kinds_of_features(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
+        kinds = feature_kinds(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
     return FoundSample(shard, number, key, offset, size, fields, one, kinds, class_names(dataset))
 
 

@@ -80,7 +80,7 @@ class Packer:
         self.inline = split_names(samples.inline) if samples.inline is not None else []
         self.offsets = numbers("q", samples.offsets).tolist() if samples.offsets is not None else []
         self.expected = numbers("q", samples.expected).tolist() if samples.expected is not None else []
-        self.spans = SpanReader(samples.files)
+        self.spans = SpanReader(samples.files, samples.regions)
         self.file_of_row: list[int] = []
         if samples.file is not None:
             counts = numbers("H", samples.counts)
@@ -109,7 +109,7 @@ class Packer:
             OSError: It cannot be read, or is too short.
             Failed: The file is not what the plan saw.
         """
-        self.spans.fill(self._file_of(row), self.offsets[row], payload)
+        self.spans.fill(self.file_of(row), self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
         """See that a payload with the checksum `crc` is what its index says.
@@ -121,11 +121,16 @@ class Packer:
         if crc != wanted and wanted >= 0:
             name = to_text(self.task.samples.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
-            raise Failed(self.spans.path(self._file_of(row)), CORRUPT, message)
+            raise Failed(self.spans.path(self.file_of(row)), CORRUPT, message)
 
-    def _file_of(self, row: int) -> int:
+    def file_of(self, row: int) -> int:
         """Return which of the files a row's payload lies in."""
         return self.file_of_row[row] if self.file_of_row else 0
+
+    def span_path(self, row: int, name: bytes) -> bytes:
+        """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`."""
+        file = self.task.samples.files[self.file_of(row)]
+        return file.path if file.mtime_ns >= 0 else name
 
     def stream_payload(self, name: bytes, row: int) -> int:
         """Write a payload of any size, block by block; return its checksum.
@@ -156,7 +161,7 @@ class Packer:
         view, size, offset = self.view, self.sizes[row], self.offsets[row]
         for done in range(0, size, len(view)):
             block = view[: min(len(view), size - done)]
-            self.spans.fill(self._file_of(row), offset + done, block)
+            self.spans.fill(self.file_of(row), offset + done, block)
             yield block
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:

@@ -1,13 +1,16 @@
 """Reads spans of the files that a shard's samples lie in: shards of a dataset, or a spool.
 
 Strategy: what follows the last span is read ahead, more and more of it, so that samples in the order of their
-file cost one system call for many; what lies elsewhere is read by itself, straight to where it is wanted.
+file cost one system call for many; what lies elsewhere is read by itself, straight to where it is wanted. Regions of
+a spool, each of them as much as memory may hold, are read whole when the first span in them is asked for.
 """
 
 from __future__ import annotations
 
 import errno
 import stat
+from array import array
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from shardtool.storage import SpanSource
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
 _WINDOW = 512 * 1024  # fits the second level cache
 _LEAST_AHEAD = 4096
 _NEAR = 64 * 1024
-_OPEN_FILES = 64
+OPEN_FILES = 64
 
 _window: memoryview | None = None  # one a process, made at the first span
+_arena = memoryview(b"")  # likewise; as large as it had to be so far
 
 
 def _shared_window() -> memoryview:
@@ -31,11 +35,50 @@ def _shared_window() -> memoryview:
     return _window
 
 
-class SpanReader:
-    """Reads spans of `files`. Files stay open until `close`, or until many others were opened since."""
+def shared_arena(size: int) -> memoryview:
+    """Return this process's memory for what lies scattered, `size` bytes of it, for who asks last."""
+    global _arena  # noqa: PLW0603 - as for the packer's buffer; and there must be one only: it is all of the share
+    if len(_arena) < size:
+        _arena = memoryview(b"")  # before there is another
+        _arena = memoryview(bytearray(size))
+    return _arena[:size]
 
-    def __init__(self, files: tuple[SpanFile, ...]) -> None:
+
+def open_span_file(planned: SpanFile) -> SpanSource:
+    """Return a file for reading.
+
+    Raises:
+        OSError: It cannot be opened.
+        Failed: It is not the file that the plan saw.
+    """
+    source = SpanSource(planned.path)
+    fact = source.fact()
+    if not stat.S_ISREG(fact.st_mode):
+        found = "is no plain file"
+    elif fact.st_size != planned.size:
+        found = f"changed while it was read: {planned.size:,} bytes in the plan, {fact.st_size:,} now"
+    elif planned.mtime_ns >= 0 and fact.st_mtime_ns != planned.mtime_ns:
+        found = "changed while it was read: its modification time is another"
+    else:
+        return source
+    source.close()
+    raise Failed(planned.path, "changed", found)
+
+
+class SpanReader:
+    """Reads spans of `files`. Files stay open until `close`, or until many others were opened since.
+
+    Args:
+        files: What spans lie in.
+        regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
+    """
+
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes | None = None) -> None:
         self._files = files
+        bounds = array("q")
+        bounds.frombytes(regions or b"")
+        self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
+        self._region = (0, 0)  # which the arena holds
         self._open: dict[int, SpanSource] = {}
         self._file = -1  # whose bytes the window holds
         self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
@@ -45,19 +88,27 @@ class SpanReader:
         return self._files[file].path
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from a file, from `offset` on, by one system call.
+        """Fill `into` from a file, from `offset` on: from a region, or by one system call.
 
         Raises:
             OSError: It cannot be read, or ends before.
             Failed: It is not the file that the plan saw.
         """
-        source = self._open.get(file) or self._opened(file)
-        got = source.read(into, offset)
-        if got != len(into):
-            raise OSError(errno.EIO, f"ends at {offset + got:,}, {len(into) - got:,} bytes too early")
+        if self._regions and not file:
+            end = offset + len(into)
+            start, stop = self._region
+            if not start <= offset < stop:
+                start, stop = self._enter(offset)
+            if end <= stop:
+                into[:] = _arena[offset - start : end - start]
+                return
+        self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` as `read` does, from what was read ahead where it can be."""
+        if self._regions:
+            self.read(file, offset, into)
+            return
         size, at = len(into), offset - self._start
         if file == self._file and at >= 0 and at + size <= self._held:
             into[:] = _shared_window()[at : at + size]
@@ -65,7 +116,7 @@ class SpanReader:
             self._read_ahead(file, offset, size)
             into[:] = _shared_window()[:size]
         else:
-            self.read(file, offset, into)
+            self._read(file, offset, into)
             self._file, self._held, self._ahead = file, 0, 0
         self._end = offset + size
 
@@ -75,27 +126,31 @@ class SpanReader:
             source.close()
         self._open.clear()
 
+    def _enter(self, offset: int) -> tuple[int, int]:
+        """Read the region that `offset` lies in; return where it starts and ends: nowhere where there is none."""
+        start, stop = self._regions[max(0, bisect_right(self._regions, (offset, self._files[0].size + 1)) - 1)]
+        if not start <= offset < stop:
+            return 0, 0
+        self._region = (0, 0)
+        self._read(0, start, shared_arena(stop - start))
+        self._region = (start, stop)
+        return start, stop
+
+    def _read(self, file: int, offset: int, into: memoryview) -> None:
+        source = self._open.get(file) or self._opened(file)
+        got = source.read(into, offset)
+        if got != len(into):
+            raise OSError(errno.EIO, f"ends at {offset + got:,}, {len(into) - got:,} bytes too early")
+
     def _read_ahead(self, file: int, offset: int, size: int) -> None:
         self._ahead = min(max(2 * self._ahead, _LEAST_AHEAD), _WINDOW)
         held = max(size, min(self._ahead, self._files[file].size - offset))
         self._held = 0
-        self.read(file, offset, _shared_window()[:held])
+        self._read(file, offset, _shared_window()[:held])
         self._start, self._held = offset, held
 
     def _opened(self, file: int) -> SpanSource:
-        if len(self._open) >= _OPEN_FILES:
+        if len(self._open) >= OPEN_FILES:
             self._open.pop(next(iter(self._open))).close()
-        planned = self._files[file]
-        source = SpanSource(planned.path)
-        fact = source.fact()
-        if not stat.S_ISREG(fact.st_mode):
-            found = "is no plain file"
-        elif fact.st_size != planned.size:
-            found = f"changed while it was read: {planned.size:,} bytes in the plan, {fact.st_size:,} now"
-        elif planned.mtime_ns >= 0 and fact.st_mtime_ns != planned.mtime_ns:
-            found = "changed while it was read: its modification time is another"
-        else:
-            self._open[file] = source
-            return source
-        source.close()
-        raise Failed(planned.path, "changed", found)
+        source = self._open[file] = open_span_file(self._files[file])
+        return source

@@ -1,18 +1,20 @@
 """Writes a tar shard of samples that lie in other files, mostly shards, as far apart as they will here.
 
-Strategy: a run of such samples is read at once to where it belongs, and what stood between the payloads is written
-over: headers are made anew, whoever made the old ones. So copying costs a system call a buffer, and a header and a
-checksum a field.
+Strategy: a buffer's worth of samples at a time. Runs of payloads are read at once to where they belong, and what
+stood between them is written over: headers are made anew, whoever made the old ones. So copying costs a system call
+or a few a buffer, and a header and a checksum a field. Where anything is not as planned, the samples of that buffer
+are packed one by one, which tells whose fault it is.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
+from itertools import accumulate
 
 from shardtool.checksum import crc32c
-from shardtool.format.tar import TRAILER, put_header
-from shardtool.sample import INLINE, SPAN
-from shardtool.write.packer import unreadable
+from shardtool.format.tar import BLOCK, NAME_LIMIT, SIZE_LIMIT, TRAILER, header, put_header
+from shardtool.sample import SPAN
 from shardtool.write.tar import PADDING, TarPacker
 from shardtool.write.task import Failed, numbers
 
@@ -20,65 +22,75 @@ from shardtool.write.task import Failed, numbers
 class SpanTarPacker(TarPacker):
     """A member a field, all of them spans or inline."""
 
-    def run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - see below
-        """Write all samples, and the end of the file. As long and flat as `TarPacker`, for its reasons."""
-        samples, view, limit, without = self.task.samples, self.view, len(self.view), self.without
-        kinds, endings, codes, sizes = samples.kinds, self.endings, self.codes, self.sizes
-        inline, crcs, padding, expected = self.inline, self.field_crcs, PADDING, self.expected
-        offsets = self.offsets
-        needs, counts = numbers("q", samples.needs), numbers("H", samples.counts)
-        runs, files = numbers("I", samples.runs or b"").tolist(), self.file_of_row
-        after, rows = [0], [0]  # bytes and rows before each sample
-        for need, count in zip(needs, counts, strict=True):
-            after.append(after[-1] + need)
-            rows.append(rows[-1] + count)
-        used = end = fetched = run = last = 0
-        for sample, (key, need, count) in enumerate(zip(self.keys, needs, counts, strict=True)):
-            row, end = end, end + count
-            if without and sample in without:
-                fetched = end
-                continue
-            if used + need > limit:
-                self.flush(used, sample)
-                used = 0
-            try:
-                if need > limit:
-                    fetched = end
-                    self._stream(key, row, end)
-                    continue
-                if not used:
-                    last = rows[bisect_right(after, after[sample] + limit) - 1]  # what fits this buffer
-                at_start, crcs_at_start = used, len(crcs)
-                for at in range(row, end):
-                    size = sizes[at]
-                    start = put_header(view, used, key + endings[codes[at]], size)
-                    stop = start + size
-                    if at >= fetched:
-                        if kinds[at] == SPAN:
-                            while runs[run] <= at:
-                                run += 1
-                            fetched = min(runs[run], last) if not without else at + 1
-                            length = offsets[fetched - 1] + sizes[fetched - 1] - offsets[at]
-                            self.spans.read(files[at], offsets[at], view[start : start + length])
-                        elif kinds[at] == INLINE:
-                            view[start:stop] = inline[at]
-                    crcs.append(crc32c(view[start:stop]))
-                    pad = -size & 511
-                    used = stop + pad
-                    view[stop:used] = padding[pad]
-                if expected and crcs[crcs_at_start:].tolist() != expected[row:end]:
-                    for at, crc in enumerate(crcs[crcs_at_start:], row):
-                        self.check_crc(at, crc)
-            except OSError as error:
-                used = at_start
-                del crcs[crcs_at_start:]
-                fetched = end
-                self.leave_out(sample, unreadable(self.spans.path(files[row]), error), streamed=False)
-            except Failed as failed:
-                if need <= limit:
-                    used = at_start
-                    del crcs[crcs_at_start:]
-                    fetched = end
-                self.leave_out(sample, failed, streamed=need > limit)
-        self.flush(used, len(self.keys))
+    def run(self) -> None:
+        """Write all samples, and the end of the file."""
+        needs, counts = numbers("q", self.task.samples.needs), numbers("H", self.task.samples.counts)
+        after = [0, *accumulate(needs)]  # bytes before each sample
+        rows = [0, *accumulate(counts)]
+        self._runs, self._run = numbers("I", self.task.samples.runs or b"").tolist(), 0
+        first, limit = 0, len(self.view)
+        while first < len(needs):
+            last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
+            if last > first and not self.without and self._copy(first, last, rows):
+                self.flush(after[last] - after[first], last)
+            else:
+                last = max(last, first + 1)
+                self.pack(first, last, rows[first])
+            first = last
+        self.report_progress(first)
         self.write(TRAILER)
+
+    def _copy(self, first: int, last: int, rows: list[int]) -> bool:
+        """Fill the buffer with the records of samples; tell whether all is as planned."""
+        row, end, endings, codes = rows[first], rows[last], self.endings, self.codes
+        names = []
+        for sample in range(first, last):
+            key = self.keys[sample]
+            names += [key + endings[code] for code in codes[rows[sample] : rows[sample + 1]]]
+        crcs = array("I")
+        try:
+            used, at = 0, row
+            while at < end:
+                stop = self._end_of_run(at, end)
+                self._read_run(used, at, stop, names[at - row])
+                used = self._put_headers(used, names[at - row : stop - row], self.sizes[at:stop], crcs)
+                at = stop
+        except (OSError, Failed):
+            return False
+        found, wanted = crcs.tolist(), self.expected[row:end]
+        if wanted and found != wanted and any(one != other >= 0 for one, other in zip(found, wanted, strict=True)):
+            return False
+        self.field_crcs.extend(crcs)
+        return True
+
+    def _end_of_run(self, row: int, end: int) -> int:
+        runs = self._runs
+        while runs[self._run] <= row:
+            self._run += 1
+        return min(runs[self._run], end)
+
+    def _read_run(self, used: int, row: int, end: int, name: bytes) -> None:
+        """Read the payloads of rows to where they belong, if the first one's header starts at `used`."""
+        view, size = self.view, self.sizes[row]
+        usual = len(name) <= NAME_LIMIT and size <= SIZE_LIMIT
+        start = used + (BLOCK if usual else len(header(name, size)))
+        if self.task.samples.kinds[row] == SPAN:
+            length = self.offsets[end - 1] + self.sizes[end - 1] - self.offsets[row]
+            self.spans.read(self.file_of(row), self.offsets[row], view[start : start + length])
+        else:
+            view[start : start + size] = self.inline[row]
+
+    def _put_headers(self, used: int, names: list[bytes], sizes: list[int], crcs: array[int]) -> int:
+        """Write what stands around payloads that are there, and note their checksums; return the place after them.
+
+        The per-file loop: about 1.2 us a field of 7 KB.
+        """
+        view, padding, append = self.view, PADDING, crcs.append
+        for name, size in zip(names, sizes, strict=True):
+            start = put_header(view, used, name, size)
+            stop = start + size
+            append(crc32c(view[start:stop]))
+            pad = -size & 511
+            used = stop + pad
+            view[stop:used] = padding[pad]
+        return used

@@ -1,0 +1,151 @@
+"""`shardtool reshard`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, ClassVar
+
+import click
+
+from shardtool.cli.options import Sectioned, Size, common, dividing, if_exists, running, shards
+
+_PATTERN = re.compile(r"[{<%]")
+_NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.DOTALL)
+
+
+class _Reshard(Sectioned):
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "max_size": "Shards",
+        "method": "Reading in another order",
+        "where": "Choosing and dividing",
+        "select_fields": "Fields and metadata",
+        "portable": "Names and errors",
+        "append": "Running",
+    }
+
+
+def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the datasets and the output that `DATASET... OUTPUT` means.
+
+    The output is the last argument where that is a pattern. Otherwise a shell has expanded one: then it is the names
+    at the end that differ in their number only, and count up.
+
+    Raises:
+        UsageError: They cannot be told apart.
+    """
+    at = len(arguments) - 1
+    if not _PATTERN.search(arguments[at]):
+        while at > 0 and _follows(arguments[at - 1], arguments[at]):
+            at -= 1
+    if at < 1:
+        what = "no OUTPUT" if len(arguments) == 1 else "DATASET and OUTPUT cannot be told apart"
+        message = f"{what}: quote the shard pattern of the output, such as 'out-{{000000..}}.tar', and put it last."
+        raise click.UsageError(message)
+    return [*arguments[:at]], [*arguments[at:]]
+
+
+def _follows(one: str, other: str) -> bool:
+    first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    if first is None or second is None:
+        return False
+    same = (first[1], len(first[2]), first[3]) == (second[1], len(second[2]), second[3])
+    return same and int(first[2]) + 1 == int(second[2])
+
+
+@click.command(cls=_Reshard, no_args_is_help=True)
+@click.argument("datasets", nargs=-1, required=True, metavar="DATASET... OUTPUT")
+@shards
+@click.option("--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last.")
+@click.option("--descending", is_flag=True, help="From the largest to the smallest.")
+@click.option(
+    "--method", type=click.Choice(["auto", "gather", "scatter"]), default="auto", show_default=True,
+    help="gather: each sample is read at its place. scatter: two passes of large reads and writes.",
+)  # fmt: skip
+@click.option(
+    "--memory", type=Size(), default="2GB", show_default=True, help="What scatter may hold, over all workers."
+)
+@click.option("--temp-dir", type=click.Path(), help="Where scatter writes. [default: beside OUTPUT]")
+@click.option(
+    "--where", metavar="QUERY",
+    help="Only samples that this takes: \"label == 'dog' and width > 256\" over the indexes' columns and key, shard, "
+    "size, fields.",
+)  # fmt: skip
+@click.option("--sample", metavar="SHARE", help="This share of the samples, by the hash of the key: 0.01 or 1%.")
+@click.option("--head", type=click.IntRange(1), metavar="N", help="The first N samples.")
+@click.option(
+    "--on-duplicate", type=click.Choice(["error", "rename", "first", "last"]), default="error", show_default=True,
+    help="Samples with one key: an error, new names (KEY-2), or only one stays.",
+)  # fmt: skip
+@dividing
+@click.option("--select-fields", metavar="FIELDS", help="Only these: jpg,cls.")
+@click.option("--drop-fields", metavar="FIELDS", help="All but these.")
+@click.option("--rename-field", "rename_fields", multiple=True, metavar="OLD=NEW", help="Another name; repeatable.")
+@click.option("--join", metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata; see --on.")
+@click.option("--on", metavar="COLUMN", help="The column of --join that holds the samples' keys.")
+@click.option(
+    "--field", "values", multiple=True, metavar="FIELD=COLUMN", help="A field made of a column of metadata; repeatable."
+)
+@click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
+@running
+@common
+def reshard(  # noqa: PLR0913 - an option each
+    datasets: tuple[str, ...],
+    *,
+    append: bool,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    select_fields: str | None,
+    drop_fields: str | None,
+    **options: Any,
+) -> None:
+    """Write the samples of each DATASET into other shards, called OUTPUT.
+
+    Another size, order, format, split or subset: bytes are moved and checked, never decoded. A DATASET is a dataset
+    file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index, shards are
+    walked. Several become one.
+
+    OUTPUT is a pattern, as for `create`; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+
+    \b
+    Examples:
+      shardtool reshard out.json 'big-{000000..}.tar' --max-size 5GB
+      shardtool reshard out.json 'out-{000000..}.tfrecord'
+      shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
+      shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1 --memory 2GB
+      shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
+      shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --drop-fields json
+      shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
+      shardtool reshard more.json 'out-{000000..}.tar' --append
+    """
+    from shardtool.cli.render import Terminal, plan_table, show, summary
+    from shardtool.verbs.reshard import ReshardOptions, reshard_dry_run
+    from shardtool.verbs.reshard import reshard as run
+
+    givens, output = divide_arguments(datasets)
+    asked = ReshardOptions(
+        if_exists=if_exists(append=append, resume=resume, overwrite=overwrite),
+        select_fields=_names(select_fields),
+        drop_fields=_names(drop_fields),
+        **options,
+    )
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    try:
+        if dry_run:
+            plan = reshard_dry_run(givens, output, asked, observer=terminal)
+            text = json.dumps(plan.to_json(), indent=2) if as_json else plan_table(plan)
+        else:
+            result = run(givens, output, asked, observer=terminal)
+            text = json.dumps(result.to_json(), indent=2) if as_json else "" if quiet else summary(result)
+    finally:
+        terminal.close()
+    if text:
+        show(text)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()

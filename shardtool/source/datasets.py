@@ -1,0 +1,146 @@
+"""The datasets that are given as a source: which shards each has, and what its dataset file says of them.
+
+A dataset file of ours that lists the shards is found beside them, even where they are not all that it lists: it knows
+classes, numbers and checksums that nothing else does. Nothing is read here but dataset files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, cast
+
+from shardtool.dataset import DatasetFile, feature_kinds, read_dataset, shard_names
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.reading import find_dataset, read_small, shard_format
+from shardtool.sample import counted, output_text
+from shardtool.source.shardparts import Shard, stat_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardtool.reading import Found
+    from shardtool.sample import Dots, Number
+    from shardtool.source.shardparts import Seen
+
+_REMEDY = "`shardtool verify` tells what is wrong."
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset that is there.
+
+    Attributes:
+        name: For people and the dataset file: no folder.
+        file: What its dataset file says; None where it has none of ours.
+        shards: In order.
+        notes: What the user should know.
+    """
+
+    name: str
+    file: DatasetFile | None
+    shards: tuple[Shard, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all the shards that a dataset file lists."""
+        return self.file is not None and len(self.shards) == len(self.file.shards)
+
+
+def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
+    """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
+
+    Args:
+        givens: One for each.
+        seen: Takes which files these are.
+
+    Raises:
+        InvalidRequest: There is no such dataset.
+        CorruptShard: A dataset file is damaged, or not what is there: a shard is missing, or has another size.
+    """
+    return [_open(given, number, seen) for number, given in enumerate(givens)]
+
+
+def _open(given: Any, number: int, seen: Seen) -> Dataset:
+    found = find_dataset(given)
+    path = found.dataset_file or _beside(found)
+    file = None
+    if path is not None:
+        data = read_small(path)
+        if shard_names(data) is not None:
+            seen.add(os.stat(path))
+            file = read_dataset(data, path)
+    shards, notes = found.shards, list[str]()
+    if file is not None and path is not None:
+        listed = {shard.name for shard in file.shards}
+        shards = tuple(one for one in shards if _name(one) in listed)
+        if more := [_name(one) for one in found.shards if _name(one) not in listed]:
+            name = output_text(os.path.basename(path))
+            notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
+        _check_missing(given, file, {_name(one) for one in shards}, path)
+    opened = tuple(_shard(one, number, file, seen) for one in shards)
+    return Dataset(_called(given, found, file), file, opened, tuple(notes))
+
+
+def _shard(path: str, dataset: int, file: DatasetFile | None, seen: Seen) -> Shard:
+    entry = next((one for one in file.shards if one.name == _name(path)), None) if file else None
+    place, kind = stat_shard(path, seen), shard_format(path)
+    if entry is not None and entry.size != place.size:
+        expected = f"{entry.size:,}, as the dataset file says"
+        raise CorruptShard(path, f"{place.size:,} bytes", expected=expected, remedy=_REMEDY)
+    options = file.made.get("options") if file else None
+    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
+    kinds, numbers = None, cast("Mapping[str, Number]", file.numbers if file else {})
+    if file is not None and file.made.get("verb") != "index":  # what other tools made may have lists of values
+        kinds = cast("Mapping[str, Number]", feature_kinds(file.features))
+    return Shard(place, _name(path), dataset, kind, entry, dots, kinds, numbers)
+
+
+def _beside(found: Found) -> str | None:
+    """Return the dataset file of ours that lists shards which are not all that it lists; None where there is none."""
+    wanted = {_name(shard) for shard in found.shards}
+    if {os.path.dirname(shard) for shard in found.shards} != {found.folder}:
+        return None
+    for name in sorted(os.listdir(found.folder or ".")):
+        path = os.path.join(found.folder, name)
+        if name.endswith(DATASET_SUFFIX) and os.path.isfile(path):
+            listed = shard_names(read_small(path))
+            if listed is not None and wanted <= {*listed}:
+                return path
+    return None
+
+
+def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:
+    """See that of the shards that a dataset file lists, all those are there that a pattern or glob means."""
+    rest = [shard.name for shard in file.shards if shard.name not in there]
+    if not rest or not isinstance(given, (str, os.PathLike)):
+        return
+    text = output_text(os.path.basename(os.fspath(given)))
+    try:
+        pattern = parse_pattern(os.fspath(given))
+    except InvalidRequest:
+        missing = [name for name in rest if fnmatchcase(name, text)]
+    else:
+        names = None if pattern.count is None else {output_text(pattern.shard(at)) for at in range(pattern.count)}
+        missing = [name for name in rest if (pattern.owns(name) if names is None else name in names)]
+    if missing:
+        raise CorruptShard(
+            path, f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}", remedy=_REMEDY
+        )
+
+
+def _name(path: str) -> str:
+    return output_text(os.path.basename(path))
+
+
+def _called(given: Any, found: Found, file: DatasetFile | None) -> str:
+    if file is not None:
+        return file.name
+    if not isinstance(given, (str, os.PathLike)):
+        names = [_name(one) for one in found.shards]
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+    path = os.fspath(given)
+    return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))

@@ -1,0 +1,358 @@
+"""The shards of datasets, each as columns: what its sidecar tells, or what a walk over it found.
+
+A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
+for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
+of a sidecar claims: see `shardtool.index_rows`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardtool.arrow import string_array, strings
+from shardtool.checksum import crc32c
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.index_rows import Rows, read_rows
+from shardtool.pattern import sidecar_name
+from shardtool.reading import COMPRESSED, read_small
+from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
+from shardtool.sidecar import SCHEMA, read_facts
+from shardtool.source.scan import NO_FIELD
+from shardtool.storage import READ_PLAIN
+from shardtool.survey import Survey, SurveyTask, Unlike, walked_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset import ShardEntry
+    from shardtool.sample import Dots, Number
+
+FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
+_REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_GET = "Get the file again, or make it anew from its source."
+
+
+class Seen:
+    """Which files were looked at, and when any of them changed last.
+
+    Attributes:
+        changed_ns: The latest time at which anything changed in them or their names, in nanoseconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.changed_ns = 0
+        self._hash = blake2b(digest_size=16)
+
+    def add(self, fact: os.stat_result) -> None:
+        """Take what the file system says of a file, before it is read."""
+        self.changed_ns = max(self.changed_ns, fact.st_mtime_ns, fact.st_ctime_ns)
+        self._hash.update(b"%d %d " % (fact.st_dev, fact.st_ino))
+
+    @property
+    def identity(self) -> str:
+        """What tells these files, in their order, from any others."""
+        return self._hash.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard that is there.
+
+    Attributes:
+        file: Where, and what the file system says of it.
+        name: Its file name.
+        dataset: The place of its dataset among those that were given.
+        format: `tar` or `tfrecord`.
+        entry: What a dataset file of ours tells of it.
+        dots: Where keys end in its members' names.
+        kinds: Of a TFRecord: field to `int64` or `float`; None where only a walk can tell.
+        numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
+    """
+
+    file: SpanFile
+    name: str
+    dataset: int
+    format: str
+    entry: ShardEntry | None
+    dots: Dots
+    kinds: Mapping[str, Number] | None
+    numbers: Mapping[str, Number]
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return os.fsdecode(self.file.path)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is compressed."""
+        return self.path.endswith(COMPRESSED)
+
+    @property
+    def walk(self) -> SurveyTask:
+        """How to walk it: the records of a TFRecord have checksums of their own, so these are seen to be right."""
+        return SurveyTask(self.path, self.format == "tfrecord", self.dots)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The samples of one shard, as columns.
+
+    Attributes:
+        shard: Which.
+        keys: One a sample: an Arrow array of strings.
+        counts: int64 a sample, fields.
+        names: The field names that `codes` stands for.
+        codes: A field, uint16 once they are in the order of the names.
+        offsets: int64 a field.
+        lengths: int64 a field.
+        crcs: int64 a field, the CRC-32C of its bytes; -1 where nobody knows.
+        kinds: Field to `int64` or `float`: of a TFRecord's numbers.
+        unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
+        left_out: What the shard holds that is no part of a sample.
+        columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
+    """
+
+    shard: Shard
+    keys: Any
+    counts: NDArray[np.int64]
+    names: tuple[str, ...]
+    codes: NDArray[Any]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    crcs: NDArray[np.int64]
+    kinds: Mapping[str, Number]
+    unlike: Mapping[str, Unlike] = field(default_factory=dict)
+    left_out: tuple[Skipped, ...] = ()
+    columns: Any = None
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def key(self, sample: int) -> str:
+        """Return a sample's key."""
+        return str(self.keys[sample].as_py())
+
+    def owners(self) -> NDArray[np.int64]:
+        """Return the sample that each row belongs to."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def rows(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yield each field with its rows, ascending."""
+        order = np.argsort(self.codes, kind="stable")
+        ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
+        for name, first, last in zip(self.names, [0, *ends.tolist()], ends.tolist(), strict=False):
+            yield name, order[first:last]
+
+    def where(self, sample: int) -> str:
+        """Name a sample, for messages."""
+        return f"{self.shard.path}, {printable(self.key(sample))}"
+
+
+def stat_shard(path: str, seen: Seen) -> SpanFile:
+    """Return what the file system says of a shard.
+
+    Raises:
+        CorruptShard: It is not there, no plain file, or cannot be opened.
+    """
+    try:
+        file = os.open(path, READ_PLAIN)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
+        found = f"cannot be opened: {(error.strerror or str(error)).lower()}"
+        raise CorruptShard(path, found, remedy=_GET) from None
+    try:
+        fact = os.fstat(file)
+    finally:
+        os.close(file)
+    if not stat.S_ISREG(fact.st_mode):
+        raise CorruptShard(path, "no plain file", remedy=_GET)
+    seen.add(fact)
+    return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
+
+
+def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
+    """Return what the sidecar of a shard tells; None where it has none.
+
+    Raises:
+        CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
+    """
+    if shard.packed:
+        return None
+    path = os.path.join(os.path.dirname(shard.path), sidecar_name(os.path.basename(shard.path)))
+    try:
+        seen.add(os.stat(path))
+        data = read_small(path)
+    except FileNotFoundError:
+        if shard.entry is None and not os.path.islink(path):
+            return None
+        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+    except OSError as error:
+        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+    entry, size = shard.entry, shard.file.size
+    if entry is not None and (len(data), crc32c(data)) != (entry.sidecar_size, entry.sidecar_crc):
+        found = f"{len(data):,} bytes with the CRC-32C {crc32c(data):08x}"
+        expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
+        raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
+    fact = read_facts(data, path)
+    if (fact.name, fact.size) != (shard.name, size):
+        found, expected = f"the index of {fact.name}, {fact.size:,} bytes", f"that of {shard.name}, {size:,} bytes"
+        raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
+    rows = read_rows(data, size, path)
+    if entry is not None and len(rows.counts) != entry.samples:
+        expected = f"{entry.samples:,}, as the dataset file says"
+        raise CorruptShard(path, f"{len(rows.counts):,} samples", expected=expected, remedy=_REMEDY)
+    if not _fits(rows, size):
+        raise CorruptShard(path, f"offsets that do not fit a shard of {size:,} bytes", remedy=_REMEDY)
+    columns = _read_columns(data, len(rows.counts), path)
+    keys = string_array(rows.keys, rows.key_sizes)
+    crcs = np.full(len(rows.codes), -1, np.int64) if rows.crcs is None else rows.crcs.astype(np.int64)
+    names = tuple(name.decode() for name in rows.names)
+    return Part(
+        shard, keys, rows.counts, names, rows.codes, rows.offsets, rows.lengths, crcs, shard.kinds or {},
+        columns=columns,
+    )  # fmt: skip
+
+
+def needs_walk(shard: Shard, told: Part | None) -> bool:
+    """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
+    return told is None or (shard.format == "tfrecord" and shard.kinds is None) or bool(np.any(told.crcs < 0))
+
+
+def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
+    """Return what a walk found, with the metadata that a sidecar tells.
+
+    Raises:
+        CorruptShard: The shard is damaged, or is another one than its sidecar tells of.
+    """
+    if found.error is not None:
+        raise found.error
+    names = tuple(walked_text(name) for name in found.names)
+    crcs = np.frombuffer(found.crcs, np.uint32).astype(np.int64)
+    part = Part(
+        shard=shard,
+        keys=_texts(found.keys),
+        counts=np.frombuffer(found.counts, np.uint32).astype(np.int64),
+        names=names,
+        codes=np.frombuffer(found.codes, np.uint32).astype(np.int64),
+        offsets=np.frombuffer(found.offsets, np.int64),
+        lengths=np.frombuffer(found.lengths, np.int64),
+        crcs=crcs if len(crcs) == len(found.codes) else np.full(len(found.codes), -1, np.int64),
+        kinds=cast(
+            "dict[str, Number]", {n: kind for n, kind in zip(names, found.kinds, strict=True) if kind != "bytes"}
+        ),
+        unlike={names[code]: one for code, one in found.unlike.items()},
+        left_out=tuple(_left_out(shard, found)),
+    )
+    if told is None:
+        return part
+    if not _same(arranged(part), arranged(told)):
+        raise CorruptShard(
+            shard.path, "other samples, places or checksums than its sidecar tells of",
+            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
+        )  # fmt: skip
+    return replace(part, columns=told.columns)
+
+
+def arranged(part: Part) -> Part:
+    """Return the part with the fields of each sample in the order of the bytes of their names, each of which is used.
+
+    Raises:
+        InvalidRequest: There are too many different fields.
+    """
+    used = np.bincount(part.codes, minlength=len(part.names)).tolist()
+    kept = sorted({name for name, times in zip(part.names, used, strict=True) if times}, key=to_bytes)
+    check_fields(part.shard.path, kept)
+    place = {name: at for at, name in enumerate(kept)}
+    codes = np.array([*(place.get(name, 0) for name in part.names), 0], np.uint16)[part.codes]
+    part = replace(part, names=tuple(kept), codes=codes)
+    owners = part.owners()
+    if np.any((codes[1:] < codes[:-1]) & (owners[1:] == owners[:-1])):
+        order = np.lexsort((codes, owners))
+        part = replace(
+            part, codes=codes[order], offsets=part.offsets[order], lengths=part.lengths[order], crcs=part.crcs[order]
+        )
+    return part
+
+
+def check_fields(where: str, names: Sequence[str]) -> None:
+    """See that there are not more different fields than can be counted.
+
+    Raises:
+        InvalidRequest: There are.
+    """
+    if len(names) > FIELD_LIMIT:
+        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
+        raise InvalidRequest(where, found, expected=f"at most {FIELD_LIMIT:,}")
+
+
+def _fits(rows: Rows, size: int) -> bool:
+    """Tell whether samples follow each other within `size` bytes, and their fields lie inside them."""
+    if any(np.any(column > size) for column in (rows.starts, rows.sizes, rows.offsets, rows.lengths)):
+        return False  # so that no sum overflows
+    ends = rows.starts + rows.sizes
+    starts, stops = np.repeat(rows.starts, rows.counts), np.repeat(ends, rows.counts)
+    inside = np.all(rows.offsets >= starts) and np.all(rows.offsets + rows.lengths <= stops)
+    return bool(inside and np.all(ends <= size) and np.all(ends[:-1] <= rows.starts[1:]))
+
+
+def _read_columns(data: bytes, samples: int, path: str) -> Any:
+    """Return the metadata in a sidecar, whose index was read already."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+            names = [name for name in file.schema_arrow.names if name not in SCHEMA.names]
+            if not names:
+                return None
+            table = file.read(columns=names, use_threads=False)
+        table.validate(full=True)
+    except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
+        raise CorruptShard(path, f"no sidecar: {str(error)[:300]}", remedy=_REMEDY) from None
+    if len(set(names)) < len(names) or any(name.startswith("__") for name in names):
+        raise CorruptShard(path, f"columns that no sidecar has: {listing(names)}", remedy=_REMEDY)
+    if table.num_rows != samples:
+        raise CorruptShard(path, f"metadata of {table.num_rows:,} samples", expected=f"{samples:,}", remedy=_REMEDY)
+    return table
+
+
+def _texts(names: list[bytes]) -> Any:
+    if not is_utf8(b"\0".join(names)):
+        names = [walked_text(name).encode() for name in names]
+    return strings(names)
+
+
+def _left_out(shard: Shard, found: Survey) -> list[Skipped]:
+    """Return what a tar holds besides samples; of folders nobody needs to hear."""
+    return [
+        Skipped("", f"{shard.name}:{walked_text(one.name)}", NO_FIELD, "the name has no ending that could name a field")
+        if one.is_file
+        else Skipped("", f"{shard.name}:{walked_text(one.name)}", "special-file", "a link, device or sparse file")
+        for one in found.odd
+        if one.name and not one.name.endswith(b"/")
+    ]
+
+
+def _same(found: Part, told: Part) -> bool:
+    """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
+    unknown = (found.crcs < 0) | (told.crcs < 0) if len(found.crcs) == len(told.crcs) else False
+    return bool(
+        found.names == told.names
+        and found.keys.equals(told.keys)
+        and all(
+            np.array_equal(getattr(found, column), getattr(told, column))
+            for column in ("counts", "codes", "offsets", "lengths")
+        )
+        and np.all((found.crcs == told.crcs) | unknown)
+    )

@@ -1,0 +1,373 @@
+"""What `--append` asks of new samples: keys of their own, and fields, columns and classes that go with the old ones.
+
+And the dataset file that tells of both. The old dataset is only read: its dataset file and its sidecars, no shard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.columns import Names
+from shardtool.dataset import feature_kinds, feature_spec
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.index_rows import read_rows
+from shardtool.interop.energon import INFO_FILE
+from shardtool.interop.exports import EXPORTS
+from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
+from shardtool.sample import counted, to_bytes
+from shardtool.sidecar import SCHEMA, types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset import DatasetFile, ShardEntry
+    from shardtool.plan import Plan
+    from shardtool.publish import Publisher
+    from shardtool.storage import Folder
+
+_CHUNK = 2**16  # keys at a time
+_SHOWN = 5  # keys in a message
+_NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
+_FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
+_REMEDY = "`shardtool verify` tells what is damaged."
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+def taken_keys(publisher: Publisher, made: Mapping[str, object]) -> Names:
+    """Return the keys that new samples cannot have: those of the dataset that is appended to.
+
+    Where this very append may have been killed when all but its end was done, its own samples are not counted.
+
+    Args:
+        publisher: Which has checked that there is a dataset, if it appends.
+        made: How the new samples are made, as the dataset file is to tell.
+
+    Raises:
+        CorruptShard: A sidecar of the dataset is damaged.
+    """
+    old = publisher.old
+    if old is None:
+        return Names.of(())
+    return existing_keys(publisher.folder, old.shards[: _last_alike(publisher, old, made)])
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Samples that are to be appended to a dataset.
+
+    Attributes:
+        publisher: Which has checked that there is one.
+        keys: Theirs.
+        made: How they are made, as the dataset file is to tell.
+    """
+
+    publisher: Publisher
+    keys: Names
+    made: Mapping[str, object]
+
+
+def begin(appends: Sequence[Appended]) -> None:
+    """See that samples are new to the datasets that a run appends to, one a split, or are all there already.
+
+    The latter only to resume, and only of the append that the dataset file tells of as the last, made in the same way:
+    a run was killed at its very end, or while it went on with the next split. Then `done_from` of the publisher is set.
+
+    Raises:
+        InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
+        CorruptShard: A sidecar of a dataset is damaged.
+    """
+    new: list[Names] = []
+    for one in appends:
+        old = one.publisher.old
+        if old is None:
+            return
+        _check_dots(old, one.made)
+        mapped, first = bool(_option(one.made, "map")), _last_alike(one.publisher, old, one.made)
+        if first is not None and (mapped or _are_those(one.keys, one.publisher, old, first)):
+            one.publisher.done_from = first
+        elif not mapped:  # the keys that a function makes are checked when they are known
+            new.append(one.keys)
+    for one in appends if new else ():
+        if (old := one.publisher.old) is not None:
+            taken = existing_keys(one.publisher.folder, old.shards)
+            for keys in new:
+                check_new_keys(keys, taken, one.publisher.folder.full_path(one.publisher.pattern.dataset_file))
+
+
+def _last_alike(publisher: Publisher, old: DatasetFile, made: Mapping[str, object]) -> int | None:
+    """Return the first shard of the last append, if that was made in the same way and may be resumed."""
+    runs = old.made.get("appended")
+    if publisher.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
+        return None
+    return old.appends[-1] if runs[-1] == json.loads(json.dumps(_run(old.made, made))) else None
+
+
+def _are_those(keys: Names, publisher: Publisher, old: DatasetFile, first: int) -> bool:
+    """Tell whether samples are those in the shards from `first` on, and such as are listed as left out."""
+    there = np.sort(_hashes(existing_keys(publisher.folder, old.shards[first:])))
+    hashes = _hashes(keys)
+    if not len(there) or not np.isin(there, hashes).all():
+        return False
+    skipped = {one.key for one in publisher.listed_skipped()}
+    return all(printable(keys[at]) in skipped for at in np.flatnonzero(~np.isin(hashes, there)).tolist())
+
+
+def check_appended(old: DatasetFile, plan: Plan) -> None:
+    """See that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
+
+    Raises:
+        InvalidRequest: They do not.
+    """
+    entries = plan.entries
+    _joined_classes(old.classes, entries.classes)
+    _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
+    if old.format == "tfrecord":
+        used = _used_fields(plan)
+        _joined_kinds(old, {name: entries.numbers.get(name, "") for name in used})
+
+
+def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
+    """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
+    before, now = _dots(old.made), _dots(made)
+    if old.format == "tar" and before != now:
+        raise InvalidRequest("--dots", now, expected=f"{before}, as the dataset was made", remedy="Use the same.")
+
+
+def _dots(made: Mapping[str, object]) -> str:
+    return "last" if _option(made, "dots") == "last" else "first"
+
+
+def _option(made: Mapping[str, object], name: str) -> object:
+    options = made.get("options")
+    return options.get(name) if isinstance(options, dict) else None
+
+
+def _types_in_parquet(columns: Any) -> dict[str, str]:
+    """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
+    return types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
+
+
+def _used_fields(plan: Plan) -> list[str]:
+    entries = plan.entries
+    codes = entries.code if plan.order is None else entries.code[entries.rows_of(plan.order)]
+    return [entries.fields[code] for code in np.unique(codes).tolist()]
+
+
+def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
+    """Return the keys of shards in the order of their samples, as the sidecars tell.
+
+    Raises:
+        CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
+    """
+    return Names.parse(b"".join([_keys_of(folder, shard) for shard in shards]))
+
+
+def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
+    """Return the keys of a shard, a NUL after each."""
+    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+    fact = folder.facts([name]).get(name)
+    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
+        found = "no such file" if fact is None else f"{fact.size:,} bytes"
+        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+    try:
+        data = folder.read(name)
+    except OSError as error:
+        raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
+    if crc32c(data) != shard.sidecar_crc:
+        raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
+    rows = read_rows(data, shard.size, where)
+    if len(rows.key_sizes) != shard.samples:
+        expected = f"{shard.samples:,}, as the dataset file says"
+        raise CorruptShard(where, counted(len(rows.key_sizes), "sample"), expected=expected, remedy=_REMEDY)
+    text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
+    return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
+
+
+def check_new_keys(keys: Names, taken: Names, where: str) -> None:
+    """Refuse keys that a dataset has already.
+
+    By 64-bit hashes: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
+
+    Args:
+        keys: Of the new samples.
+        taken: Of the dataset.
+        where: What the dataset is called.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    hashes = _hashes(taken)
+    order = np.argsort(hashes)
+    hashes, ours = hashes[order], _hashes(keys)
+    first, last = np.searchsorted(hashes, ours, "left"), np.searchsorted(hashes, ours, "right")
+    alike = np.flatnonzero(first < last)
+
+    def same() -> Iterator[bytes]:
+        for at in alike.tolist():
+            if any(taken[int(other)] == keys[at] for other in order[first[at] : last[at]]):
+                yield keys[at]
+
+    found = [printable(key) for key in islice(same(), _SHOWN)]
+    if not found:
+        return
+    number = len(found) if len(found) < _SHOWN else len(alike)
+    if number == len(keys):
+        what, remedy = f"all {counted(number, 'key')} there already", "Was this source appended before?"
+    else:
+        what, remedy = f"{counted(number, 'key')} there already", "Leave these samples out, or give them other keys."
+    raise InvalidRequest(where, f"{what}: {listing(found, total=number)}", expected="new keys", remedy=remedy)
+
+
+def _hashes(keys: Names) -> NDArray[np.int64]:
+    found = np.empty(len(keys), np.int64)
+    for first in range(0, len(keys), _CHUNK):
+        part = keys.span(first, min(first + _CHUNK, len(keys)))[:-1].split(b"\0")
+        found[first : first + len(part)] = np.fromiter(map(hash, part), np.int64, len(part))
+    return found
+
+
+def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
+    """Return what the dataset file says once new shards have joined those of a dataset.
+
+    Args:
+        old: What it said of the dataset.
+        new: What is to be said of the new shards alone, but for `skipped` and its checksum, which are of both.
+
+    Raises:
+        InvalidRequest: What they say does not go together.
+    """
+    shards = (*old.shards, *new.shards)
+    fields = _sums(old.fields, new.fields)
+    features: Mapping[str, str] = {}
+    if new.format == "tfrecord":
+        new_kinds = feature_kinds(new.features)
+        kinds = _joined_kinds(old, {name: new_kinds.get(name, "") for name in new.fields})
+        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards))
+    return replace(
+        new,
+        shards=shards,
+        fields=fields,
+        field_bytes=old.field_bytes + new.field_bytes,
+        schema=_joined_schema(old.schema, new.schema),
+        classes=_joined_classes(old.classes, new.classes),
+        features=features,
+        numbers=_joined_numbers(old, new),
+        made=_joined_made(old.made, new.made),
+        appends=(*old.appends, len(old.shards)),
+        fingerprint=_summed(old.fingerprint, new.fingerprint),
+    )
+
+
+def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    names = sorted({*old, *new}, key=to_bytes)
+    return {name: old.get(name, 0) + new.get(name, 0) for name in names}
+
+
+def _joined_kinds(old: DatasetFile, new: Mapping[str, str]) -> dict[str, str]:
+    """Return what the features of TFRecords hold: `int64`, `float`, or nothing for bytes. `new`: of the new samples."""
+    before = feature_kinds(old.features)
+    kinds = {name: before.get(name, "") for name in old.fields}
+    for name in sorted(new, key=to_bytes):
+        if kinds.setdefault(name, new[name]) != new[name]:
+            raise InvalidRequest(
+                f"field {name}", f"{new[name] or 'bytes'} in the new samples",
+                expected=f"{kinds[name] or 'bytes'}, as in the dataset",
+                remedy="A TFRecord's feature is read as one kind: give it as that kind, or under another name.",
+            )  # fmt: skip
+    return kinds
+
+
+def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, str]:
+    """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
+    told: dict[str, set[str]] = {}
+    for dataset in (old, new):
+        for name in dataset.fields:
+            told.setdefault(name, set()).add(dataset.numbers.get(name, ""))
+    return {name: kind for name, (kind, *others) in sorted(told.items()) if kind and not others}
+
+
+def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of both, the old ones first, and their types."""
+    schema = dict(old)
+    for name, kind in new.items():
+        before = schema.setdefault(name, kind)
+        if before == _NULL:
+            schema[name] = kind
+        elif kind not in (before, _NULL) and name not in SCHEMA.names:
+            raise InvalidRequest(
+                f"column {name}", f"{kind} in the new samples", expected=f"{before}, as in the dataset",
+                remedy="Give it that type, or another name, or leave it out with --meta.",
+            )  # fmt: skip
+    return schema
+
+
+def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the names of class numbers; a list may go on where another ends, since that changes no number."""
+    classes = dict(old)
+    for name, names in new.items():
+        before = classes.setdefault(name, names)
+        shared = min(len(before), len(names))
+        if before[:shared] != names[:shared]:
+            at = next(at for at in range(shared) if before[at] != names[at])
+            raise InvalidRequest(
+                f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
+                expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
+                remedy=f"Number the new labels by that list, and give the numbers: --field {name}=COLUMN.",
+            )  # fmt: skip
+        classes[name] = max(before, names, key=len)
+    return classes
+
+
+def _joined_made(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the dataset was made, with each append."""
+    earlier = old.get("appended", [])
+    return {**old, "appended": [*(earlier if isinstance(earlier, list) else ()), _run(old, new)]}
+
+
+def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of an append: alike for all splits of a run, so without the split, if it is the dataset's."""
+    return {name: value for name, value in made.items() if name != "split" or value != old.get("split")}
+
+
+def _summed(old: str, new: str) -> str:
+    """Return the fingerprint of the content of both; empty where one is not known."""
+    found = [_FINGERPRINT.fullmatch(text) for text in (old, new)]
+    numbers = [int(match[1], 16) for match in found if match]
+    return show_fingerprint(sum(numbers)) if len(numbers) == len(found) else ""
+
+
+def export_notes(publisher: Publisher, renewed: Collection[str]) -> Iterable[str]:
+    """Return what the user should know of other tools' indexes beside the dataset.
+
+    Args:
+        publisher: That of the append.
+        renewed: The exports that this run makes itself.
+    """
+    old = publisher.old
+    if old is None or not old.shards:
+        return
+    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
+    files = {
+        name: INFO_FILE if export.once else stem + export.suffix
+        for name, export in EXPORTS.items()
+        if export.shard_format == old.format and export.encode is not None and name not in renewed
+    }
+    there = publisher.folder.facts(files.values())
+    if stale := [name for name, file in files.items() if file in there]:
+        again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
+        yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

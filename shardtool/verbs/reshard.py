@@ -1,0 +1,280 @@
+"""`reshard`: datasets become another one, without decoding a sample. The library twin of `shardtool reshard`.
+
+It is `create` with shards as the source: the same planner, packers and publisher. What is its own is how samples
+are chosen and changed between the listing and the plan, and how a global shuffle reads its source.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardtool.errors import InvalidRequest
+from shardtool.execute.local import cores
+from shardtool.sample import parse_size
+from shardtool.storage import open_folder
+from shardtool.verbs.job import Job, plan_dataset, write_dataset
+from shardtool.verbs.listing import Source, check_left_out
+from shardtool.verbs.options import OutputOptions, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.execute.local import LocalPool
+    from shardtool.pattern import ShardPattern
+    from shardtool.plan import Plan
+    from shardtool.source.entries import Entries
+    from shardtool.storage import Folder
+    from shardtool.verbs.job import Names
+    from shardtool.verbs.observer import Observer
+    from shardtool.verbs.results import CreateResult, DryRun
+
+OnDuplicate = Literal["error", "rename", "first", "last"]
+Method = Literal["auto", "gather", "scatter"]
+
+_CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
+_CHOOSES = ("where", "sample", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardOptions(OutputOptions):
+    """How to make a dataset of others; options on the command line have the same names where no other is given.
+
+    Samples are chosen and changed in the order of the attributes: fields, `join`, `values`, `where` (of the base
+    class), `sample`, duplicates, `sort_by`, `head`; `shuffle` and `split` come after all of them.
+
+    Attributes:
+        select_fields: Only these fields.
+        drop_fields: All fields but these.
+        rename_fields: `--rename-field`: `old=new`.
+        join: A table whose columns become the samples' metadata: a file, or a table in memory.
+        on: Its column of keys.
+        values: `--field`: `cls=COLUMN`, a field made of a column of metadata, in place of the one of that name.
+        classes: Those of `values` that are labels, to be numbered.
+        sample: A share of the samples, by the hash of their keys: `0.01` or `1%`.
+        on_duplicate: What becomes of samples with one key: `error`, `rename`, or only the `first` or the `last` stays.
+        sort_by: A column to order the samples by.
+        descending: From the largest to the smallest.
+        head: Only the first samples, so many.
+        method: How samples in another order are read: `gather`, each at its place; `scatter`, in two passes; `auto`.
+        memory: What `scatter` may hold in memory.
+        temp_dir: Where `scatter` writes; None: beside the output.
+    """
+
+    select_fields: tuple[str, ...] = ()
+    drop_fields: tuple[str, ...] = ()
+    rename_fields: tuple[str, ...] = ()
+    join: Any = None
+    on: str | None = None
+    values: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    sample: str | float | None = None
+    on_duplicate: OnDuplicate = "error"
+    sort_by: str | None = None
+    descending: bool = False
+    head: int | None = None
+    method: Method = "auto"
+    memory: str | int = "2GB"
+    temp_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        if (self.join is None) != (self.on is None):
+            given, other = ("--on", "--join") if self.join is None else ("--join", "--on")
+            expected = "a table" if self.join is None else "the table's column of keys, such as --on key"
+            raise InvalidRequest(given, f"no {other}", expected=expected)
+        if self.sort_by is not None and self.shuffle:
+            raise InvalidRequest("--sort-by", "used with --shuffle", expected="one order")
+        if self.descending and self.sort_by is None:
+            raise InvalidRequest("--descending", "no --sort-by", expected="a column to sort by")
+        parse_size(self.memory)
+        pairs("--rename-field", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
+        pairs("--field", self.values)
+
+
+def reshard(
+    datasets: Any, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+) -> CreateResult:
+    """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
+
+    Bytes are moved and checked, never decoded: where an index tells a payload's checksum, a payload with another one
+    ends the run. Where all samples stay as they are, the fingerprint of what was written must be that of the source.
+
+    Args:
+        datasets: A dataset, or a list of them: each a dataset file, a pattern, a glob, a folder, or a list of shards.
+        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
+        options: See `ReshardOptions`.
+        observer: Is told of progress, and of what the user should know.
+
+    Raises:
+        InvalidRequest: The request makes no sense; nothing was written.
+        CorruptShard: A dataset is damaged, as far as it was read; nothing damaged was copied.
+        OutputExists: The output is there already, or another run is writing it; nothing was touched.
+        OutputFailed: The output, or the folder of temporary files, cannot be written.
+        WorkerDied: A worker was killed.
+    """
+    options = options or ReshardOptions()
+    return write_dataset(partial(_begin, datasets, output, options), options, observer)
+
+
+def reshard_dry_run(
+    datasets: Any, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+) -> DryRun:
+    """Return what `reshard` would write, to the byte; write nothing.
+
+    Raises:
+        InvalidRequest: The request makes no sense.
+        CorruptShard: A dataset is damaged, as far as it was read.
+    """
+    options = options or ReshardOptions()
+    return plan_dataset(partial(_begin, datasets, output, options), options, observer)
+
+
+def _begin(datasets: Any, output: Names, options: ReshardOptions, observer: Observer, *, dry: bool) -> Job:
+    givens = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
+    if not givens:
+        raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
+    return Job(
+        lambda outputs: ShardSource(givens, options, outputs), output, options, observer,
+        verb="reshard", transform=None, dry=dry,
+    )  # fmt: skip
+
+
+class ShardSource(Source):
+    """The samples of datasets."""
+
+    def __init__(self, givens: Sequence[Any], options: ReshardOptions, outputs: Sequence[ShardPattern]) -> None:
+        self._givens, self._options, self._outputs = givens, options, outputs
+        self.name = ""
+        self.notes: list[str] = []
+        self._packed = False
+
+    def entries(self, pool: LocalPool, observer: Observer) -> Entries:
+        """List the shards, in the workers where they have no index; then choose and change samples."""
+        from shardtool.source.shards import list_datasets
+
+        options = self._options
+        listed = list_datasets(
+            self._givens, pool, observer, to_format=self._outputs[0].format,
+            only=options.select_fields, without=options.drop_fields,
+        )  # fmt: skip
+        self.name, self._packed = listed.name, listed.packed
+        self.notes += listed.notes
+        if listed.dots == "last":
+            self.recorded = {"dots": "last"}
+        changes = (*_CHANGES_CONTENT, *_CHOOSES)
+        self.digest = None if any(getattr(options, name) for name in changes) else listed.digest
+        entries = self._chosen(self._changed(listed.entries), listed.shards)
+        self._of_query = entries, listed.shards
+        check_left_out(self.name, entries.left_out, options.on_error, "leave their fields out with --drop-fields")
+        return entries
+
+    def write_binary(self, file: Any) -> None:
+        """Write nothing: all payloads lie in shards."""
+
+    def column(self, name: str) -> Any:
+        """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
+        from shardtool.source.subset import column_of
+
+        return column_of(_table(*self._of_query), name, name)
+
+    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer) -> list[Plan]:
+        """Have payloads that lie in another order brought into a better one, where that pays."""
+        from shardtool.verbs.scatter import choose_method, scatter
+
+        options, memory = self._options, parse_size(self._options.memory)
+        workers = options.workers or cores()
+        method = choose_method(
+            plans, plans[0].entries, memory=memory, workers=workers, packed=self._packed, asked=options.method
+        )
+        if method.note:
+            self.notes.append(method.note)
+            observer.note(method.note)
+        if method.name != "scatter":
+            return plans
+        temp, name = self.scratch()
+        return scatter(plans, temp, name, memory, workers, pool, observer)
+
+    def scratch(self) -> tuple[Folder, str]:
+        """Return the folder of temporary files, and the name of ours: the same for the same output."""
+        first = self._outputs[0]
+        folder = open_folder(first.folder if self._options.temp_dir is None else self._options.temp_dir)
+        whose = os.path.realpath(os.path.join(first.folder, first.base))
+        return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
+
+    def _changed(self, entries: Entries) -> Entries:
+        """Return the samples with the fields and the metadata that were asked for."""
+        options = self._options
+        if options.select_fields or options.drop_fields or options.rename_fields:
+            from shardtool.source.subset import select_fields
+
+            renames = pairs("--rename-field", options.rename_fields)
+            entries = select_fields(entries, options.select_fields, options.drop_fields, renames)
+        if options.join is not None:
+            from shardtool.source.join import join
+
+            joined = join(entries, options.join, options.on or "")
+            entries = joined.entries
+            self.recorded = {**self.recorded, "join": joined.name}
+            self.notes += joined.notes
+        if options.values:
+            from shardtool.source.join import set_fields
+
+            entries, notes = set_fields(entries, pairs("--field", options.values), options.classes)
+            self.notes += notes
+        elif options.classes:
+            raise InvalidRequest("--classes", options.classes[0], expected="a field of --field")
+        return entries
+
+    def _chosen(self, entries: Entries, shards: tuple[str, ...]) -> Entries:
+        """Return the samples that were asked for, in the order that was asked for."""
+        import numpy as np
+
+        from shardtool.source import subset
+        from shardtool.source.duplicates import resolve_duplicates
+
+        options = self._options
+        if options.where is not None:
+            from shardtool.choose import matching
+
+            samples = matching(_table(entries, shards), options.where)
+            entries = _taken(entries, samples, "--where", f"no sample for which {options.where}")
+        if options.sample is not None:
+            samples = subset.sample_by_key(entries.keys, options.sample)
+            found = f"none of {len(entries):,} samples falls into {options.sample}"
+            entries = _taken(entries, samples, "--sample", found)
+        before, file = entries, entries.file
+        entries, _, notes = resolve_duplicates(
+            before, options.on_duplicate, lambda at: shards[0 if file is None else file[at]], self.taken
+        )
+        self.notes += notes
+        if entries is not before:
+            self.digest = None
+        if options.sort_by is not None:
+            column = subset.column_of(_table(entries, shards), options.sort_by, "--sort-by")
+            entries = entries.take(subset.sort_order(column, options.sort_by, descending=options.descending))
+        if options.head is not None and options.head < len(entries):
+            entries = entries.take(np.arange(options.head))
+        return entries
+
+
+def _table(entries: Entries, shards: tuple[str, ...]) -> Any:
+    """Return what a query sees of samples."""
+    import numpy as np
+
+    from shardtool.source.subset import table_of
+
+    file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
+    return table_of(entries, file, shards)
+
+
+def _taken(entries: Entries, samples: NDArray[np.int64], option: str, found: str) -> Entries:
+    if not len(samples):
+        raise InvalidRequest(option, found, expected="one sample or more")
+    return entries.take(samples)

@@ -1,0 +1,121 @@
+"""Entries as shards give them, from plain values and back: a sample is a key and what each field holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from shardtool.columns import Names
+from shardtool.sample import INLINE, SPAN, SpanFile, to_bytes
+from shardtool.source.entries import Entries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is no UTF-8
+
+
+class Payload(NamedTuple):
+    """What a row tells; `text` is that of an INLINE field, None of a SPAN one. `offset` tells rows apart."""
+
+    size: int
+    offset: int
+    expected: int
+    text: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample; `number` stands in its metadata."""
+
+    key: str
+    fields: dict[str, Payload]
+    file: int
+    number: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of all payloads."""
+        return sum(payload.size for payload in self.fields.values())
+
+
+@st.composite
+def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str] | None = None) -> list[Sample]:
+    """Return samples, some without fields as a TFRecord may have them; with keys of their own, or from `keys`."""
+    found = []
+    for number in range(draw(st.integers(least, 10))):
+        names = draw(st.lists(st.sampled_from(FIELDS), unique=True, max_size=4))
+        texts = [draw(st.none() | st.sampled_from([b"0", b"17", b""])) if name == "cls" else None for name in names]
+        fields = {
+            name: Payload(draw(st.integers(0, 99)) if text is None else len(text), 100 * number + at, at - 1, text)
+            for at, (name, text) in enumerate(zip(names, texts, strict=True))
+        }
+        key = f"k/{number}" if keys is None else draw(keys)
+        found.append(Sample(key, fields, draw(st.integers(0, 2)), number))
+    return found
+
+
+def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> Entries:
+    """Return samples as `Entries`; `fields` says what codes stand for, and may hold names that nobody uses."""
+    rows = [
+        (name, payload)
+        for sample in samples
+        for name, payload in sorted(sample.fields.items(), key=lambda item: to_bytes(item[0]))
+    ]
+    counts = [len(sample.fields) for sample in samples]
+
+    def numbers(values: list[int]) -> Any:
+        return np.array(values, np.int64)
+
+    inline = {}
+    if "cls" in fields:
+        texts = [sample.fields.get("cls", Payload(0, 0, 0)).text or b"" for sample in samples]
+        inline = {"inline": {"cls": Names.of(texts)}, "numbers": {"cls": "int64"}, "classes": {"cls": ["cat", "dog"]}}
+    columns = {"number": pa.array([sample.number for sample in samples], pa.int32())}
+    return Entries(
+        root=b"",
+        keys=Names.of([to_bytes(sample.key) for sample in samples]),
+        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        fields=tuple(fields),
+        code=np.array([fields.index(name) for name, _ in rows], np.uint16),
+        kind=np.array([SPAN if payload.text is None else INLINE for _, payload in rows], np.uint8),
+        size=numbers([payload.size for _, payload in rows]),
+        mtime_ns=numbers([payload.offset + 1 for _, payload in rows]),
+        changed_ns=numbers([payload.offset + 2 for _, payload in rows]),
+        offset=numbers([payload.offset for _, payload in rows]),
+        files=tuple(SpanFile(b"/in/%d.tar" % at, 10**6, 1) for at in range(3)),
+        file=np.array([sample.file for sample in samples], np.uint32),
+        expected=numbers([payload.expected for _, payload in rows]),
+        columns=pa.table(columns),
+        **{**inline, **more},
+    )
+
+
+def samples_of(entries: Entries) -> list[Sample]:
+    """Return the samples of `Entries`, whose columns must fit each other; fields stand in the order of their rows."""
+    count, rows = len(entries), int(entries.first[-1])
+    assert len(entries.first) == count + 1
+    assert entries.first.dtype == np.int64
+    assert entries.code.dtype == np.uint16
+    assert {len(one) for one in (entries.code, entries.kind, entries.size, entries.mtime_ns)} == {rows}
+    assert entries.offset is not None
+    assert entries.expected is not None
+    assert entries.file is not None
+    texts = {name: column.span(0, count).split(b"\0") for name, column in entries.inline.items()}
+    found = []
+    for at, number in enumerate(entries.columns.column("number").to_pylist()):
+        fields = {}
+        for row in range(int(entries.first[at]), int(entries.first[at + 1])):
+            name = entries.fields[entries.code[row]]
+            text = texts[name][at] if entries.kind[row] == INLINE else None
+            payload = Payload(int(entries.size[row]), int(entries.offset[row]), int(entries.expected[row]), text)
+            assert (entries.mtime_ns[row], entries.changed_ns[row]) == (payload.offset + 1, payload.offset + 2)
+            assert name not in fields
+            fields[name] = payload
+        found.append(Sample(entries.key(at), fields, int(entries.file[at]), number))
+    assert count == len(found) == len(entries.file)
+    return found
