@@ -22,7 +22,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
-from shardtool.sample import SpanFile, parse_size
+from shardtool.sample import SPAN, SpanFile, parse_size
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes
 from shardtool.verbs.observer import Observer
@@ -272,8 +272,9 @@ class Job:
     def spool(self, entries: Entries) -> Entries:
         """Write binary columns to one file beside the output; `clean` removes it."""
         publisher = self.targets[0].publisher
-        path = publisher.spool(int(entries.size.sum()), self.source.write_binary)
-        return replace(entries, files=(SpanFile(os.fsencode(path), int(entries.size.sum()), -1),))
+        size = int(entries.size[entries.kind == SPAN].sum())
+        path = publisher.spool(size, self.source.write_binary)
+        return replace(entries, files=(SpanFile(os.fsencode(path), size, -1),))
 
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
