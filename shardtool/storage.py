@@ -32,7 +32,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_FOLLOWING = _READ
 READ_PLAIN = _READ | os.O_NOFOLLOW
 PARTS = 1024  # that one system call can fill: IOV_MAX
-SPOOL_REMEDY = "Choose another --temp-dir, or --shuffle-method gather, which needs none."
+SPOOL_REMEDY = "Choose another --temp-dir, or --method gather, which needs none."
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close

@@ -31,9 +31,10 @@ from shardtool.sample import INLINE, SPAN, SpanFile
 from shardtool.source.entries import Entries
 from shardtool.storage import LocalFolder, SpanSource
 from shardtool.verbs.observer import Observer
-from shardtool.verbs.probe import Cost
+from shardtool.verbs.probe import Cost, show_time
 from shardtool.verbs.scatter import choose_method, gathering_pays, scatter
 from shardtool.write.shard import pack_shard
+from shardtool.write.spans import SpanReader
 from shardtool.write.task import ShardTask
 
 from .helpers import flip
@@ -327,6 +328,79 @@ def test_a_file_that_ends_early(place: Path) -> None:
         assert source.read_parts(parts, 99, 12) == 0
 
 
+def test_more_than_one_system_call_reads(place: Path) -> None:
+    """The system reads 2 GiB at most at a time, less one page: what follows comes to its right place too."""
+    path, block, tail = place / "file", memoryview(bytearray(2**22)), memoryview(bytearray(8))
+    blocks = 2**31 // len(block) + 1
+    with path.open("wb") as file:
+        file.seek(blocks * len(block))
+        file.write(b"the tail")
+    with closing(SpanSource(os.fsencode(path))) as source:
+        total = blocks * len(block) + len(tail)
+        assert source.read_parts([block] * blocks + [tail], 0, total) == total
+    assert (bytes(tail), any(block[:100])) == (b"the tail", False)
+
+
+def _system_calls() -> int:
+    return int(re.search(r"syscr: (\d+)", Path("/proc/self/io").read_text(encoding="ascii"))[1])  # type: ignore[index]
+
+
+def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -> None:
+    """A system call a region, not one a sample."""
+    source = made_source(place, [(300, 300)] * 600)
+    with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
+        regions = sum(len(plans[0].samples(shard).regions or b"") // 16 for shard in range(3))
+        before = _system_calls()
+        pack(plans[0], place / "out")
+        assert 3 <= regions <= 12
+        assert _system_calls() - before < regions + 30  # the test's own
+
+
+def test_a_region_that_cannot_be_read(place: Path) -> None:
+    """Leaves those before it as they are."""
+    path = place / "spool"
+    path.write_bytes(bytes(range(200)))
+    into = memoryview(bytearray(4))
+    with closing(SpanReader((SpanFile(os.fsencode(path), 200, -1),), np.array([0, 50, 50, 200]).tobytes())) as reader:
+        reader.read(0, 10, into)
+        os.truncate(path, 100)
+        with pytest.raises(OSError, match="too early"):
+            reader.read(0, 60, into)
+        reader.read(0, 10, into)
+        assert bytes(into) == bytes(range(10, 14))
+
+
+class _Told(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.phases: list[tuple[str, int]] = []
+        self.size = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def phase(self, text: str, size: int) -> None:
+        self.phases.append((text, size))
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        assert (samples, shards) == (0, 0)
+        assert self.phases, "told of nothing that goes on"
+        self.size += size
+
+
+@pytest.mark.parametrize("share", [MEMORY, 1000])
+def test_the_first_pass_is_told_of(place: Path, pools: dict[int, LocalPool], share: int) -> None:
+    """Before it begins, with what it moves and where to; then of every byte, once."""
+    source, told = made_source(place, [(300, 700)] * 70), _Told()
+    with scattered([plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
+        pass
+    buckets = 10 if share == MEMORY else 70
+    assert told.notes == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
+    assert (told.phases, told.size) == ([("first pass", 70_000)], 70_000)
+
+
 # What is wrong with the source.
 
 
@@ -399,6 +473,21 @@ def test_the_same_is_left_out(place: Path, pool: LocalPool, damage: Callable[[So
         assert pack(plans[0], place / "out", "skip") == gathered
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -> None:
+    """An index that tells of more than there is ends the first pass, or costs that sample and no other."""
+    source = made_source(place, [(900, 1500)] * 30, files=3)
+    size = source.entries.size.copy()
+    size[-2] += 10_000
+    plan = plan_of(replace(source.entries, size=size), seed, max_count=20)
+    gathered = pack(plan, place / "out", "skip")
+    assert sum(len(one.skipped) for one in gathered) == 1
+    with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scattered([plan], place / "t", pool):
+        pass
+    with LocalPool(1, "fork") as another, scattered([plan], place / "t", another, on_error="skip") as plans:
+        assert pack(plans[0], place / "out", "skip") == gathered
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -457,7 +546,7 @@ def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: Loc
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "1.05 MB free, 1.2 MB needed for the two passes of a shuffle"
-    assert re.search(r"--temp-dir.*--shuffle-method gather", raised.value.remedy)
+    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
     assert os.listdir(disk) == []
 
 
@@ -486,7 +575,7 @@ def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPo
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "cannot write a temporary file: no space left on device"
-    assert re.search(r"--temp-dir.*--shuffle-method gather", raised.value.remedy)
+    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
     assert os.listdir(disk) == ["filler"]
 
 
@@ -596,7 +685,11 @@ def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
     assert choose_method(
         [swapped], swapped.entries, memory=MEMORY, workers=1, packed=False, asked="auto"
     ).name == "order"  # fmt: skip
-    assert _method(source, [plan_of(source.entries, None, which=shuffled(100, 1))], asked="gather").name == "gather"
+    offsets = source.entries.offset
+    assert offsets is not None
+    in_turn = np.argsort(offsets[source.entries.code == 2])  # forward in each file, but one a file in turn
+    for order in (shuffled(100, 1), in_turn):
+        assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
 
 
 def test_compressed_shards(place: Path) -> None:
@@ -607,7 +700,7 @@ def test_compressed_shards(place: Path) -> None:
             method = _method(source, [plan], packed=True, asked=asked)
             assert method.name == "scatter"
             assert "compressed" in method.note
-        with pytest.raises(InvalidRequest, match="--shuffle-method: gather, of compressed shards"):
+        with pytest.raises(InvalidRequest, match="--method: gather, of compressed shards"):
             _method(source, [plan], packed=True, asked="gather")
 
 
@@ -664,6 +757,22 @@ def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) 
     """Samples are gathered where that takes less time than moving all bytes twice."""
     count = 10**6
     assert gathering_pays(count, count * size, count * size, 2, Cost(sample_s, byte_s)) is pays
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (4.44e-6, "4.4 us"),
+        (83.4e-6, "83 us"),
+        (170e-6, "170 us"),
+        (9.1e-3, "9.1 ms"),
+        (9.96e-3, "10 ms"),
+        (2, "2000 ms"),
+    ],
+)
+def test_times_are_shown(seconds: float, shown: str) -> None:
+    """In two digits or so, with a unit."""
+    assert show_time(seconds) == shown
 
 
 # The shuffle itself.

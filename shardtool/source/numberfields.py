@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest
 from shardtool.sample import counted
@@ -16,7 +18,6 @@ from shardtool.source.numbertexts import TextTask, Wanted, read_texts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.sample import Number
@@ -168,7 +169,8 @@ def _read(
 
 
 def _wanted(part: Part, name: str, kind: Number, rows: NDArray[np.int64]) -> Wanted:
-    columns = [column[rows].tobytes() for column in (part.offsets, part.lengths, part.crcs)]
+    crcs = np.full(len(part.codes), -1) if part.crcs is None else part.crcs
+    columns = [column[rows].astype(np.int64).tobytes() for column in (part.offsets, part.lengths, crcs)]
     return Wanted(name, kind, part.shard.format == "tfrecord", *columns)
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
 _REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
 
@@ -112,12 +113,12 @@ class Part:
     Attributes:
         shard: Which.
         keys: One a sample: an Arrow array of strings.
-        counts: int64 a sample, fields.
+        counts: A sample, fields; uint16 once they are arranged.
         names: The field names that `codes` stands for.
-        codes: A field, uint16 once they are in the order of the names.
-        offsets: int64 a field.
-        lengths: int64 a field.
-        crcs: int64 a field, the CRC-32C of its bytes; -1 where nobody knows.
+        codes: A field, likewise.
+        offsets: A field, uint32 in a shard that it is wide enough for.
+        lengths: Likewise.
+        crcs: uint32 a field, the CRC-32C of its bytes; None where nobody knows.
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         left_out: What the shard holds that is no part of a sample.
@@ -126,12 +127,12 @@ class Part:
 
     shard: Shard
     keys: Any
-    counts: NDArray[np.int64]
+    counts: NDArray[Any]
     names: tuple[str, ...]
     codes: NDArray[Any]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    crcs: NDArray[np.int64]
+    offsets: NDArray[Any]
+    lengths: NDArray[Any]
+    crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
     left_out: tuple[Skipped, ...] = ()
@@ -219,17 +220,16 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
         raise CorruptShard(path, f"offsets that do not fit a shard of {size:,} bytes", remedy=_REMEDY)
     columns = _read_columns(data, len(rows.counts), path)
     keys = string_array(rows.keys, rows.key_sizes)
-    crcs = np.full(len(rows.codes), -1, np.int64) if rows.crcs is None else rows.crcs.astype(np.int64)
     names = tuple(name.decode() for name in rows.names)
     return Part(
-        shard, keys, rows.counts, names, rows.codes, rows.offsets, rows.lengths, crcs, shard.kinds or {},
+        shard, keys, rows.counts, names, rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {},
         columns=columns,
     )  # fmt: skip
 
 
 def needs_walk(shard: Shard, told: Part | None) -> bool:
     """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
-    return told is None or (shard.format == "tfrecord" and shard.kinds is None) or bool(np.any(told.crcs < 0))
+    return told is None or (shard.format == "tfrecord" and shard.kinds is None) or told.crcs is None
 
 
 def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
@@ -241,7 +241,6 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
     if found.error is not None:
         raise found.error
     names = tuple(walked_text(name) for name in found.names)
-    crcs = np.frombuffer(found.crcs, np.uint32).astype(np.int64)
     part = Part(
         shard=shard,
         keys=_texts(found.keys),
@@ -250,7 +249,7 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
         codes=np.frombuffer(found.codes, np.uint32).astype(np.int64),
         offsets=np.frombuffer(found.offsets, np.int64),
         lengths=np.frombuffer(found.lengths, np.int64),
-        crcs=crcs if len(crcs) == len(found.codes) else np.full(len(found.codes), -1, np.int64),
+        crcs=np.frombuffer(found.crcs, np.uint32) if len(found.crcs) == len(found.codes) else None,
         kinds=cast(
             "dict[str, Number]", {n: kind for n, kind in zip(names, found.kinds, strict=True) if kind != "bytes"}
         ),
@@ -268,24 +267,29 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
 
 
 def arranged(part: Part) -> Part:
-    """Return the part with the fields of each sample in the order of the bytes of their names, each of which is used.
+    """Return the part with the fields of each sample in the order of the bytes of their names, in little memory.
 
     Raises:
-        InvalidRequest: There are too many different fields.
+        InvalidRequest: There are too many different fields, or too many in a sample.
     """
+    if len(part) and int(part.counts.max()) > FIELD_LIMIT:
+        sample = int(part.counts.argmax())
+        found = f"{int(part.counts[sample]):,} fields"
+        raise InvalidRequest(part.where(sample), found, expected=f"at most {FIELD_LIMIT:,}")
     used = np.bincount(part.codes, minlength=len(part.names)).tolist()
     kept = sorted({name for name, times in zip(part.names, used, strict=True) if times}, key=to_bytes)
     check_fields(part.shard.path, kept)
     place = {name: at for at, name in enumerate(kept)}
     codes = np.array([*(place.get(name, 0) for name in part.names), 0], np.uint16)[part.codes]
-    part = replace(part, names=tuple(kept), codes=codes)
+    width = np.uint32 if 0 <= max(part.offsets.max(initial=0), part.lengths.max(initial=0)) < _WIDE else np.int64
+    offsets, lengths, crcs = part.offsets.astype(width), part.lengths.astype(width), part.crcs
     owners = part.owners()
     if np.any((codes[1:] < codes[:-1]) & (owners[1:] == owners[:-1])):
         order = np.lexsort((codes, owners))
-        part = replace(
-            part, codes=codes[order], offsets=part.offsets[order], lengths=part.lengths[order], crcs=part.crcs[order]
-        )
-    return part
+        codes, offsets, lengths = codes[order], offsets[order], lengths[order]
+        crcs = None if crcs is None else crcs[order]
+    counts = part.counts.astype(np.uint16)
+    return replace(part, counts=counts, names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
@@ -346,7 +350,6 @@ def _left_out(shard: Shard, found: Survey) -> list[Skipped]:
 
 def _same(found: Part, told: Part) -> bool:
     """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
-    unknown = (found.crcs < 0) | (told.crcs < 0) if len(found.crcs) == len(told.crcs) else False
     return bool(
         found.names == told.names
         and found.keys.equals(told.keys)
@@ -354,5 +357,5 @@ def _same(found: Part, told: Part) -> bool:
             np.array_equal(getattr(found, column), getattr(told, column))
             for column in ("counts", "codes", "offsets", "lengths")
         )
-        and np.all((found.crcs == told.crcs) | unknown)
+        and (found.crcs is None or told.crcs is None or np.array_equal(found.crcs, told.crcs))
     )

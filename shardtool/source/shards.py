@@ -22,7 +22,6 @@ from shardtool.source.datasets import open_datasets
 from shardtool.source.entries import Entries
 from shardtool.source.numberfields import find_numbers
 from shardtool.source.shardparts import (
-    FIELD_LIMIT,
     Seen,
     arranged,
     check_fields,
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from shardtool.source.shardparts import Part
 
 _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
+_BAD_FIELD = re.compile(r"[\x00-\x1f\x7f]|^$")
+_NOTHING = np.zeros(0, np.int64)
 _DOTTED = re.compile(rb"[^/\0]\.[^/\0]*\0")
 
 
@@ -125,6 +126,7 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     shards = [part.shard for part in parts]
     counts = [len(part) for part in parts]
     entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
+    pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or _dotted(entries.keys) else "first"
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
     if dots == "last" and dotted and to_format == "tar":
@@ -164,7 +166,12 @@ def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Liste
 
 
 def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
-    """See that no sample has a field twice, and no more fields than can be counted."""
+    """See that fields have names, and no sample has one twice."""
+    for name in filter(wanted, part.names):
+        if _BAD_FIELD.search(name):
+            where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
+            found = f"the field {name!r}, without a name or with control characters in it"
+            raise InvalidRequest(where, found, remedy="Make the shard anew with other names.")
     owners = part.owners()
     twice = np.flatnonzero((part.codes[1:] == part.codes[:-1]) & (owners[1:] == owners[:-1]))
     for row in twice.tolist():
@@ -174,10 +181,6 @@ def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
                 part.where(int(owners[row])), f"the field {name!r} twice", expected="each field once",
                 remedy=f"Leave it out with --drop-fields {name}, or make the shard anew.",
             )  # fmt: skip
-    if len(part) and int(part.counts.max()) > FIELD_LIMIT:
-        sample = int(part.counts.argmax())
-        found = f"{int(part.counts[sample]):,} fields"
-        raise InvalidRequest(part.where(sample), found, expected=f"at most {FIELD_LIMIT:,}")
 
 
 def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
@@ -187,32 +190,35 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
     left_out = tuple(one for part in parts for one in part.left_out)
-    names = _keys(parts)
-    rows = sum(len(part.codes) for part in parts)
-    kind = np.full(rows, SPAN, np.uint8)
+    names, rows = _keys(parts), [len(part.codes) for part in parts]
+    kind = np.full(sum(rows), SPAN, np.uint8)
     row = 0
     for at, part in enumerate(parts):
         codes = np.array([*map(place.get, part.names), 0], np.uint16)[part.codes]
-        parts[at] = replace(_inlined(part, at, numbers, kind[row : row + len(codes)]), codes=codes, names=())
-        row += len(codes)
-    first = _drained(parts, "counts", np.int64)
+        parts[at] = replace(
+            _inlined(part, at, numbers, kind[row : row + rows[at]]), codes=codes, names=(), keys=None, columns=None
+        )
+        row += rows[at]
+    inline = kind == INLINE
+    offset, expected = _drained(parts, "offsets", rows, np.int64), _drained(parts, "crcs", rows, np.int64)
+    offset[inline], expected[inline] = 0, -1
     return Entries(
         root=b"",
         keys=names,
-        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(first))),
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
         fields=tuple(fields),
-        code=_drained(parts, "codes", np.uint16),
+        code=_drained(parts, "codes", rows, np.uint16),
         kind=kind,
-        size=_drained(parts, "lengths", np.int64),
-        mtime_ns=np.broadcast_to(np.int64(0), rows),
-        changed_ns=np.broadcast_to(np.int64(seen.changed_ns), rows),
+        size=_drained(parts, "lengths", rows, np.int64),
+        mtime_ns=np.broadcast_to(np.int64(0), row),
+        changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
         left_out=left_out,
         inline=numbers.texts,
         numbers=numbers.numbers,
-        offset=_drained(parts, "offsets", np.int64),
+        offset=offset,
         files=files,
         file=np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
-        expected=_drained(parts, "crcs", np.int64),
+        expected=expected,
         identity=seen.identity,
     )
 
@@ -229,22 +235,23 @@ def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uin
     fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
     if not fields:
         return part
-    part = replace(part, offsets=part.offsets.copy(), lengths=part.lengths.copy(), crcs=part.crcs.copy())
+    lengths = part.lengths.copy()
     for name, rows in part.rows():
         if name in fields:
-            kind[rows], part.lengths[rows], part.offsets[rows], part.crcs[rows] = INLINE, fields[name], 0, -1
-    return part
+            kind[rows], lengths[rows] = INLINE, fields[name]
+    return replace(part, lengths=lengths)
 
 
-def _drained(parts: list[Part], name: str, kind: type[Any]) -> NDArray[Any]:
-    """Return a column of all parts as one, and take it from them: there is memory for one copy of all but it."""
-    found = np.empty(sum(len(getattr(part, name)) for part in parts), kind)
+def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
+    """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
+    found = np.empty(sum(counts), kind)
     row = 0
-    for at, part in enumerate(parts):
-        column = getattr(part, name)
-        found[row : row + len(column)] = column
-        row += len(column)
-        parts[at] = replace(part, **{name: column[:0].copy()})
+    for at, count in enumerate(counts):
+        column = getattr(parts[at], name)
+        found[row : row + count] = -1 if column is None else column
+        row += count
+        nothing: Any = {name: _NOTHING}
+        parts[at] = replace(parts[at], **nothing)
     return found
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.columns import Names as Columns
     from shardtool.dataset import DatasetFile
     from shardtool.divide import SplitOptions
     from shardtool.interop.portability import Misread
@@ -162,10 +163,27 @@ class Job:
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
         self.targets = self._targets(known)
         self._opened = False
-        if not dry:
-            for target in self.targets:
-                target.publisher.check()
+        self._check_targets()
         self.source = open_source([target.pattern for target in self.targets])
+        if self._appends:
+            self.source.taken = self._taken_keys
+
+    @property
+    def _appends(self) -> bool:
+        return any(target.publisher.appends for target in self.targets)
+
+    def _check_targets(self) -> None:
+        """See what is there already; a dry run looks only at what it would append to."""
+        for target in self.targets:
+            if not self.dry or target.publisher.appends:
+                target.publisher.check()
+
+    def _taken_keys(self) -> Columns:
+        from shardtool.columns import Names as Columns
+        from shardtool.verbs.append import taken_keys
+
+        found = [taken_keys(target.publisher, self.made(target)) for target in self.targets]
+        return Columns.parse(b"".join(names.span(0, len(names)) for names in found))
 
     def _check_names(self) -> None:
         has = any(SPLIT in name for name in self._names)
@@ -196,7 +214,7 @@ class Job:
     def shown(self, target: Target, shard: int) -> str:
         """Return a shard's name for a plan: with its folder where splits lie in several."""
         folders = [os.path.abspath(one.pattern.folder or ".") for one in self.targets]
-        name = target.pattern.shard(shard)
+        name = target.publisher.pattern_left.shard(shard)
         if len(set(folders)) == 1:
             return name
         folder = os.path.abspath(target.pattern.folder or ".")
@@ -233,9 +251,7 @@ class Job:
         self.note(*splits.notes)
         if options.column is not None:
             self.targets = self._targets([*splits.names])
-            if not self.dry:
-                for target in self.targets:
-                    target.publisher.check()
+            self._check_targets()
         chosen = [splits.samples(at) for at in range(len(splits.names))]
         if empty := [name for name, samples in zip(splits.names, chosen, strict=True) if not len(samples)]:
             raise InvalidRequest(
@@ -293,16 +309,18 @@ class Job:
             if self.dry:
                 self.note("sizes are estimates: samples are changed on the way")
         seed = options.seed if options.shuffle else None
+        self._begin_append(entries, divided)
         plans = [
-            make_plan(entries, target.pattern, bounds, seed, which=which, estimate=estimate)
+            make_plan(entries, target.publisher.pattern_left, bounds, seed, which=which, estimate=estimate)
             for target, which in zip(self.targets, divided, strict=True)
         ]
+        self._check_appended(plans)
         for plan in plans:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
         if self.targets[0].pattern.format == "tar":
             self.note(*map(str, _misreads(plans[0].entries, options)))
-            if plans[0].shards == 1:
+            if self.targets[0].publisher.first + plans[0].shards == 1:
                 self.note(
                     "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
                     f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
@@ -311,11 +329,29 @@ class Job:
             from shardtool.verbs.index import check_exports
 
             for target, plan in zip(self.targets, plans, strict=True):
-                check_exports(
-                    target.pattern, plan.shards, self.exports, self._owns, overwrite=options.if_exists != "error"
-                )
+                shards, overwrite = target.publisher.first + plan.shards, options.if_exists != "error"
+                check_exports(target.pattern, shards, self.exports, self._owns, overwrite=overwrite)
         # What the source left out belongs to no split; the first one's ledger lists it.
         return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def _begin_append(self, entries: Entries, divided: list[NDArray[Any] | None]) -> None:
+        """See that samples are new to the datasets that are appended to."""
+        if not self._appends:
+            return
+        from shardtool.verbs.append import Appended, begin
+
+        keys = [entries.keys if which is None else entries.keys.take(which) for which in divided]
+        both = zip(self.targets, keys, strict=True)
+        begin([Appended(target.publisher, names, self.made(target)) for target, names in both])
+
+    def _check_appended(self, plans: list[Plan]) -> None:
+        """See that samples go with those that are there; tell of other tools' indexes."""
+        for target, plan in zip(self.targets, plans, strict=True):
+            if (old := target.publisher.old) is not None:
+                from shardtool.verbs.append import check_appended, export_notes
+
+                check_appended(old, plan)
+                self.note(*export_notes(target.publisher, self.exports))
 
     def check_written(self, done: list[tuple[Target, Packing]]) -> None:
         """See, before a dataset file is published, that all content is that of the source, where it tells."""

@@ -14,7 +14,7 @@ from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
 from shardtool.storage import inside, source_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardtool.columns import Names
     from shardtool.execute.local import LocalPool
@@ -39,14 +39,14 @@ class Source(Protocol):
         name: For the dataset file: no folder, nothing of this machine.
         notes: What the user should know, once the samples are known.
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
-        taken: The keys of the dataset that is appended to, which are set before the samples are listed; None: none.
+        taken: Gives the keys that new samples cannot have, once `name` and `recorded` are known; None: there are none.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
     """
 
     name: str
     notes: list[str]
     recorded: Mapping[str, object] = MappingProxyType({})
-    taken: Names | None = None
+    taken: Callable[[], Names] | None = None
     digest: int | None = None
 
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:

@@ -22,6 +22,7 @@ _MOST_READ = 2**20  # bytes at each place: from there on, there is little betwee
 _SEQUENCE = 4 * 2**20
 _STEP = 2**18
 _MILLISECOND = 1e-3
+_LONG = 9.95  # from there on, two digits stand before the point
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +83,6 @@ def _time_sequence(planned: SpanFile, start: int) -> float:
 
 
 def show_time(seconds: float) -> str:
-    """Return a time for people: `11 us`, `9.1 ms`."""
-    return f"{seconds * 1e6:.2g} us" if seconds < _MILLISECOND else f"{seconds * 1e3:.2g} ms"
+    """Return a time for people: `4.4 us`, `83 us`, `9.1 ms`."""
+    value, unit = (seconds * 1e6, "us") if seconds < _MILLISECOND else (seconds * 1e3, "ms")
+    return f"{value:.0f} {unit}" if value >= _LONG else f"{value:.1f} {unit}"

@@ -46,8 +46,8 @@ _CHOOSES = ("where", "sample", "head")
 class ReshardOptions(OutputOptions):
     """How to make a dataset of others; options on the command line have the same names where no other is given.
 
-    Samples are chosen and changed in the order of the attributes: fields, `join`, `values`, `where` (of the base
-    class), `sample`, duplicates, `sort_by`, `head`; `shuffle` and `split` come after all of them.
+    Samples are chosen and changed in this order: fields, `join`, `where`, `values`, `sample`, duplicates, `sort_by`,
+    `head`; `shuffle` and `split` come after all of them.
 
     Attributes:
         select_fields: Only these fields.
@@ -170,7 +170,7 @@ class ShardSource(Source):
             self.recorded = {"dots": "last"}
         changes = (*_CHANGES_CONTENT, *_CHOOSES)
         self.digest = None if any(getattr(options, name) for name in changes) else listed.digest
-        entries = self._chosen(self._changed(listed.entries), listed.shards)
+        entries = self._chosen(self._changed(listed.entries, listed.shards), listed.shards)
         self._of_query = entries, listed.shards
         check_left_out(self.name, entries.left_out, options.on_error, "leave their fields out with --drop-fields")
         return entries
@@ -199,7 +199,7 @@ class ShardSource(Source):
         if method.name != "scatter":
             return plans
         temp, name = self.scratch()
-        return scatter(plans, temp, name, memory, workers, pool, observer)
+        return scatter(plans, temp, name, memory, workers, pool, observer, on_error=options.on_error)
 
     def scratch(self) -> tuple[Folder, str]:
         """Return the folder of temporary files, and the name of ours: the same for the same output."""
@@ -208,9 +208,9 @@ class ShardSource(Source):
         whose = os.path.realpath(os.path.join(first.folder, first.base))
         return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 
-    def _changed(self, entries: Entries) -> Entries:
-        """Return the samples with the fields and the metadata that were asked for."""
-        options = self._options
+    def _changed(self, entries: Entries, shards: tuple[str, ...]) -> Entries:
+        """Return the samples that `where` takes, with the fields and the metadata that were asked for."""
+        options, values = self._options, pairs("--field", self._options.values)
         if options.select_fields or options.drop_fields or options.rename_fields:
             from shardtool.source.subset import select_fields
 
@@ -219,17 +219,20 @@ class ShardSource(Source):
         if options.join is not None:
             from shardtool.source.join import join
 
-            joined = join(entries, options.join, options.on or "")
+            joined = join(entries, options.join, options.on or "", [column for _, column in values])
             entries = joined.entries
             self.recorded = {**self.recorded, "join": joined.name}
             self.notes += joined.notes
-        if options.values:
+        if options.where is not None:
+            from shardtool.choose import matching
+
+            samples = matching(_table(entries, shards), options.where)
+            entries = _taken(entries, samples, "--where", f"no sample for which {options.where}")
+        if values or options.classes:
             from shardtool.source.join import set_fields
 
-            entries, notes = set_fields(entries, pairs("--field", options.values), options.classes)
+            entries, notes = set_fields(entries, values, options.classes)
             self.notes += notes
-        elif options.classes:
-            raise InvalidRequest("--classes", options.classes[0], expected="a field of --field")
         return entries
 
     def _chosen(self, entries: Entries, shards: tuple[str, ...]) -> Entries:
@@ -240,18 +243,14 @@ class ShardSource(Source):
         from shardtool.source.duplicates import resolve_duplicates
 
         options = self._options
-        if options.where is not None:
-            from shardtool.choose import matching
-
-            samples = matching(_table(entries, shards), options.where)
-            entries = _taken(entries, samples, "--where", f"no sample for which {options.where}")
         if options.sample is not None:
             samples = subset.sample_by_key(entries.keys, options.sample)
             found = f"none of {len(entries):,} samples falls into {options.sample}"
             entries = _taken(entries, samples, "--sample", found)
         before, file = entries, entries.file
+        taken = None if self.taken is None else self.taken()
         entries, _, notes = resolve_duplicates(
-            before, options.on_duplicate, lambda at: shards[0 if file is None else file[at]], self.taken
+            before, options.on_duplicate, lambda at: shards[0 if file is None else file[at]], taken
         )
         self.notes += notes
         if entries is not before:

@@ -89,7 +89,7 @@ def choose_method(  # noqa: PLR0913 - what there is to say
     _check_memory(memory)
     if packed and asked == "gather":
         expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest("--shuffle-method", "gather, of compressed shards", expected=expected)
+        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
     spans = _Spans(entries)
     size = sum(int(spans.sizes[_which(plan)].sum()) for plan in plans)
     if packed:

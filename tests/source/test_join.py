@@ -246,19 +246,23 @@ def test_a_column_of_the_dataset_is_asked_first() -> None:
     assert joined.entries.columns["name"].to_pylist() == ["one", None, None, "one"]
     assert joined.entries.columns.column_names == ["kind", "name"]
     assert (joined.unmatched, joined.unused) == (2, 1)
+    columns = pa.table({"kind": ["1", "1\0", "", None]})
+    assert join.join(_entries(_SAMPLES, columns), table, "kind").entries.columns["name"].to_pylist() == [
+        "one", None, None, None,
+    ]  # fmt: skip
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     """A CSV's column is text where the dataset's is, and where it is to be a field unless all of it is numbers."""
     path = tmp_path / "t.csv"
-    path.write_text("key,label,code,n\na,1,007,1\nb,NA,8,2\n")
-    found = join.join(_labelled(), str(path), "key", values=("code", "n", "label")).entries.columns
-    assert found.to_pydict() == {
-        "label": ["1", "NA", None, "old"], "code": ["007", "8", None, None], "n": [1, 2, None, None],
-    }  # fmt: skip
+    path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
+    samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
+    entries = _entries(samples, pa.table({"label": ["x", "y", "z"]}))
+    found = join.join(entries, str(path), "key").entries.columns
+    assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": [7, None, 8], "n": [1, None, 2]}
+    found = join.join(entries, str(path), "key", values=("code", "n", "label")).entries.columns
+    assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
     assert found.schema.field("n").type == pa.int64()
-    plain = join.join(_entries(_SAMPLES), str(path), "key").entries.columns
-    assert plain["code"].to_pylist() == [7, 8, None, None]
 
 
 @pytest.mark.parametrize(
@@ -314,6 +318,7 @@ def test_types_unite(old: Any, new: Any, united: Any) -> None:
         (pa.array([1]), pa.array([2**64 - 1], pa.uint64())),
         (pa.array([True]), pa.array([1])),
         (pa.array([0.1]), pa.array([1]).cast(pa.decimal128(21, 2))),
+        (pa.array([1]).cast(pa.decimal128(21, 2)), pa.array([0.1])),
         (pa.array([1]).cast(pa.timestamp("s")), pa.array([1]).cast(pa.timestamp("s", "UTC"))),
         (pa.array([1]).cast(pa.timestamp("s")), pa.array([1], pa.int32()).cast(pa.date32())),
         (pa.array([[1]]), pa.array([1])),
@@ -346,6 +351,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         ),
         ({"key": ["a", ""], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
         ({"key": [1.0, math.nan], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
+        ({"key": ["a", "a\0"], "n": [1, 2]}, ("column 'key': a NUL in the text in row 2; ",)),
         ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key that is no whole number in row 2; ",)),
         (
             {"key": [*"abaacab"], "n": range(7)},
@@ -456,11 +462,11 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     That may not be where the values, or what is there, are numbers or labels.
     """
     keys = data.draw(st.lists(_KEYS, min_size=1, max_size=6, unique=True))
-    samples: dict[str, Fields] = {}
+    null, may = data.draw(st.sampled_from([(False, True), (True, False), (True, True)]))  # values may be missing, where
+    samples: dict[str, Fields] = {}  # they may not be
     for key in keys:
-        names = data.draw(st.sets(_FIELD, min_size=1))
+        names = data.draw(st.sets(_FIELD, min_size=1)) if may else {"jpg", "cls", "a.b", "z", "é"}
         samples[key] = {name: _text(data.draw(_INT)) if name == "num" else None for name in names}
-    null = data.draw(st.booleans())  # whether any value is missing
     table = {
         name: data.draw(st.lists(_maybe(one) if null else one, min_size=len(keys), max_size=len(keys)))
         for name, (_, one) in _COLUMNS.items()
@@ -471,8 +477,12 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     before = _entries(samples, columns, numbers)
     if "lab" in at_hand:
         before = replace(before, classes={"lab": ["x", "y"]})
-    wanted = data.draw(st.dictionaries(_FIELD, st.sampled_from([*_COLUMNS]), min_size=1, max_size=4))
-    classes = data.draw(st.sets(st.sampled_from([*wanted]))) - {name for name, one in wanted.items() if one == "list"}
+    named = st.sampled_from([*_COLUMNS] if may else ["text", "list"])
+    wanted = data.draw(
+        st.dictionaries(_FIELD if may else st.sampled_from(["jpg", "z", "é"]), named, min_size=1, max_size=4)
+    )
+    classes = data.draw(st.sets(st.sampled_from([*wanted]) if may else st.nothing()))
+    classes -= {name for name, one in wanted.items() if one == "list"}
 
     expected: dict[str, dict[str, Any]] = _contents(before)
     wrong, labels = False, {}
@@ -563,6 +573,9 @@ def test_what_no_sample_has_is_no_field() -> None:
     after, _ = set_fields(entries, (("x", "v"),), ())
     assert (after.fields, [*after.inline], after.numbers) == (("x",), ["x"], {"x": "int64"})
     assert _contents(after) == {"b": {"x": b"6"}}
+    labelled = replace(entries, columns=pa.table({"v": ["p"]}), classes={"x": ["one", "two"], "n": ["three"]})
+    after, _ = set_fields(labelled, (("x", "v"),), ())
+    assert (after.classes, after.numbers) == ({}, {})
 
 
 def test_paths_and_times_that_nobody_has() -> None:
@@ -581,11 +594,13 @@ def test_paths_and_times_that_nobody_has() -> None:
     assert (after.offset, after.expected, after.file, after.paths) == (None, None, None, None)
 
 
+_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever stands there
 _VALUES = pa.table(
     {
         "label": ["x", None, "y", None], "n": [1, None, 3, 4], "f": [0.5, math.nan, 1.0, 2.0],
         "nul": ["a", "b\0", "c", None],
-        "big": pa.array([1, 2**63, None, 2**64 - 1], pa.uint64()), "b": [b"x"] * 4, "bs": [[b"x"]] * 4,
+        "big": pa.Array.from_buffers(pa.uint64(), 4, [pa.py_buffer(b"\x0b"), _BIG]),
+        "b": [b"x"] * 4, "bs": [[b"x"]] * 4,
         "my col": [None, "x", "x", "x"], "class": [None, "x", "x", "x"], "list": [[1]] * 4,
     }
 )  # fmt: skip

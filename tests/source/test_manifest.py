@@ -513,7 +513,7 @@ def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
 
 def test_keys_are_told_apart_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes only say where to look: keys that share one are not taken for the same."""
-    monkeypatch.setattr(keys, "_hashes", lambda names: np.zeros(len(names), np.uint64))
+    monkeypatch.setattr(keys, "hashes", lambda names: np.zeros(len(names), np.uint64))
     assert keys.repeated(Names.of([b"a", b"b", b"c", b"b"])) == {b"b": [1, 3]}
 
 

@@ -658,6 +658,15 @@ def test_keys_with_zeros(tmp_path: Path) -> None:
             listed(tmp_path / "x.tfrecord")
 
 
+@pytest.mark.parametrize("name", ["", "a\0b", "a\n"])
+def test_fields_that_are_no_names(name: str, tmp_path: Path) -> None:
+    """A field without a name, or with control characters in it, is refused with its place."""
+    shard = write_records(tmp_path / "x.tfrecord", [("a", []), ("b", [("ok", BYTES, [b""]), (name, BYTES, [b""])])])
+    with pytest.raises(InvalidRequest, match=r"x\.tfrecord, b: the field"):
+        listed(shard)
+    assert len(listed(shard, only=["ok"]).entries) == 2
+
+
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     """Names that are no UTF-8 are percent-encoded, as an index has them."""
     with tarfile.open(tmp_path / "x.tar", "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as out:
@@ -684,11 +693,11 @@ def test_too_many_fields(tmp_path: Path) -> None:
     """More fields than can be counted are refused, of a sample and of all."""
     names = [f"f{at:05}" for at in range(2**16)]
     write_records(tmp_path / "x.tfrecord", [("a", [(name, BYTES, [b""]) for name in names])])
-    with pytest.raises(InvalidRequest, match="65,536 different fields"):
+    with pytest.raises(InvalidRequest, match="65,536 (different )?fields"):
         listed(tmp_path / "x.tfrecord")
     for at, some in enumerate((names[: 2**15], names[2**15 :])):
         write_records(tmp_path / f"{at}.tfrecord", [(f"{at}", [(name, BYTES, [b""]) for name in some])])
-    with pytest.raises(InvalidRequest, match="65,536 different fields"):
+    with pytest.raises(InvalidRequest, match="65,536 (different )?fields"):
         listed(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
 
 
