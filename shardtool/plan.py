@@ -166,8 +166,8 @@ class Plan:
         which = self.which(shard)
         files, file = e.files, np.zeros(len(which), np.int64)
         if e.file is not None:
-            used, file = np.unique(e.file[which], return_inverse=True)
-            files = tuple(e.files[at] for at in used.tolist())
+            used, file = _used(e.file[which])
+            files = tuple(e.files[at] for at in used)
         regions, runs = self._regions(shard, rows), None
         if self.format == "tar" and files and np.isin(e.kind[rows], (SPAN, INLINE)).all():
             runs = self._runs(shard, rows, file) if regions is None else _each(len(e.kind[rows]))
@@ -276,8 +276,8 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
         work: What tells the transform of the samples from any other; empty for none.
     """
     # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
-    used, codes = np.unique(np.frombuffer(samples.codes, np.uint16), return_inverse=True)
-    names = b"\0".join(samples.fields[code] for code in used.tolist())
+    used, codes = _used(np.frombuffer(samples.codes, np.uint16))
+    names = b"\0".join(samples.fields[code] for code in used)
     digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
     if shard_format != "tar":
         digest.update(shard_format.encode())
@@ -349,6 +349,13 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, (*notes, *rounded))
+
+
+def _used(numbers: NDArray[Any]) -> tuple[list[int], NDArray[np.int64]]:
+    """Return which numbers occur, ascending, and the place of each among them: `np.unique` imports half of NumPy."""
+    seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    seen[numbers] = True
+    return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]
 
 
 def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -121,6 +121,9 @@ class Folder(Protocol):
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""
 
+    def shares_space(self, other: Folder) -> bool:
+        """Tell whether what is written to the other folder leaves less space here."""
+
     def lock(self, base: str) -> AbstractContextManager[None]:
         """Hold the lock of the dataset `base`."""
 
@@ -349,6 +352,13 @@ class LocalFolder:
     def full_path(self, name: str) -> str:
         """Return where `name` lies."""
         return os.path.join(self.path, name)
+
+    def shares_space(self, other: Folder) -> bool:
+        """Tell whether what is written to the other folder leaves less space here."""
+        try:
+            return os.stat(self.path or ".").st_dev == os.stat(other.path or ".").st_dev
+        except OSError:
+            return False
 
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""

@@ -29,14 +29,16 @@ _UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
 _HASH_LENGTH = 16
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 
-# Each pattern matches from what offends to the NUL that ends the key, so once a key.
-_KEY_RULES: tuple[tuple[str, str, str, re.Pattern[bytes]], ...] = (
+_WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
+# What must be there for a rule to be worth a look; and a pattern that matches from what offends to the NUL that ends
+# the key, so once a key.
+_KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
-     "key with a dot in the last part", re.compile(rb"\.[^\0/]*\0")),
+     "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
     ("space-in-key", "DALI's index (wds2idx) breaks at white space",
-     "key with white space", re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
+     "key with white space", _WHITE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-key", "webdataset and Hugging Face datasets pass over names that start with two underscores",
-     "key with a part that starts with two underscores", re.compile(rb"(?<![^\0/])__[^\0]*\0")),
+     "key with a part that starts with two underscores", (b"__",), re.compile(rb"(?<![^\0/])__[^\0]*\0")),
 )  # fmt: skip
 
 
@@ -67,7 +69,7 @@ class Misread:
 def misreads(entries: Entries) -> list[Misread]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
     found = misread_keys(entries.keys) + _long_names(entries)
-    used = set(np.unique(entries.code).tolist())
+    used = set(np.flatnonzero(np.bincount(entries.code, minlength=1)).tolist())
     upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
         rows = int(np.isin(entries.code, upper).sum())
@@ -91,8 +93,8 @@ def misreads(entries: Entries) -> list[Misread]:
 def misread_keys(keys: Names) -> list[Misread]:
     """Return what readers would get wrong about these keys in a tar shard, each kind once."""
     found = []
-    for code, readers, what, pattern in _KEY_RULES:
-        first = pattern.search(keys.data)
+    for code, readers, what, signs, pattern in _KEY_RULES:
+        first = pattern.search(keys.data) if any(sign in keys.data for sign in signs) else None
         if first:
             sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
             count = sum(1 for _ in pattern.finditer(keys.data))

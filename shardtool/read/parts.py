@@ -130,11 +130,17 @@ def _of_sidecar(data: bytes, shard: OpenedShard, size: int | None, columns: Sequ
         file = pq.ParquetFile(
             pa.BufferReader(data), read_dictionary=[*texts, f"{_LEAF}name"], page_checksum_verification=True
         )
-        table = file.read(columns=wanted)
+        table = _read(file, wanted)
         table.validate(full=True)
     except (ValueError, TypeError, KeyError, OSError, MemoryError, pa.ArrowException) as error:
         raise CorruptShard(where, f"no sidecar: {str(error)[:200]}", remedy=_REMEDY) from None
     return Part(table, footer.num_rows, schema, {}, walked=False, damage=())
+
+
+def _read(file: Any, columns: Sequence[str]) -> Any:
+    """Return columns of a Parquet file, one chunk each: group by group, since pyarrow cannot read lists of several."""
+    groups = [file.read_row_group(at, columns) for at in range(file.num_row_groups)]
+    return pa.concat_tables(groups).combine_chunks() if groups else file.schema_arrow.empty_table().select(columns)
 
 
 def _plain(schema: Any) -> Iterator[str]:

@@ -102,7 +102,7 @@ def read_texts(task: TextTask) -> list[Texts]:
                 result = found[number]
                 result.bad += 1
                 result.rounded += _is_number(text)
-                result.first_bad = at if result.first_bad < 0 else min(at, result.first_bad)
+                result.first_bad = at if result.first_bad < 0 else result.first_bad
     for result, values in zip(found, texts, strict=True):
         result.data = b"" if result.bad else b"".join([value + b"\0" for value in values])
     return found

@@ -14,6 +14,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
     from shardtool.verbs.listing import Source
     from shardtool.verbs.options import OutputOptions
-    from shardtool.verbs.packing import Packing
+    from shardtool.verbs.packing import Manner, Packing
 
     Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SPLIT = "{split}"
+_OF_WORKERS = ("shardtool.write.shard", "shardtool.write.tar_spans")
 _MARK = "\ue000"  # stands for it where braces cannot: a letter of nobody's
 
 
@@ -72,11 +74,11 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
                 entries = job.spool(entries)
             plans = job.plan(entries, divided, pool)
             job.open(locks)
-            plans = job.source.arrange(plans, pool, job.observer)
             manner = Manner(
                 options.on_error, begun, options.oversize, job.transform, job.identity,
                 options.equal_count, options.shards_multiple_of,
             )  # fmt: skip
+            plans = job.arrange(plans, manner, pool)
             done = []
             for target, plan in zip(job.targets, plans, strict=True):
                 packing = Packing(plan, target.publisher, manner, job.observer)
@@ -110,7 +112,12 @@ def plan_dataset(begin: Callable[..., Job], options: OutputOptions, observer: Ob
 
 
 def start_pool(options: OutputOptions) -> LocalPool:
-    """Start the workers, before anything is imported that starts threads: then they can be forked."""
+    """Start the workers, before anything is imported that starts threads: then they can be forked.
+
+    What they need is imported before, once for all of them.
+    """
+    for name in _OF_WORKERS:
+        import_module(name)
     return LocalPool(options.workers or cores(), options.start_method)
 
 
@@ -352,6 +359,17 @@ class Job:
 
                 check_appended(old, plan)
                 self.note(*export_notes(target.publisher, self.exports))
+
+    def arrange(self, plans: list[Plan], manner: Manner, pool: LocalPool) -> list[Plan]:
+        """Return the same plans, for payloads that lie where they can be read better."""
+        from shardtool.verbs.packing import new_sizes
+
+        both = zip(plans, self.targets, strict=True)
+        to_write = sum(sum(new_sizes(plan, target.publisher, manner)) for plan, target in both)
+        told = len(self.source.notes)
+        plans = self.source.arrange(plans, pool, self.observer, to_write)
+        self.notes += self.source.notes[told:]  # the observer has heard of them
+        return plans
 
     def check_written(self, done: list[tuple[Target, Packing]]) -> None:
         """See, before a dataset file is published, that all content is that of the source, where it tells."""

@@ -58,8 +58,15 @@ class Source(Protocol):
     def write_binary(self, file: Any) -> None:
         """Write the payload of all SPAN rows where offsets say."""
 
-    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer) -> list[Plan]:  # noqa: ARG002
-        """Return the same plans for payloads that lie where they can be read better; the output is locked."""
+    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer, to_write: int) -> list[Plan]:  # noqa: ARG002
+        """Return the same plans for payloads that lie where they can be read better; the output is locked.
+
+        Args:
+            plans: One a split.
+            pool: Workers.
+            observer: Is told of progress.
+            to_write: Bytes of the shards that are not there yet.
+        """
         return plans
 
     def scratch(self) -> tuple[Folder, str] | None:

@@ -125,7 +125,7 @@ class Packing:
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
         plan = self.plan
-        self.publisher.check_space(self._new_sizes())
+        self.publisher.check_space(new_sizes(plan, self.publisher, self.manner))
         self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
         while True:
             self._consumed = {}
@@ -200,16 +200,6 @@ class Packing:
     def _numbers(self) -> dict[str, str]:
         numbers = self.plan.entries.numbers
         return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
-
-    def _new_sizes(self) -> list[int]:
-        """Return the sizes of the shards that are yet to be written, as planned."""
-        existing, resume = self.publisher.existing, self.publisher.resumes
-        names = [self.publisher.pattern.shard(self.publisher.first + at) for at in range(self.plan.shards)]
-        loose = self.manner.on_error == "skip" or self.manner.transform is not None
-        return [
-            int(size) for name, size in zip(names, self.plan.sizes, strict=True)
-            if not (resume and name in existing and (existing[name].size == size or loose))
-        ]  # fmt: skip
 
     def _tasks(self) -> Iterator[ShardTask]:
         plan, manner = self._round, self.manner
@@ -447,6 +437,17 @@ class Packing:
         done = self._reported.get(shard, (0, 0))
         self._reported[shard] = done[0] + samples, done[1] + size
         self.observer.advance(samples, size, 0)
+
+
+def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
+    """Return the sizes of the shards that are yet to be written, as planned."""
+    existing, resume = publisher.existing, publisher.resumes
+    names = [publisher.pattern.shard(publisher.first + at) for at in range(plan.shards)]
+    loose = manner.on_error == "skip" or manner.transform is not None
+    return [
+        int(size) for name, size in zip(names, plan.sizes, strict=True)
+        if not (resume and name in existing and (existing[name].size == size or loose))
+    ]  # fmt: skip
 
 
 def _table_hash(table: Any) -> str:

@@ -184,8 +184,10 @@ class ShardSource(Source):
 
         return column_of(_table(*self._of_query), name, name)
 
-    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer) -> list[Plan]:
+    def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer, to_write: int) -> list[Plan]:
         """Have payloads that lie in another order brought into a better one, where that pays."""
+        if not to_write and not self._packed:
+            return plans  # all is there, and is only compared
         from shardtool.verbs.scatter import choose_method, scatter
 
         options, memory = self._options, parse_size(self._options.memory)
@@ -199,7 +201,8 @@ class ShardSource(Source):
         if method.name != "scatter":
             return plans
         temp, name = self.scratch()
-        return scatter(plans, temp, name, memory, workers, pool, observer, on_error=options.on_error)
+        besides = to_write if temp.shares_space(open_folder(self._outputs[0].folder)) else 0
+        return scatter(plans, temp, name, memory, workers, pool, observer, besides=besides, on_error=options.on_error)
 
     def scratch(self) -> tuple[Folder, str]:
         """Return the folder of temporary files, and the name of ours: the same for the same output."""

@@ -110,6 +110,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     pool: LocalPool,
     observer: Observer,
     *,
+    besides: int = 0,
     on_error: OnError = "stop",
 ) -> list[Plan]:
     """Copy what `plans` want into a spool, and return them for payloads that lie there.
@@ -124,6 +125,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
         workers: How many there are.
         pool: They.
         observer: Is told of progress.
+        besides: Bytes that will be written where the spool lies, before it is removed.
         on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
             is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
 
@@ -135,9 +137,9 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     """
     _check_memory(memory)
     layout = _lay_out(plans, memory // workers)
-    free = temp.free_bytes()
-    if free < layout.size:
-        found = f"{show_size(free)} free, {show_size(layout.size)} needed for the two passes of a shuffle"
+    free, need = temp.free_bytes(), layout.size + besides
+    if free < need:
+        found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
         raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
     spool = temp.spool(name, layout.size)
     where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"

@@ -11,12 +11,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c
-from shardtool.format.tar import BLOCK, NAME_LIMIT, SIZE_LIMIT, TRAILER, header, put_header
+from shardtool.format.tar import TRAILER, put_header
 from shardtool.sample import SPAN
 from shardtool.write.tar import PADDING, TarPacker
 from shardtool.write.task import Failed, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class SpanTarPacker(TarPacker):
@@ -41,20 +45,22 @@ class SpanTarPacker(TarPacker):
         self.write(TRAILER)
 
     def _copy(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with the records of samples; tell whether all is as planned."""
-        row, end, endings, codes = rows[first], rows[last], self.endings, self.codes
-        names = []
-        for sample in range(first, last):
-            key = self.keys[sample]
-            names += [key + endings[code] for code in codes[rows[sample] : rows[sample + 1]]]
-        crcs = array("I")
+        """Fill the buffer with the records of samples; tell whether all is as planned.
+
+        The per-file loop, flat for that reason: 1.2 us a field of 7 KB, besides its checksum and system calls.
+        """
+        view, padding, row, end, crcs = self.view, PADDING, rows[first], rows[last], array("I")
+        used, fetched, append = 0, row, crcs.append
         try:
-            used, at = 0, row
-            while at < end:
-                stop = self._end_of_run(at, end)
-                self._read_run(used, at, stop, names[at - row])
-                used = self._put_headers(used, names[at - row : stop - row], self.sizes[at:stop], crcs)
-                at = stop
+            for at, (name, size) in enumerate(self._names_and_sizes(first, last, rows), row):
+                start = put_header(view, used, name, size)
+                stop = start + size
+                if at == fetched:
+                    fetched = self._fetch(at, end, start)
+                append(crc32c(view[start:stop]))
+                pad = -size & 511
+                used = stop + pad
+                view[stop:used] = padding[pad]
         except (OSError, Failed):
             return False
         found, wanted = crcs.tolist(), self.expected[row:end]
@@ -63,34 +69,23 @@ class SpanTarPacker(TarPacker):
         self.field_crcs.extend(crcs)
         return True
 
-    def _end_of_run(self, row: int, end: int) -> int:
+    def _names_and_sizes(self, first: int, last: int, rows: list[int]) -> Iterable[tuple[bytes, int]]:
+        """Return the name and size of each member of samples."""
+        endings, codes, names = self.endings, self.codes, []
+        for key, row, end in zip(self.keys[first:last], rows[first:last], rows[first + 1 : last + 1], strict=True):
+            names += [key + endings[code] for code in codes[row:end]]
+        return zip(names, self.sizes[rows[first] : rows[last]], strict=True)
+
+    def _fetch(self, row: int, end: int, start: int) -> int:
+        """Read the payloads of a run of rows, no further than `end`, where the first belongs; return the row after."""
         runs = self._runs
         while runs[self._run] <= row:
             self._run += 1
-        return min(runs[self._run], end)
-
-    def _read_run(self, used: int, row: int, end: int, name: bytes) -> None:
-        """Read the payloads of rows to where they belong, if the first one's header starts at `used`."""
-        view, size = self.view, self.sizes[row]
-        usual = len(name) <= NAME_LIMIT and size <= SIZE_LIMIT
-        start = used + (BLOCK if usual else len(header(name, size)))
+        stop = min(runs[self._run], end)
         if self.task.samples.kinds[row] == SPAN:
-            length = self.offsets[end - 1] + self.sizes[end - 1] - self.offsets[row]
-            self.spans.read(self.file_of(row), self.offsets[row], view[start : start + length])
+            offset = self.offsets[row]
+            size = self.offsets[stop - 1] + self.sizes[stop - 1] - offset
+            self.spans.read(self.file_of_row[row], offset, self.view[start : start + size])
         else:
-            view[start : start + size] = self.inline[row]
-
-    def _put_headers(self, used: int, names: list[bytes], sizes: list[int], crcs: array[int]) -> int:
-        """Write what stands around payloads that are there, and note their checksums; return the place after them.
-
-        The per-file loop: about 1.2 us a field of 7 KB.
-        """
-        view, padding, append = self.view, PADDING, crcs.append
-        for name, size in zip(names, sizes, strict=True):
-            start = put_header(view, used, name, size)
-            stop = start + size
-            append(crc32c(view[start:stop]))
-            pad = -size & 511
-            used = stop + pad
-            view[stop:used] = padding[pad]
-        return used
+            self.view[start : start + self.sizes[row]] = self.inline[row]
+        return stop
