@@ -6,6 +6,8 @@ of a TFRecord file. Payloads are read only where checksums are asked for.
 
 from __future__ import annotations
 
+import os
+import re
 from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.sample import Dots
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
+_ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
 _BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key
 _ENDLESS = 2**63
@@ -240,6 +243,7 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
 
 
 def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
+    stem = _stem(shard.path)
     for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path)):
         held = record.size <= tfrecord_walk.HELD_LIMIT
         data = shard.read(record.data, record.size) if held else tfrecord_walk.Far(shard.read, record)
@@ -249,7 +253,7 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
         features = tfrecord_walk.features(data, record.data, shard.path)
         by_name = {feature.name: feature for feature in features}
         key_feature = next((by_name[name] for name in _KEY_FEATURES if name in by_name), None)
-        key = b"%09d" % number
+        key = b"%b/%09d" % (stem, number)  # none is given: told apart from those of other shards
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
             at = key_feature.offset - record.data
             key = bytes(data[at : at + min(key_feature.size, _KEY_LIMIT)])
@@ -274,6 +278,11 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
                 found.crcs.append(crc32c(value))
                 if feature.kind == "int64" and feature.values == 1:
                     found.texts[len(found.crcs) - 1] = b"%d" % _int64(value)
+
+
+def _stem(path: str) -> bytes:
+    """Return a shard's name without its ending, as it can be part of a key."""
+    return os.fsencode(_ENDING.sub("", os.path.basename(path)).replace(".", "_"))
 
 
 def _int64(value: bytes | memoryview) -> int:

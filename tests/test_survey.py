@@ -157,7 +157,7 @@ def test_many_field_names(tmp_path: Path) -> None:
 
 
 def test_foreign_examples(tmp_path: Path) -> None:
-    """Examples of other writers have the key that they name so, or their number."""
+    """Examples of other writers have the key that they name so, or their shard's name and their number."""
 
     def example(**features: bytes) -> bytes:
         def field(number: int, data: bytes) -> bytes:
@@ -170,5 +170,5 @@ def test_foreign_examples(tmp_path: Path) -> None:
     data = example(key=b"named", image=b"1") + example(image=b"2", label=b"3")
     (tmp_path / "x.tfrecord").write_bytes(data)
     found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
-    assert found.keys == [b"named", b"000000001"]
+    assert found.keys == [b"named", b"x/000000001"]
     assert [field[0] for row in rows(found) for field in row[3]] == ["image", "key", "image", "label"]
