@@ -11,7 +11,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo: export PATH := $(CURDIR)/.venv/bin:$(PATH)
-demo: .venv/.installed  ## pack the sample photographs into ./demo, and show what that makes
+demo: .venv/.installed  ## pack the sample photographs into ./demo, show what that makes, and make other shards of it
 	rm -rf demo
 	shardtool create sample_data/photos 'demo/photos-{000000..}.tar' --max-size 500kB --label-from-folder
 	@echo
@@ -24,6 +24,10 @@ demo: .venv/.installed  ## pack the sample photographs into ./demo, and show wha
 	shardtool verify demo/photos.json
 	@echo
 	shardtool inspect demo/photos.json --html demo/photos.html
+	@echo
+	shardtool reshard demo/photos.json 'demo/shuffled-{000000..}.tfrecord' --max-size 500kB --shuffle --seed 1
+	@echo
+	shardtool verify demo/shuffled.json
 
 test: .venv/.dev  ## run the tests; ARGS='-k name' picks some
 	.venv/bin/python -m pytest -q -n auto --ignore=tests/clients $(ARGS)

@@ -30,7 +30,7 @@ _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
 _CRC = re.compile(r"[0-9a-f]{8}")
 _TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
-_REMEDY = "`create --resume` makes it again."
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,14 @@ class DatasetFile:
     skipped_crc: int | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
+
+    def is_split_with(self, other: DatasetFile) -> bool:
+        """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
+        runs, splits = [], []
+        for made in (self.made, other.made):
+            runs.append({name: value for name, value in made.items() if name not in ("split", "appended")})
+            splits.append(made.get("split"))
+        return runs[0] == runs[1] and splits[0] != splits[1] and all(isinstance(split, str) for split in splits)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""

@@ -14,9 +14,9 @@ from shardtool.errors import printable
 if TYPE_CHECKING:
     from shardtool.errors import ShardError
 
-_REMAKE = "Get it again, or make it anew from its source: `shardtool verify --repair --source SOURCE`."
+_REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SOURCE` or its own command with --resume."
 _REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
-_SOURCE = "If the source is right, run `shardtool create --resume` with the options of the first run."
+_SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
 _PLACE = re.compile(r"at ([\d,]+): ")
 
@@ -56,7 +56,7 @@ KINDS = {
     "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),
     "skipped-differs": Kind("the list of what was left out is not the one that the dataset file tells of",
-                            "`shardtool create --resume` makes it again."),
+                            "Run the command that made the dataset again, with --resume."),
     "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
     "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),
     "number-bad": Kind("a label that is no number, or none of the classes", "Mend it in the source."),

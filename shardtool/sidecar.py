@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _ROW_GROUP = 2**17  # samples
 _PREFIX = "shardtool."
-_REMEDY = "`create --resume` makes it again."
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _FIELD = pa.struct(
     [
         pa.field("name", pa.string(), nullable=False),

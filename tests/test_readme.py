@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "docs/cli.md", "docs/format.md"]
-LINKED = [*DOCUMENTS, "CHANGELOG.md", *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
+OTHERS = ["CHANGELOG.md", "docs/findings.md", "benchmarks/README.md"]
+LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
 
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -126,8 +127,18 @@ def test_the_command_line_document_names_every_option() -> None:
         assert command is not None
         params = [one for one in command.params if isinstance(one, click.Option)]
         options = {name for one in params for name in one.opts if name[:2] == "--"}
-        rows = re.findall(r"^\| `(--[a-z-]+)", sections.get(verb, ""), re.MULTILINE)
-        assert sorted(rows) == sorted({*options, "--help"}), verb
+        rows = re.findall(r"^\| (`--.*?) \|", sections.get(verb, ""), re.MULTILINE)
+        named = re.findall(r"`(--[a-z-]+)", " ".join(rows))
+        assert sorted(named) == sorted({*options, "--help"}), verb
+
+
+def test_every_verb_is_shown_where_people_look_first() -> None:
+    """README has an example of each verb, docs/cli.md a section, and `shardtool --help` an example."""
+    verbs = cli.list_commands(click.Context(cli))
+    code = "\n".join(match[2] for match in _BLOCK.finditer(read("README.md")) if match[1] == "sh")
+    assert [verb for verb in verbs if f"shardtool {verb} " not in code] == []
+    assert [verb for verb in verbs if f"[`{verb}`](#{verb})" not in read("docs/cli.md")] == []
+    assert [verb for verb in verbs if f"shardtool {verb} " not in str(cli.help)] == []
 
 
 def test_the_command_line_document_lists_every_error_code() -> None:

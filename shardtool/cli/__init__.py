@@ -60,8 +60,10 @@ def cli() -> None:
       shardtool create ./imgs 'out-<000000..000999>.tar' --shuffle --seed 1
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create table.parquet '{split}-{000000..}.tfrecord' --split train=0.9,val=0.1 --resize 256
+      shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --shuffle --seed 1
       shardtool inspect out.json --html report.html
       shardtool verify out.json --source ./imgs
+      shardtool index ./shards --export energon
 
     Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).
     """

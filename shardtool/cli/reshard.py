@@ -63,9 +63,10 @@ def _follows(one: str, other: str) -> bool:
     help="gather: each sample is read at its place. scatter: two passes of large reads and writes.",
 )  # fmt: skip
 @click.option(
-    "--memory", type=Size(), default="2GB", show_default=True, help="What scatter may hold, over all workers."
-)
-@click.option("--temp-dir", type=click.Path(), help="Where scatter writes. [default: beside OUTPUT]")
+    "--memory", type=Size(), default="2GB", show_default=True,
+    help="What scatter may hold in memory, over all workers: 16MB or more.",
+)  # fmt: skip
+@click.option("--temp-dir", type=click.Path(), help="Where scatter writes its temporary file. [default: beside OUTPUT]")
 @click.option(
     "--where", metavar="QUERY",
     help="Only samples that this takes: \"label == 'dog' and width > 256\" over the indexes' columns and key, shard, "

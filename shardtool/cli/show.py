@@ -7,16 +7,16 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.cli.render import show
 from shardtool.errors import listing, printable
 from shardtool.sample import counted, show_size
-from shardtool.verbs.options import option as option_name
+from shardtool.verbs.commandline import appended_runs, command_line
 from shardtool.verbs.samples import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardtool.verbs.samples import FieldView, SampleView
     from shardtool.verbs.statistics import ColumnSummary, Spread
@@ -109,7 +109,7 @@ def _head(summary: Summary, room: int) -> list[str]:
     if summary.fingerprint:
         rows.append(("fingerprint", summary.fingerprint))
     if summary.made:
-        rows.append(("made", _made(summary)))
+        rows += _made(summary.made)
     if summary.skipped:
         rows.append(("left out", f"{summary.skipped:,} when it was made, listed in {summary.name}.skipped"))
     if partial:
@@ -137,21 +137,15 @@ def _complete(summary: Summary) -> str:
     return f"no: {counted(len(summary.problems), 'problem')}"
 
 
-def _made(summary: Summary) -> str:
-    made = summary.made or {}
-    options = made.get("options")
-    told = []
-    for name, value in options.items() if isinstance(options, dict) else ():
-        option = option_name(str(name))
-        told.append(option if value is True else f"{option} {_value(value)}")
+def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how a dataset was made, and what was appended to it since."""
     split = f", split {made['split']}" if "split" in made else ""
-    return (
-        f"{made.get('tool', '?')}: {made.get('verb', '?')} {made.get('source', '')} {' '.join(told)}".rstrip() + split
-    )
-
-
-def _value(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    yield "made", f"{made.get('tool', '?')}: {command_line(made)}{split}"
+    runs = appended_runs(made)
+    for run in runs[:_TOLD]:
+        yield "appended", f"{run.get('tool', '?')}: {command_line(run)}"
+    if len(runs) > _TOLD:
+        yield "", f"and {len(runs) - _TOLD:,} more times"
 
 
 def _shards(summary: Summary) -> list[str]:

@@ -20,7 +20,10 @@ class _Verify(Sectioned):
 @click.argument("dataset", nargs=-1, required=True, type=click.Path())
 @click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only.")
 @click.option("--decode", is_flag=True, help="Decode every image and JSON field, too; labels must be numbers.")
-@click.option("--source", type=click.Path(), help="Compare with the folder or manifest that it was made from, by key.")
+@click.option(
+    "--source", "sources", multiple=True, type=click.Path(),
+    help="Compare with what it was made from, by key: a folder, a manifest, or datasets; repeatable.",
+)  # fmt: skip
 @click.option(
     "--target", multiple=True, type=click.Choice(_TARGETS), help="See that this reader gets names right; repeatable."
 )
@@ -33,7 +36,16 @@ class _Verify(Sectioned):
     help="How findings are printed.",
 )  # fmt: skip
 @common
-def verify(dataset: tuple[str, ...], *, style: str, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> int:
+def verify(  # noqa: PLR0913 - an option each
+    dataset: tuple[str, ...],
+    *,
+    sources: tuple[str, ...],
+    style: str,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
+) -> int:
     """Prove that DATASET is whole, or tell what is wrong with it.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
@@ -49,6 +61,7 @@ def verify(dataset: tuple[str, ...], *, style: str, as_json: bool, quiet: bool, 
       shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
       shardtool verify out.json --source ./imgs
       shardtool verify out.json --repair --source ./imgs
+      shardtool verify all.json --source crawl1/ --source crawl2/
       shardtool verify out.json --format junit > report.xml
     """
     from shardtool.cli.render import Terminal, show
@@ -58,8 +71,9 @@ def verify(dataset: tuple[str, ...], *, style: str, as_json: bool, quiet: bool, 
 
     terminal = Terminal(quiet=quiet, verbose=verbose)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
+    source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     try:
-        report = run(given, VerifyOptions(**options), observer=terminal)
+        report = run(given, VerifyOptions(source=source, **options), observer=terminal)
     finally:
         terminal.close()
     style = "json" if as_json else style

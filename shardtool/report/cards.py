@@ -12,6 +12,7 @@ from shardtool.report.markup import WORD, card, facts, folded, name_cell, number
 from shardtool.report.pictures import shorten
 from shardtool.report.words import dataset_name, state
 from shardtool.sample import counted, show_size
+from shardtool.verbs.commandline import appended_runs, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,7 +216,8 @@ def _made(dataset: OpenedDataset, figures: Figures) -> str:
         rows += [
             (name.replace("_", " "), _option(name, value)) for name, value in list(options.items())[:_MOST_COLUMNS]
         ]
-    rows += [(name, _plain(value)) for name, value in made.items() if name not in (*first, "options")]
+    rows += [(name, _plain(value)) for name, value in made.items() if name not in (*first, "options", "appended")]
+    rows += [("appended", command_line(run)) for run in appended_runs(made)[:_MOST_COLUMNS]]
     skipped = dataset.file.skipped
     rows.append(("left out", f"{skipped:,}" + (", listed in its .skipped file" if skipped else "")))
     rows.append(("payload", show_size(dataset.file.field_bytes)))

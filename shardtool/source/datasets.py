@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
-from shardtool.dataset import DatasetFile, feature_kinds, read_dataset, shard_names
+from shardtool.dataset import feature_kinds, read_dataset, shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.reading import find_dataset, read_small, shard_format
@@ -21,6 +21,7 @@ from shardtool.source.shardparts import Shard, stat_shard
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardtool.dataset import DatasetFile, ShardEntry
     from shardtool.reading import Found
     from shardtool.sample import Dots, Number
     from shardtool.source.shardparts import Seen
@@ -74,19 +75,19 @@ def _open(given: Any, number: int, seen: Seen) -> Dataset:
             seen.add(os.stat(path))
             file = read_dataset(data, path)
     shards, notes = found.shards, list[str]()
+    listed: dict[str, ShardEntry] = {}
     if file is not None and path is not None:
-        listed = {shard.name for shard in file.shards}
+        listed = {shard.name: shard for shard in file.shards}
         shards = tuple(one for one in shards if _name(one) in listed)
         if more := [_name(one) for one in found.shards if _name(one) not in listed]:
             name = output_text(os.path.basename(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
         _check_missing(given, file, {_name(one) for one in shards}, path)
-    opened = tuple(_shard(one, number, file, seen) for one in shards)
+    opened = tuple(_shard(one, number, file, listed.get(_name(one)), seen) for one in shards)
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
 
-def _shard(path: str, dataset: int, file: DatasetFile | None, seen: Seen) -> Shard:
-    entry = next((one for one in file.shards if one.name == _name(path)), None) if file else None
+def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry | None, seen: Seen) -> Shard:
     place, kind = stat_shard(path, seen), shard_format(path)
     if entry is not None and entry.size != place.size:
         expected = f"{entry.size:,}, as the dataset file says"

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset import feature_kinds
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import INLINE, SPAN, to_bytes
-from shardtool.source import buffers, keys
+from shardtool.source import keys
+from shardtool.source.datasetfacts import joined_classes, joined_columns, joined_digest
 from shardtool.source.datasets import open_datasets
 from shardtool.source.entries import Entries
 from shardtool.source.numberfields import find_numbers
-from shardtool.source.shardparts import (
-    Seen,
-    arranged,
-    check_fields,
-    needs_walk,
-    read_sidecar,
-    walked_part,
-)
+from shardtool.source.shardparts import Seen, arranged, check_fields, needs_walk, read_sidecar, walked_part
 from shardtool.survey import survey
 
 if TYPE_CHECKING:
@@ -37,13 +30,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.columns import Names
-    from shardtool.dataset import DatasetFile
     from shardtool.sample import Dots
     from shardtool.source.datasets import Dataset
     from shardtool.source.numberfields import NumberFields
     from shardtool.source.shardparts import Part
 
-_FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f]|^$")
 _NOTHING = np.zeros(0, np.int64)
 _DOTTED = re.compile(rb"[^/\0]\.[^/\0]*\0")
@@ -120,9 +111,9 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     parts = _read_parts(datasets, seen, pool, observer)
     for part in parts:
         _check_rows(part, wanted)
-    classes, notes = _classes(datasets, parts, wanted)
+    classes, notes = joined_classes(datasets, parts, wanted)
     numbers = find_numbers(parts, wanted, to_format, pool.map)
-    columns = _columns(parts, datasets)
+    columns = joined_columns(parts, datasets)
     shards = [part.shard for part in parts]
     counts = [len(part) for part in parts]
     entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
@@ -141,7 +132,7 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
         name=", ".join(dataset.name for dataset in datasets),
         notes=(*(note for dataset in datasets for note in dataset.notes), *notes, *numbers.notes),
         packed=any(shard.packed for shard in shards),
-        digest=_digest(datasets),
+        digest=joined_digest(datasets),
     )
 
 
@@ -278,96 +269,3 @@ def _keys(parts: list[Part]) -> Names:
 def _dotted(names: Names) -> bool:
     """Tell whether the first dot would end a key before its end. One that starts the last part is no such dot."""
     return b"." in names.data and bool(_DOTTED.search(names.data))
-
-
-def _classes(
-    datasets: list[Dataset], parts: list[Part], wanted: Callable[[str], bool]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Return what the numbers of labels stand for, and notes.
-
-    Raises:
-        InvalidRequest: It is not the same in all datasets.
-    """
-    found: dict[str, list[str]] = {}
-    having: dict[str, dict[int, None]] = {}  # the datasets that have a field
-    for part in parts:
-        for name in filter(wanted, part.names):
-            having.setdefault(name, {})[part.shard.dataset] = None
-    notes = []
-    for name, places in having.items():
-        told = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
-        for at, classes in told.items():
-            if classes != found.setdefault(name, classes):
-                first = datasets[next(iter(told))].name
-                raise InvalidRequest(
-                    f"the field {name!r}", f"other classes in {datasets[at].name} ({listing(classes)})",
-                    expected=f"those of {first}: {listing(found[name])}",
-                    remedy=f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
-                    f"--drop-fields {name}.",
-                )  # fmt: skip
-        if told and len(told) < len(places):
-            others = [datasets[at].name for at in places if at not in told]
-            notes.append(
-                f"the classes of {name!r} are those of the datasets that name them: {listing(others)} does not"
-            )
-    return found, notes
-
-
-def _columns(parts: list[Part], datasets: list[Dataset]) -> Any:
-    """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
-
-    Raises:
-        InvalidRequest: Values of one name have types that cannot be one.
-    """
-    names = [*dict.fromkeys(name for part in parts if part.columns is not None for name in part.columns.column_names)]
-    if not names:
-        return None
-    tables = [
-        part.columns if part.columns is not None else pa.Table.from_arrays([pa.nulls(len(part))], [names[0]])
-        for part in parts
-    ]
-    try:
-        return buffers.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
-    except pa.ArrowException as error:
-        for name in names:
-            _check_alike(name, parts, datasets)
-        raise InvalidRequest("DATASET", f"metadata that cannot be one table: {str(error)[:200]}") from None
-
-
-def _check_alike(name: str, parts: list[Part], datasets: list[Dataset]) -> None:
-    """See that the values of a column can be one column."""
-    kinds: dict[str, str] = {}
-    columns = []
-    for part in parts:
-        if part.columns is not None and name in part.columns.column_names:
-            columns.append(part.columns.select([name]))
-            kinds.setdefault(str(columns[-1].schema.types[0]), datasets[part.shard.dataset].name)
-            try:
-                pa.concat_tables(columns, promote_options="permissive")
-            except pa.ArrowException:
-                shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-                raise InvalidRequest(
-                    f"the column {name!r}", shown, expected="types that can be one",
-                    remedy="Reshard them apart, with --join to give the column another type.",
-                ) from None  # fmt: skip
-
-
-def _digest(datasets: list[Dataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
-    total = 0
-    for dataset in datasets:
-        file = dataset.file
-        match = _FINGERPRINT.fullmatch(file.fingerprint) if file is not None and dataset.whole else None
-        if file is None or match is None or _from_other_texts(file):
-            return None
-        total += int(match[1], 16)
-    return total % 2**256
-
-
-def _from_other_texts(file: DatasetFile) -> bool:
-    """Tell whether a fingerprint may be that of texts which a TFRecord's numbers do not give back."""
-    kinds = {*feature_kinds(file.features).values()}
-    appended = file.made.get("appended")
-    runs = [file.made, *(appended if isinstance(appended, list) else ())]
-    options = [run.get("options") for run in runs if isinstance(run, dict)]
-    return "float" in kinds or bool(kinds and any(isinstance(one, dict) and "map" in one for one in options))

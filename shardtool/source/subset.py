@@ -88,7 +88,8 @@ def select_fields(
         columns=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
-    return _without_empty(found, "--select-fields" if select else "--drop-fields")
+    where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
+    return without_empty(found, where, "no sample keeps a field", why)
 
 
 def _becoming(
@@ -184,19 +185,25 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
-def _without_empty(entries: Entries, option: str) -> Entries:
-    """Return the samples that have fields."""
+def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
+    """Return the samples that have fields; the others are listed in `left_out`.
+
+    Args:
+        entries: The samples.
+        where: What is named where none has one.
+        found: What is said of it.
+        why: What is said of each that is left out.
+
+    Raises:
+        InvalidRequest: None has.
+    """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
         return entries
     if len(empty) == len(entries):
-        raise InvalidRequest(
-            option, "no sample keeps a field", remedy="`shardtool inspect` tells what fields there are."
-        )
-    lost = [
-        Skipped(entries.key(sample), "", NO_FIELD, "none of the fields that were selected") for sample in empty.tolist()
-    ]
+        raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
+    lost = [Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist()]
     return replace(entries.take(np.flatnonzero(counts)), left_out=(*entries.left_out, *lost))
 
 

@@ -1,14 +1,14 @@
 """A dataset compared with what it was made from, by key, and its names with what readers make of them.
 
-The source is listed as `create` lists it, with the options that the dataset file recorded; files are read by the
-workers. What is recorded is never executed: with `--map`, whose function could make any sample, nothing is compared.
+The source is listed as the verb that made the dataset lists it, with the options that the dataset file recorded. What
+is recorded is never executed: with `--map`, whose function could make any sample, nothing is compared; and what came
+of a table of `--join` is not. Order and sharding do not matter.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,32 +17,27 @@ import pyarrow.compute as pc
 
 from shardtool.checksum import crc32c
 from shardtool.columns import Names
-from shardtool.errors import InvalidRequest, printable
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.findings import Finding
 from shardtool.pattern import parse_pattern
 from shardtool.reading import read_small
-from shardtool.sample import FILE, INLINE, LINK, SPAN, counted, output_text, to_bytes
-from shardtool.storage import READ_FOLLOWING, READ_PLAIN, read_blocks
+from shardtool.sample import DUPLICATE, FILE, INLINE, counted, output_text, to_bytes
 from shardtool.survey import walked_text
-from shardtool.verbs.listing import open_source
-from shardtool.verbs.options import CreateOptions
+from shardtool.verbs.recorded import open_again, recorded_run
 from shardtool.verbs.shardchecks import column
+from shardtool.verbs.sourcesums import inline_payloads, source_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset import DatasetFile
     from shardtool.execute.local import LocalPool
     from shardtool.source.entries import Entries
     from shardtool.survey import Survey
     from shardtool.verbs.verify import Look
 
 _MOST = 100  # findings of a code: the rest tells nothing new, and is counted
-_FILES_A_TASK = 1000
-_BLOCK = 2**20
-_CHANGES = ("resize", "encode")  # options that give payloads another content
 _READERS = {
     "dot-in-key": ("webdataset", "wids", "dali", "energon", "huggingface"),
     "space-in-key": ("dali",),
@@ -55,37 +50,12 @@ _READERS = {
 }
 
 
-def recorded_options(file: DatasetFile | None) -> CreateOptions:
-    """Return the options that a dataset was made with, as far as its dataset file tells.
-
-    Raises:
-        InvalidRequest: It tells of something that is no option.
-    """
-    told = file.made.get("options", {}) if file else {}
-    defaults = {one.name: one.default for one in fields(CreateOptions)}
-    found: dict[str, Any] = {}
-    for name, value in told.items() if isinstance(told, dict) else ():
-        if name not in defaults or name in ("workers", "start_method", "if_exists", "root", "allow_outside"):
-            raise InvalidRequest(
-                "--source", f"the dataset file records {printable(str(name))[:80]!r}", expected="options"
-            )
-        found[name] = tuple(map(str, value)) if isinstance(value, list) else value
-        if not isinstance(value, (str, int, bool, list)):
-            raise InvalidRequest("--source", f"the dataset file records {name} as {type(value).__name__}")
-    return CreateOptions(**found)
-
-
-def look_made(look: Look) -> str:
-    """Return the verb that made a dataset, as its dataset file tells; empty where it does not."""
-    return str(look.file.made.get("verb", "")) if look.file else ""
-
-
 class Comparison:
-    """A dataset and its source.
+    """A dataset and its source: of one that samples were appended to, its first shards and theirs.
 
     Args:
         look: The dataset.
-        source: What it was made from.
+        source: What it was made from; of `reshard`, one dataset or a list of them.
 
     Raises:
         InvalidRequest: There is no such source.
@@ -93,37 +63,68 @@ class Comparison:
 
     def __init__(self, look: Look, source: Any) -> None:
         self.look = look
-        self.options = recorded_options(look.file)
-        self.changed = any(getattr(self.options, name) is not None for name in _CHANGES)
-        listing = replace(self.options, on_error="skip", map=None)
+        self.made = recorded_run(look.file)
         outputs = [parse_pattern([os.path.join(look.found.folder, case.name) for case in look.cases])]
-        self.source = open_source(source, listing, outputs)
+        self.source = open_again(self.made, source, outputs)
 
     def run(self, pool: LocalPool) -> None:
         """Compare; tell `look` of what differs."""
-        if self.options.map:
+        made = self.made
+        if made.calls:
             self.look.unchecked.append("the source: --map made the samples, and is not run again")
             return
         entries = self._entries(pool)
-        if not self.look.surveys:
+        if made.choosing and any(one.code == DUPLICATE for one in entries.left_out):
+            self.look.unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
-        numbers = sorted(self.look.surveys)
+        self._tell_what_is_not_compared()
+        numbers = self._first_shards()
         surveys = [self.look.surveys[number] for number in numbers]
+        if not surveys:
+            return
         ends = np.cumsum([len(one.keys) for one in surveys])
-        theirs = _key_column(entries.keys.data, entries.keys.starts)
-        ours = _key_column(*_join([key for one in surveys for key in one.keys]))
-        place = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        self._missing(entries, place)
+        place = _places(entries, surveys)
+        appended = _places(entries, [self.look.surveys[at] for at in sorted({*self.look.surveys} - {*numbers})])
+        if np.any(appended >= 0) and not np.any(place >= 0):
+            self.look.unchecked.append("the source: it is what samples were appended from, which is not compared")
+            return
+        self.look.compared = True
+        if not made.choosing:
+            self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, numbers, ends, place)
-        if self.changed:
+        if made.changes:
             self.look.unchecked.append("payloads against the source: --resize or --encode changed them")
             return
         self._compare_fields(entries, surveys, numbers, place, pool)
 
+    @property
+    def _of_table(self) -> str:
+        return f"{' and '.join(self.made.choosing)} may have chosen them by --join {self.made.table}"
+
+    def _tell_what_is_not_compared(self) -> None:
+        made, unchecked, file = self.made, self.look.unchecked, self.look.file
+        if made.made_fields:
+            what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
+            unchecked.append(f"{what} against the source: made with --join {made.table}, which is not at hand")
+        if made.choosing:
+            unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
+        if file is not None and file.appends:
+            before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
+            what = f"--source is compared with the first {counted(before, 'shard')}"
+            unchecked.append(f"the source of {later} that samples were appended in: {what}")
+
+    def _first_shards(self) -> list[int]:
+        """Return the numbers of the shards that hold samples of the source: not those that were appended."""
+        file, found = self.look.file, sorted(self.look.surveys)
+        if file is None or not file.appends:
+            return found
+        names = {one.name for one in file.shards[: file.appends[0]]}
+        return [number for number in found if self.look.cases[number].name in names]
+
     def _entries(self, pool: LocalPool) -> Entries:
         """Return the samples of the source that belong into the dataset."""
         entries = self.source.entries(pool, self.look.observer)
-        file, dividing = self.look.file, self.options.of_split()
+        file, dividing = self.look.file, self.made.options.of_split()
         if dividing is not None and file is not None:
             from shardtool.divide import divide
 
@@ -133,7 +134,7 @@ class Comparison:
             if name not in splits.names:
                 raise InvalidRequest("--source", f"no split {printable(str(name))[:80]!r} of it", expected="the source")
             entries = entries.take(splits.samples(splits.names.index(name)))
-        if self.options.portable:
+        if self.made.options.portable:
             from shardtool.interop.portability import make_portable
 
             entries = make_portable(entries)
@@ -181,8 +182,9 @@ class Comparison:
         known: dict[bytes, int] = {}
         for name in [*map(to_bytes, entries.fields), *(name for one in surveys for name in one.names)]:
             known.setdefault(name, len(known))
-        theirs = _source_ids(entries, known)
-        ours = _dataset_ids(surveys, place, known)
+        passed = {to_bytes(name) for name in self.made.made_fields}
+        theirs = _source_ids(entries, known, passed)
+        ours = _dataset_ids(surveys, place, known, passed)
         _, mine, source = np.intersect1d(ours, theirs, return_indices=True)
         present = np.unique(place[place >= 0])
         has = np.isin(theirs // max(1, len(known)), present)
@@ -192,7 +194,7 @@ class Comparison:
                     key=walked_text(key), field=field)
             for key, field in (_of_row(entries, int(row)) for row in lacking)
         ))  # fmt: skip
-        if look_made(self.look) != "create":
+        if self.made.verb not in ("create", "reshard"):
             self.look.unchecked.append("fields that the source does not have: how the dataset was made is not recorded")
             self._compare_payloads(entries, surveys, numbers, (mine, source), pool)
             return
@@ -210,23 +212,21 @@ class Comparison:
         mine, source = rows
         lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys])
         crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys])
-        plain = np.array([name not in entries.numbers or surveys[0].format == "tar" for name in entries.fields], bool)
-        if len(plain) and not plain.all():
-            self.look.unchecked.append("numbers against the source: TFRecord does not hold their text")
-        stays = plain[entries.code[source]] if len(plain) else np.zeros(0, bool)
-        mine, source = mine[stays], source[stays]
-        differ = lengths[mine] != entries.size[source]
-        sums = _source_sums(self.source, entries, source[~differ], pool)
-        others = np.zeros(len(mine), bool)
-        others[differ] = True
-        others[np.flatnonzero(~differ)[sums != crcs[mine[~differ]]]] = True
-        bad = np.flatnonzero(others)
+        sizes, sums = entries.size[source], np.full(len(source), -1, np.int64)
+        inline = np.flatnonzero(entries.kind[source] == INLINE)
+        payloads = inline_payloads(entries, source[inline], as_numbers=surveys[0].format == "tfrecord")
+        for at, payload in zip(inline.tolist(), payloads, strict=True):
+            sizes[at], sums[at] = len(payload), crc32c(payload)
+        differ = lengths[mine] != sizes
+        read = np.flatnonzero(~differ & (entries.kind[source] != INLINE))
+        sums[read] = source_sums(self.source, entries, source[read], pool)
+        bad = np.flatnonzero(differ | (sums != crcs[mine]))
 
         def each() -> Iterator[Finding]:
             for at in bad.tolist():
-                size = int(entries.size[source[at]])
-                what = f"{int(lengths[mine[at]]):,} bytes" if differ[at] else f"{int(crcs[mine[at]]):08x}"
-                expected = f"{size:,}, as the source has" if differ[at] else "the checksum of the source's bytes"
+                what, expected = f"{int(crcs[mine[at]]):08x}", "the checksum of the source's bytes"
+                if differ[at]:
+                    what, expected = f"{int(lengths[mine[at]]):,} bytes", f"{int(sizes[at]):,}, as the source has"
                 yield self._finding("source-differs", surveys, numbers, int(mine[at]), what, expected)
 
         self._add("source-differs", len(bad), each())
@@ -246,23 +246,36 @@ class Comparison:
         raise IndexError(row)
 
 
-def _source_ids(entries: Entries, known: dict[bytes, int]) -> NDArray[np.int64]:
+def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> NDArray[np.int64]:
+    """Return what names each field's row: its sample's place, and its name; -2 where that is to be passed over."""
     codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
+    out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
     owners = np.repeat(np.arange(len(entries)), entries.counts())
-    return np.asarray(owners * len(known) + codes[entries.code])
+    return np.asarray(np.where(out[entries.code], -2, owners * len(known) + codes[entries.code]))
 
 
-def _dataset_ids(surveys: list[Survey], place: NDArray[np.int64], known: dict[bytes, int]) -> NDArray[np.int64]:
-    """Return what names each field's row: its sample's place in the source, and its name; -1 where there is none."""
+def _dataset_ids(
+    surveys: list[Survey], place: NDArray[np.int64], known: dict[bytes, int], passed: set[bytes]
+) -> NDArray[np.int64]:
+    """Return the same of the dataset, by its samples' places in the source; -1 where there is none."""
     parts, first = [np.zeros(0, np.int64)], 0
     for survey in surveys:
         codes = np.array([known[name] for name in survey.names] or [0], np.int64)
+        out = np.array([name in passed for name in survey.names] or [False], np.bool_)
         counts = column(survey.counts, np.uint32)
         owners = np.repeat(place[first : first + len(counts)], counts)
         rows = column(survey.codes, np.uint32)
-        parts.append(np.where(owners < 0, -1, owners * len(known) + codes[rows]))
+        parts.append(np.where((owners < 0) | out[rows], -1, owners * len(known) + codes[rows]))
         first += len(counts)
     return np.asarray(np.concatenate(parts))
+
+
+def _places(entries: Entries, surveys: Sequence[Survey]) -> NDArray[np.int64]:
+    """Return the place in the source of each sample of shards; -1 for those that it has not."""
+    theirs = _key_column(entries.keys.data, entries.keys.starts)
+    ours = _key_column(*_join([key for one in surveys for key in one.keys]))
+    found = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.asarray(found.astype(np.int64))
 
 
 def _of_row(entries: Entries, row: int) -> tuple[bytes, str]:
@@ -292,78 +305,6 @@ def _ledger(look: Look) -> set[str]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         look.unchecked.append("what was left out: its list cannot be read")
     return keys
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Files to sum: their paths, and whether each is read through a link."""
-
-    paths: tuple[bytes, ...]
-    links: bytes
-
-
-def sum_files(task: _Files) -> list[int]:
-    """Return the CRC-32C of each file; -1 where it cannot be read. Runs in a worker."""
-    buffer = memoryview(bytearray(_BLOCK))
-    found = []
-    for path, link in zip(task.paths, task.links, strict=True):
-        crc = 0
-        try:
-            for got in read_blocks(path, buffer, READ_FOLLOWING if link else READ_PLAIN):
-                if isinstance(got, int):
-                    crc = crc32c(buffer[:got], crc)
-        except OSError:
-            crc = -1
-        found.append(crc)
-    return found
-
-
-def _source_sums(source: Any, entries: Entries, rows: NDArray[np.int64], pool: LocalPool) -> NDArray[np.int64]:
-    """Return the CRC-32C of the payloads of `rows` as the source has them."""
-    sums = np.full(len(rows), -1, np.int64)
-    kinds = entries.kind[rows]
-    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    chunks = [files[at : at + _FILES_A_TASK] for at in range(0, len(files), _FILES_A_TASK)]
-    tasks = (
-        _Files(tuple(entries.root + entries.path(int(rows[at])) for at in chunk), bytes(kinds[chunk] == LINK))
-        for chunk in chunks
-    )
-    for number, found in pool.map(sum_files, tasks):
-        sums[chunks[number]] = found
-    for at in np.flatnonzero(kinds == INLINE).tolist():
-        row = int(rows[at])
-        sample = int(np.searchsorted(entries.first, row, "right")) - 1
-        sums[at] = crc32c(entries.inline[entries.fields[int(entries.code[row])]].span(sample, sample + 1)[:-1])
-    spans = np.flatnonzero(kinds == SPAN)
-    if len(spans) and entries.offset is not None:
-        sink = _Sums(entries.offset[rows[spans]], entries.size[rows[spans]])
-        source.write_binary(sink)
-        sums[spans] = sink.sums
-    return sums
-
-
-class _Sums:
-    """Takes a spool's bytes in order, and keeps nothing of them but the checksums of spans."""
-
-    def __init__(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self.sums = np.zeros(len(offsets), np.int64)
-        self._order = np.argsort(offsets, kind="stable")
-        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
-        self._at = self._next = 0
-
-    def write(self, data: Any) -> None:
-        """Take the bytes that follow."""
-        view = memoryview(data)
-        first, last = self._at, self._at + len(view)
-        while self._next < len(self._starts) and self._starts[self._next] < last:
-            start, end = int(self._starts[self._next]), int(self._ends[self._next])
-            which = self._order[self._next]
-            part = view[max(0, start - first) : min(end, last) - first]
-            self.sums[which] = crc32c(part, int(self.sums[which]))
-            if end > last:
-                break
-            self._next += 1
-        self._at = last
 
 
 def check_targets(look: Look, targets: Sequence[str]) -> None:

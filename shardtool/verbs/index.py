@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.storage import Folder
     from shardtool.verbs.once import OnceFiles
 
-_REMEDY = "`create --resume` makes it again."
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _ONCE_LOCK = ".exported"  # no dataset is called that: for what is there once a folder
 
 
@@ -243,8 +243,8 @@ class Exporter:
         for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
-                where = self.folder.full_path(shard.name)
-                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
+                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` tells what is damaged."
+                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
             yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
             self._done(shard, 0)
 

@@ -23,7 +23,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
-from shardtool.sample import SPAN, SpanFile, parse_size
+from shardtool.sample import SPAN, SpanFile, parse_size, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes
 from shardtool.verbs.observer import Observer
@@ -171,7 +171,8 @@ class Job:
         self.targets = self._targets(known)
         self._opened = False
         self._check_targets()
-        self.source = open_source([target.pattern for target in self.targets])
+        patterns = [target.pattern for target in self.targets] or [self._pattern(_MARK)]  # a column will name splits
+        self.source = open_source(patterns)
         if self._appends:
             self.source.taken = self._taken_keys
 
@@ -258,6 +259,7 @@ class Job:
         self.note(*splits.notes)
         if options.column is not None:
             self.targets = self._targets([*splits.names])
+            self.source.outputs = [target.pattern for target in self.targets]
             self._check_targets()
         chosen = [splits.samples(at) for at in range(len(splits.names))]
         if empty := [name for name, samples in zip(splits.names, chosen, strict=True) if not len(samples)]:
@@ -316,6 +318,7 @@ class Job:
             if self.dry:
                 self.note("sizes are estimates: samples are changed on the way")
         seed = options.seed if options.shuffle else None
+        self._check_apart(entries)
         self._begin_append(entries, divided)
         plans = [
             make_plan(entries, target.publisher.pattern_left, bounds, seed, which=which, estimate=estimate)
@@ -340,6 +343,22 @@ class Job:
                 check_exports(target.pattern, shards, self.exports, self._owns, overwrite=overwrite)
         # What the source left out belongs to no split; the first one's ledger lists it.
         return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def _check_apart(self, entries: Entries) -> None:
+        """See that the output replaces and removes no file that samples lie in; what it appends to stays as it is."""
+        folders = {os.path.dirname(file.path) for file in entries.files}
+        for target in self.targets:
+            there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.publisher.old
+            beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
+            stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
+            for file in entries.files:
+                folder, name = os.path.split(file.path)
+                if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
+                    raise InvalidRequest(
+                        os.fsdecode(file.path), "a shard of the source, which the output would replace or remove",
+                        expected="an output in another folder, or under other names",
+                        remedy="Nothing was touched. The new dataset can take its place once it is complete.",
+                    )  # fmt: skip
 
     def _begin_append(self, entries: Entries, divided: list[NDArray[Any] | None]) -> None:
         """See that samples are new to the datasets that are appended to."""

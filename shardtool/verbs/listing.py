@@ -14,7 +14,7 @@ from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
 from shardtool.storage import inside, source_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardtool.columns import Names
     from shardtool.execute.local import LocalPool
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.options import CreateOptions
 
 _CHOSEN = (NO_FIELD, DUPLICATE)  # reasons that are no failure
+_EMPTY = "empty"  # of samples, not files, that are without a field
 _TASKS = 32  # enough to keep a few workers busy to the end
 _MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
 
@@ -41,6 +42,7 @@ class Source(Protocol):
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
         taken: Gives the keys that new samples cannot have, once `name` and `recorded` are known; None: there are none.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
+        outputs: Where samples go; of splits that a column names, once samples are divided.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Source(Protocol):
     recorded: Mapping[str, object] = MappingProxyType({})
     taken: Callable[[], Names] | None = None
     digest: int | None = None
+    outputs: Sequence[ShardPattern] = ()
 
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """Return the samples, those that `--where` takes."""
@@ -229,9 +232,11 @@ def left_out_notes(entries: Entries) -> list[str]:
     """Return a line for each reason why something was left out."""
     by_code: dict[str, list[str]] = {}
     for one in entries.left_out:
-        by_code.setdefault(one.code, []).append(printable(one.path or one.key))
+        code = _EMPTY if one.code == NO_FIELD and one.key else one.code
+        by_code.setdefault(code, []).append(printable(one.path or one.key))
     text = {
         NO_FIELD: "file left out, without an ending that could name a field",
+        _EMPTY: "sample left out, without a field",
         DUPLICATE: "sample left out, of a key that another one has",
     }
     return [

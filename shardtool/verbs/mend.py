@@ -6,7 +6,7 @@
   of.
 - With the source, `create` is run again with the options that the dataset file records: it gives the same bytes. What
   was there is kept under other names until the outcome is seen to be just what the dataset file says, and comes back
-  where it is not.
+  where it is not. Of a split, of `reshard`, and after an append, the user is told what to run instead.
 
 Everything is staged, then published; afterwards the dataset is verified again.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading import read_small
 from shardtool.storage import open_folder
@@ -88,12 +88,16 @@ class _Mending:
 
     def run(self) -> None:
         """Mend what can be mended."""
-        files = self.codes & (_OF_SIDECARS | _OF_SHARDS)
-        if self.options.source is not None and files and self.seen.file is not None:
-            self._again(self.seen.file)
+        file, files = self.seen.file, self.codes & (_OF_SIDECARS | _OF_SHARDS)
+        instead = _not_from_source(file) if file is not None and files else ""
+        if self.options.source is not None and files and file is not None:
+            if instead:
+                self._leave(instead)
+            else:
+                self._again(file)
             return
         if self.codes & _OF_SHARDS:
-            self._leave("damaged shards: they can only be made again from their source (--source)")
+            self._leave(instead or "damaged shards: they can only be made again from their source (--source)")
         if self.seen.file is not None and self.codes & _OF_SIDECARS:
             self._sidecars(self.seen.file)
         elif self.codes & _OF_DATASET_FILE:
@@ -179,22 +183,16 @@ class _Mending:
 
     def _again(self, file: DatasetFile) -> None:
         """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
-        from shardtool.verbs.against import recorded_options
         from shardtool.verbs.create import create
+        from shardtool.verbs.recorded import create_options
 
-        if file.made.get("verb") != "create" or file.made.get("split"):
-            which = "of a split" if file.made.get("split") else f"not made by create, but {file.made.get('verb')}"
-            self._leave(f"shards {which}: run the command that made them again, with --resume")
-            return
         output: Any = os.path.join(self.folder.path, file.pattern)
         if "{" not in file.pattern:
             output = [os.path.join(self.folder.path, one.name) for one in file.shards]
         wrong = self._wrong_names(file)
         on_error: OnError = "skip" if file.skipped else "stop"
         try:
-            options = replace(
-                recorded_options(file), if_exists="resume", on_error=on_error, workers=self.options.workers
-            )
+            options = replace(create_options(file), if_exists="resume", on_error=on_error, workers=self.options.workers)
             self._check_plan(file, output, options)
             kept = self._keep(file, wrong)
         except ShardError as error:
@@ -272,6 +270,22 @@ class _Mending:
             (one.name, one.size, one.crc) for one in file.shards
         ]:
             raise InvalidRequest("--source", "other content than the dataset was made from", expected="the same")
+
+
+def _not_from_source(file: DatasetFile) -> str:
+    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
+    verb = file.made.get("verb")
+    if file.appends:
+        return (
+            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
+            "from a copy, or make the dataset anew: the first command with --overwrite, then each --append"
+        )
+    if verb == "index":
+        return "shards that another tool made: get them again"
+    if verb != "create" or file.made.get("split"):
+        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
+        return f"shards {which}: run the command that made them again, with --resume"
+    return ""
 
 
 def _stage(folder: Folder, name: str, data: bytes) -> Staged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import read_dataset
@@ -27,7 +27,8 @@ class OnceFiles:
     Attributes:
         files: Bytes by path, in the order in which they should appear.
         lasting: The one that stays where it is there.
-        renewed: Whether what is there now is our own, of fewer splits: it may be replaced without a word.
+        renewed: Whether what is there now is our own, of fewer splits, or of fewer shards since samples were appended:
+            it may be replaced without a word.
     """
 
     files: dict[str, bytes]
@@ -47,9 +48,17 @@ def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: Folde
     listed = refuse_others(once, target, ours.__contains__)
     if listed is None:
         return OnceFiles(files, once.lasting, renewed=False)
-    earlier = [one for one in datasets if listed.issuperset(shard.name for shard in one.shards if shard.samples)]
+    earlier = [found for one in datasets if (found := _as_listed(one, listed)) is not None]
     was = once.encode(earlier)
     return OnceFiles(files, once.lasting, all(_read(target, one) == was[one] for one in was if one != once.lasting))
+
+
+def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
+    """Return a dataset as it was when all of its shards were listed: now, or before samples were appended."""
+    for shards in (len(dataset.shards), *reversed(dataset.appends)):
+        if listed.issuperset(shard.name for shard in dataset.shards[:shards] if shard.samples):
+            return replace(dataset, shards=dataset.shards[:shards])
+    return None
 
 
 def refuse_others(once: FolderIndex, target: Folder, owns: Callable[[str], bool]) -> set[str] | None:
@@ -76,15 +85,12 @@ def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[Datase
     """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
     if "split" not in dataset.made:
         return []
-    mine = {key: value for key, value in dataset.made.items() if key != "split"}
     found = []
     for other in sorted(folder.names()):
         if other.endswith(DATASET_SUFFIX) and other != name:
             with suppress(OSError, CorruptShard):
                 read = read_dataset(folder.read(other), other)
-                split = read.made.get("split")
-                same = {key: value for key, value in read.made.items() if key != "split"} == mine
-                if same and isinstance(split, str) and split != dataset.made["split"]:
+                if dataset.is_split_with(read):
                     found.append(read)
     return found
 

@@ -175,6 +175,7 @@ class Overview:
             if one.name.startswith("__"):
                 continue
             column = self.columns.setdefault(one.name, Column(str(one.type)))
+            column.add_type(str(one.type))
             if one.name not in part.table.column_names:
                 continue  # lists and the like
             values = part.table.column(one.name)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from shardtool.sidecar import ShardFact
     from shardtool.survey import Survey
 
+_NULL = "null"  # the type of a column without a value: it goes with any
+
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
@@ -134,8 +136,8 @@ class _Job:
         self.kept = self.field_bytes = self.digest = 0
         self.entries: dict[int, ShardEntry] = {}
         self.fields: Counter[str] = Counter()
-        self.kinds: dict[str, str] = {}
-        self.schema: dict[str, str] = {}
+        self.kinds: dict[int, dict[str, str]] = {}
+        self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
 
     def _old(self) -> DatasetFile | None:
@@ -187,9 +189,9 @@ class _Job:
             tally.first_key, tally.last_key,
         )  # fmt: skip
         self.fields.update(tally.fields)
-        self.kinds |= {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
+        self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
         self.field_bytes += tally.field_bytes
-        self.schema = types_of(table.schema)
+        self.schemas[number] = types_of(table.schema)
         self.digests.append(found.digest)
         if found.odd:
             one = found.odd[0]
@@ -258,9 +260,9 @@ class _Job:
             fields=dict(sorted(self.fields.items())),
             field_bytes=self.field_bytes,
             skipped=0,
-            schema=self.schema,
+            schema=self._schema(),
             classes={},
-            features=feature_spec(self.fields, self.kinds, samples) if self.formats[0] == "tfrecord" else {},
+            features=feature_spec(self.fields, self._kinds(), samples) if self.formats[0] == "tfrecord" else {},
             made=made,
             fingerprint=show_fingerprint(total) if complete else "",
         )
@@ -274,6 +276,27 @@ class _Job:
             self._note("no content fingerprint: --checksum reads the payloads, too")
         self._publish(self.dataset_file, file.encode())
         return self._result(shards)
+
+    def _schema(self) -> dict[str, str]:
+        """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
+        found: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for number, schema in sorted(self.schemas.items()):
+            for column, kind in schema.items():
+                before = found.setdefault(column, kind)
+                if before == _NULL:
+                    found[column] = kind
+                elif kind not in (before, _NULL) and not column.startswith("__"):
+                    others.setdefault(
+                        column, f"{column!r} is {before}, but {kind} in {sidecar_name(self.names[number])}"
+                    )
+        if others:
+            self._note(f"columns of other types in other sidecars: {listing([*others.values()])}")
+        return found
+
+    def _kinds(self) -> dict[str, str]:
+        """Return what features are: those of the first shard that has one."""
+        return {name: kind for _, kinds in sorted(self.kinds.items(), reverse=True) for name, kind in kinds.items()}
 
     def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path = self.folder.full_path(self.dataset_file)

@@ -12,9 +12,9 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, listing
 from shardtool.execute.local import cores
-from shardtool.sample import parse_size
+from shardtool.sample import parse_size, to_text
 from shardtool.storage import open_folder
 from shardtool.verbs.job import Job, plan_dataset, write_dataset
 from shardtool.verbs.listing import Source, check_left_out
@@ -150,7 +150,7 @@ class ShardSource(Source):
     """The samples of datasets."""
 
     def __init__(self, givens: Sequence[Any], options: ReshardOptions, outputs: Sequence[ShardPattern]) -> None:
-        self._givens, self._options, self._outputs = givens, options, outputs
+        self._givens, self._options, self.outputs = givens, options, outputs
         self.name = ""
         self.notes: list[str] = []
         self._packed = False
@@ -158,11 +158,13 @@ class ShardSource(Source):
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """List the shards, in the workers where they have no index; then choose and change samples."""
         from shardtool.source.shards import list_datasets
+        from shardtool.verbs.scatter import check_memory
 
         options = self._options
+        check_memory(parse_size(options.memory))
         listed = list_datasets(
-            self._givens, pool, observer, to_format=self._outputs[0].format,
-            only=options.select_fields, without=options.drop_fields,
+            self._givens, pool, observer, to_format=self.outputs[0].format,
+            only=options.select_fields, without=(*options.drop_fields, *options.classes),
         )  # fmt: skip
         self.name, self._packed = listed.name, listed.packed
         self.notes += listed.notes
@@ -172,7 +174,11 @@ class ShardSource(Source):
         self.digest = None if any(getattr(options, name) for name in changes) else listed.digest
         entries = self._chosen(self._changed(listed.entries, listed.shards), listed.shards)
         self._of_query = entries, listed.shards
-        check_left_out(self.name, entries.left_out, options.on_error, "leave their fields out with --drop-fields")
+        self._check_tar(entries)
+        check_left_out(self.name, entries.left_out, options.on_error, "make the shards anew without them")
+        if not len(entries):
+            left_out = f": all {len(entries.left_out):,} were left out" if entries.left_out else ""
+            raise InvalidRequest(self.name, f"no samples{left_out}", expected="one or more")
         return entries
 
     def write_binary(self, file: Any) -> None:
@@ -201,12 +207,12 @@ class ShardSource(Source):
         if method.name != "scatter":
             return plans
         temp, name = self.scratch()
-        besides = to_write if temp.shares_space(open_folder(self._outputs[0].folder)) else 0
+        besides = to_write if temp.shares_space(open_folder(self.outputs[0].folder)) else 0
         return scatter(plans, temp, name, memory, workers, pool, observer, besides=besides, on_error=options.on_error)
 
     def scratch(self) -> tuple[Folder, str]:
         """Return the folder of temporary files, and the name of ours: the same for the same output."""
-        first = self._outputs[0]
+        first = self.outputs[0]
         folder = open_folder(first.folder if self._options.temp_dir is None else self._options.temp_dir)
         whose = os.path.realpath(os.path.join(first.folder, first.base))
         return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
@@ -236,7 +242,27 @@ class ShardSource(Source):
 
             entries, notes = set_fields(entries, values, options.classes)
             self.notes += notes
-        return entries
+        return self._with_fields(entries)
+
+    def _check_tar(self, entries: Entries) -> None:
+        """See that fields can be the ends of members' names."""
+        bad = [name for name in entries.fields if "/" in name] if self.outputs[0].format == "tar" else []
+        if bad:
+            raise InvalidRequest(
+                self.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
+                expected="an ending, such as jpg", remedy=f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields.",
+            )  # fmt: skip
+
+    def _with_fields(self, entries: Entries) -> Entries:
+        """Return the samples that have fields: an Example may hold nothing but its key."""
+        from shardtool.source.subset import without_empty
+
+        if not len(entries):
+            return entries
+        found = without_empty(entries, self.name, "no sample has a field", "nothing but its key")
+        if found is not entries:
+            self.digest = None
+        return found
 
     def _chosen(self, entries: Entries, shards: tuple[str, ...]) -> Entries:
         """Return the samples that were asked for, in the order that was asked for."""
@@ -252,10 +278,12 @@ class ShardSource(Source):
             entries = _taken(entries, samples, "--sample", found)
         before, file = entries, entries.file
         taken = None if self.taken is None else self.taken()
+        # An error tells where shards lie, for two may have one name; `out.skipped` must not.
+        names = [to_text(one.path) for one in entries.files] if options.on_duplicate == "error" else shards
         entries, _, notes = resolve_duplicates(
-            before, options.on_duplicate, lambda at: shards[0 if file is None else file[at]], taken
+            before, options.on_duplicate, lambda at: names[0 if file is None else file[at]], taken
         )
-        self.notes += notes
+        self.notes += notes if options.on_duplicate == "rename" else ()  # the job tells what is left out
         if entries is not before:
             self.digest = None
         if options.sort_by is not None:

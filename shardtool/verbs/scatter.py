@@ -86,7 +86,7 @@ def choose_method(  # noqa: PLR0913 - what there is to say
     Raises:
         InvalidRequest: Compressed shards are to be gathered, or `memory` is too little.
     """
-    _check_memory(memory)
+    check_memory(memory)
     if packed and asked == "gather":
         expected = "scatter or auto: they can only be read in sequence"
         raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
@@ -135,9 +135,9 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
         SampleFailed: A source file cannot be read, or is not the one that was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    _check_memory(memory)
+    check_memory(memory)
     layout = _lay_out(plans, memory // workers)
-    free, need = temp.free_bytes(), layout.size + besides
+    free, need = _free(temp), layout.size + besides
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
         raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
@@ -155,9 +155,21 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     ]
 
 
-def _check_memory(memory: int) -> None:
+def check_memory(memory: int) -> None:
+    """See that there is enough for the buffers.
+
+    Raises:
+        InvalidRequest: There is not.
+    """
     if memory < _LEAST_MEMORY:
         raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+
+
+def _free(temp: Folder) -> int:
+    try:
+        return temp.free_bytes()
+    except OutputFailed as error:
+        raise OutputFailed(error.where, error.found, remedy=SPOOL_REMEDY) from None
 
 
 def _which(plan: Plan) -> NDArray[np.int64]:

@@ -167,6 +167,13 @@ class Column:
         self._total = 0.0
         self._numbers = 0
         self._counted = False
+        self._kinds: set[str] = set()
+
+    def add_type(self, kind: str) -> None:
+        """Take the type that the column has in another shard: where none of its samples has a value, that is `null`."""
+        kinds = [one for one in self.type.split(" or ") if one != "null"]
+        if kind != "null" and kind not in kinds:
+            self.type = " or ".join([*kinds, kind])
 
     def add(self, values: Any) -> None:
         """Take a chunked array."""
@@ -176,7 +183,9 @@ class Column:
         values = values.drop_null()
         if not len(values):
             return
-        if pt.is_integer(kind) or pt.is_floating(kind):
+        is_number = pt.is_integer(kind) or pt.is_floating(kind)
+        self._kinds.add("number" if is_number else "time" if pt.is_temporal(kind) else "other")
+        if is_number:
             self._add_numbers(values)
         elif pt.is_temporal(kind):
             self._add_bounds(pc.min_max(values.cast(pa.string())).as_py())
@@ -195,6 +204,8 @@ class Column:
             self._numbers += len(values)
 
     def _add_bounds(self, found: Mapping[str, Any]) -> None:
+        if len(self._kinds) > 1:
+            return  # of a number and a time, none is the smaller
         low, high = found["min"], found["max"]
         self._smallest = low if self._smallest is None else min(self._smallest, low)
         self._largest = high if self._largest is None else max(self._largest, high)
@@ -202,9 +213,11 @@ class Column:
     def summary(self, most: int) -> ColumnSummary:
         """Return what is known so far, with at most this many values."""
         known = self.counts.values if self._counted else None
+        alike = len(self._kinds) == 1
+        low, high = (self._smallest, self._largest) if alike else (None, None)
         return ColumnSummary(
-            self.type, self.filled, None if known is None else len(known), self._smallest, self._largest,
-            self._total / self._numbers if self._numbers else None,
+            self.type, self.filled, None if known is None else len(known), low, high,
+            self._total / self._numbers if self._numbers and alike else None,
             tuple(ColumnValue(str(value), count) for value, count in self.counts.most()[:most])
             if known and len(known) < self.filled else (),
         )  # fmt: skip

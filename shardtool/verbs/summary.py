@@ -369,7 +369,6 @@ def _siblings(opened: OpenedDataset) -> dict[str, str]:
     """Return the dataset files beside this one that the same run made, for other splits."""
     if opened.file is None or "split" not in opened.file.made:
         return {}
-    mine = {name: value for name, value in opened.file.made.items() if name != "split"}
     found: dict[str, str] = {}
     folder = opened.found.folder or "."
     for name in sorted(os.listdir(folder)):
@@ -377,8 +376,7 @@ def _siblings(opened: OpenedDataset) -> dict[str, str]:
         if not name.endswith(DATASET_SUFFIX) or name == os.path.basename(opened.found.dataset_file or ""):
             continue
         with suppress(OSError, CorruptShard):
-            made = dict(read_dataset(read_small(path), path).made)
-            split = made.pop("split", None)
-            if isinstance(split, str) and made == mine:
-                found[split] = output_text(name)
+            other = read_dataset(read_small(path), path)
+            if opened.file.is_split_with(other):
+                found[other.made["split"]] = output_text(name)
     return found

@@ -51,7 +51,8 @@ class VerifyOptions:
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
         decode: Decode every image and JSON field, too, and see that labels are numbers.
-        source: What the dataset was made from, a folder or a manifest: compared by key; None: nothing is.
+        source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
+            compared by key; None: nothing is.
         target: Readers that the names must be safe for.
         repair: Mend what can be mended without guessing.
         workers: Processes; None: the cores that this process may use.
@@ -204,6 +205,7 @@ class Look:
         file: What its dataset file says; None where there is none of ours, or it is damaged.
         cases: Its shards.
         surveys: What lies in each, by number; only where the source or a target is asked for.
+        compared: Whether they were compared with the source.
     """
 
     def __init__(self, dataset: Any, options: VerifyOptions, observer: Observer) -> None:
@@ -220,6 +222,7 @@ class Look:
         self.cases = self._cases()
         self.seen = _Seen()
         self.surveys: dict[int, Any] = {}
+        self.compared = False
 
     def _read_dataset_file(self) -> None:
         path = self.found.dataset_file
@@ -472,7 +475,7 @@ class Look:
             found += ["framing", "keys across shards"]
         if options.decode:
             found.append("images, JSON and labels decoded")
-        if options.source is not None:
+        if self.compared:
             found.append("the source")
         return found + [f"names for {one}" for one in options.target]
 

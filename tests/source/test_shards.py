@@ -645,6 +645,7 @@ def test_what_index_made(ending: str, *, checksum: bool, ours: dict[str, Path], 
         lambda table: _row_changed(table, "__fields__", lambda fields: [*fields[:-1], {**fields[-1], "name": "zzz"}]),
         lambda table: _row_changed(table, "__fields__", lambda fields: [*fields[:-1], {**fields[-1], "length": 1}]),
         lambda table: _row_changed(table, "__fields__", lambda fields: fields[:-1]),
+        _renamed,
     ):
         path.write_bytes(told)
         _rewritten(path, change)
@@ -658,6 +659,13 @@ def _row_changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa
     at = table.schema.get_field_index(name)
     kind, values = table.schema.field(at), table.column(at).to_pylist()
     return table.set_column(at, kind, pa.array([change(values[0]), *values[1:]], kind.type))
+
+
+def _renamed(table: pa.Table) -> pa.Table:
+    """Return a table in which the last field of all samples has another name."""
+    at = table.schema.get_field_index("__fields__")
+    kind, rows = table.schema.field(at), table.column(at).to_pylist()
+    return table.set_column(at, kind, pa.array([[*row[:-1], {**row[-1], "name": "zzz"}] for row in rows], kind.type))
 
 
 def _list_again(dataset: Path, sidecar: Path) -> None:

@@ -1,0 +1,43 @@
+"""What a dataset file records of a run, as a command line says it: for people who want to know, or to do it again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from shardtool.verbs.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WITH_COMMAS = ("select_fields", "drop_fields")  # options whose values are one word
+_NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
+
+
+def command_line(run: Mapping[str, Any]) -> str:
+    """Return what was asked for, without the output.
+
+    Args:
+        run: What the dataset file says of it: `made`, or one of `appended` in it.
+    """
+    verb, source, options = str(run.get("verb", "?")), str(run.get("source", "")), run.get("options")
+    words = [verb, *(source.split(", ") if verb == "reshard" else [source] if source else [])]
+    for name, value in options.items() if isinstance(options, dict) else ():
+        if verb == "reshard" and name == "dots":
+            continue  # found in the source, not asked for
+        values = value if isinstance(value, list) else [value]
+        for one in [",".join(map(str, values))] if name in _WITH_COMMAS else values:
+            words += [option(str(name)), *([] if one is True else [str(one)])]
+    return " ".join(map(_quoted, words))
+
+
+def appended_runs(made: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a dataset file says of each append."""
+    found = made.get("appended")
+    return [run for run in found if isinstance(run, dict)] if isinstance(found, list) else []
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell takes it."""
+    return f'"{word}"' if "'" in word and not _NOT_IN_QUOTES.search(word) else shlex.quote(word)
