@@ -7,6 +7,7 @@ version), which is more than packing 5,000 files.
 
 from __future__ import annotations
 
+import re
 import sys
 from hashlib import blake2b
 from importlib.machinery import PathFinder
@@ -14,13 +15,14 @@ from importlib.util import module_from_spec
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     class Crc32c(Protocol):  # noqa: D101 - a type, for the checker
         def __call__(self, data: bytes | bytearray | memoryview, crc: int = 0, /) -> int: ...  # noqa: D102
 
 
 _MODULUS = 2**256
+_FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
 
 
@@ -78,6 +80,13 @@ def content_digest(  # noqa: PLR0913 - columns
         text = key + names_of[code] + lengths[8 * row : 8 * end] + crcs[4 * row : 4 * end]
         total += from_bytes(blake2b(text, digest_size=DIGEST_SIZE).digest(), "little")
     return total % _MODULUS
+
+
+def sum_fingerprints(texts: Iterable[str]) -> int | None:
+    """Return the fingerprint of the content of all; None where one of them is not known."""
+    found = [_FINGERPRINT.fullmatch(text) for text in texts]
+    numbers = [int(match[1], 16) for match in found if match]
+    return sum(numbers) % _MODULUS if len(numbers) == len(found) else None
 
 
 def show_fingerprint(total: int) -> str:

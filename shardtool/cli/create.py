@@ -18,7 +18,7 @@ class _Create(Sectioned):
         "key": "Manifests",
         "resize": "Changing samples",
         "portable": "Names and errors",
-        "resume": "Running",
+        "append": "Running",
     }
 
 

@@ -84,7 +84,7 @@ def dividing(command: Command) -> Command:
         click.option(
             "--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT."
         ),
-        click.option("--split-column", metavar="COLUMN", help="The split is what the manifest says."),
+        click.option("--split-column", metavar="COLUMN", help="The split is what this column says."),
         click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split."),
         click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split."),
     )

@@ -123,14 +123,19 @@ class Terminal(Observer):
 
 def summary(result: CreateResult) -> str:
     """Return what a finished run tells."""
-    rate = result.size / max(result.seconds, 1e-9)
+    new = result.appended or result
+    rate = new.size / max(result.seconds, 1e-9)
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
-    speed = f"{show_size(result.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
+    speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
+    made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
     lines = [
-        f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}, {speed}",
+        f"{made}{' appended' if result.appended else ''}{kept}, {speed}",
         f"dataset file  {result.dataset_file}",
         f"fingerprint   {result.fingerprint}",
     ]
+    if result.appended:
+        lines.insert(1, f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, "
+                     f"{show_size(result.size)}")  # fmt: skip
     for name, split in result.splits.items():
         held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
         lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")

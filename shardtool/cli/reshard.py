@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from shardtool.cli.options import Sectioned, Size, common, dividing, if_exists, running, shards
+from shardtool.reading import ENDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PATTERN = re.compile(r"[{<%]")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.DOTALL)
@@ -25,7 +30,7 @@ class _Reshard(Sectioned):
     }
 
 
-def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Return the datasets and the output that `DATASET... OUTPUT` means.
 
     The output is the last argument where that is a pattern. Otherwise a shell has expanded one: then it is the names
@@ -42,7 +47,20 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str], list[str]]:
         what = "no OUTPUT" if len(arguments) == 1 else "DATASET and OUTPUT cannot be told apart"
         message = f"{what}: quote the shard pattern of the output, such as 'out-{{000000..}}.tar', and put it last."
         raise click.UsageError(message)
-    return [*arguments[:at]], [*arguments[at:]]
+    return _together(arguments[:at]), [*arguments[at:]]
+
+
+def _together(names: Sequence[str]) -> list[str | list[str]]:
+    """Return datasets, shards of one folder that follow each other being one: a shell has expanded a pattern."""
+    found: list[str | list[str]] = []
+    folder = None
+    for name in names:
+        last, folder = folder, os.path.dirname(name) if name.endswith(ENDINGS) else None
+        if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
+            shards.append(name)
+        else:
+            found.append(name if folder is None or _PATTERN.search(name) else [name])
+    return found
 
 
 def _follows(one: str, other: str) -> bool:

@@ -132,8 +132,8 @@ def _uneven(entries: Entries) -> list[Misread]:
     return found
 
 
-def make_portable(entries: Entries) -> Entries:
-    """Return the samples under names that every reader reads alike, in the order of their new keys.
+def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
+    """Return the samples under names that every reader reads alike; `by_key`: in the order of their new keys.
 
     What is unsafe in a key becomes `%` and two hex digits, so that `urllib.parse.unquote_to_bytes` gives
     it back; fields are lower-cased; a key too long for the header's name field is cut and ends in a
@@ -169,7 +169,7 @@ def make_portable(entries: Entries) -> Entries:
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
-    return renamed if keys.data == entries.keys.data else renamed.take(keys.sorted_order())
+    return renamed.take(keys.sorted_order()) if by_key and keys.data != entries.keys.data else renamed
 
 
 def _portable_field(name: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from shardtool.checksum import sum_fingerprints
 from shardtool.dataset import feature_kinds
 from shardtool.errors import InvalidRequest, listing
 from shardtool.source import buffers
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from shardtool.dataset import DatasetFile
     from shardtool.source.datasets import Dataset
     from shardtool.source.shardparts import Part
-
-_FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 
 
 def joined_classes(
@@ -95,14 +93,10 @@ def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) 
 
 def joined_digest(datasets: Sequence[Dataset]) -> int | None:
     """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
-    total = 0
-    for dataset in datasets:
-        file = dataset.file
-        match = _FINGERPRINT.fullmatch(file.fingerprint) if file is not None and dataset.whole else None
-        if file is None or match is None or _from_other_texts(file):
-            return None
-        total += int(match[1], 16)
-    return total % 2**256
+    files = [dataset.file for dataset in datasets if dataset.whole and dataset.file is not None]
+    if len(files) < len(datasets) or any(map(_from_other_texts, files)):
+        return None
+    return sum_fingerprints(file.fingerprint for file in files)
 
 
 def _from_other_texts(file: DatasetFile) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.checksum import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.columns import Names
 from shardtool.dataset import feature_kinds, feature_spec
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _CHUNK = 2**16  # keys at a time
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
-_FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 _REMEDY = "`shardtool verify` tells what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
@@ -352,9 +350,8 @@ def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
 
 def _summed(old: str, new: str) -> str:
     """Return the fingerprint of the content of both; empty where one is not known."""
-    found = [_FINGERPRINT.fullmatch(text) for text in (old, new)]
-    numbers = [int(match[1], 16) for match in found if match]
-    return show_fingerprint(sum(numbers)) if len(numbers) == len(found) else ""
+    total = sum_fingerprints((old, new))
+    return "" if total is None else show_fingerprint(total)
 
 
 def export_notes(publisher: Publisher, renewed: Collection[str]) -> Iterable[str]:

@@ -27,7 +27,7 @@ from shardtool.sample import SPAN, SpanFile, parse_size, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes
 from shardtool.verbs.observer import Observer
-from shardtool.verbs.results import CreateResult, DryRun, PlannedShard, SplitResult
+from shardtool.verbs.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -243,7 +243,7 @@ class Job:
         if options.portable:
             if self._dividing is not None:
                 raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
-            return _keep_source_paths(make_portable(entries)), divided
+            return _keep_source_paths(make_portable(entries, by_key=self.source.by_key)), divided
         check_utf8(entries)
         if is_tar:
             check_case(entries)
@@ -434,8 +434,10 @@ class Job:
 
     def result(self, done: list[tuple[Target, Packing, DatasetFile]], seconds: float) -> CreateResult:
         """Return what the run made."""
-        from shardtool.checksum import show_fingerprint
+        from shardtool.checksum import show_fingerprint, sum_fingerprints
 
+        total = sum_fingerprints(dataset.fingerprint for _, _, dataset in done)
+        new = [shard for target, _, dataset in done for shard in dataset.shards[target.publisher.first :]]
         splits = {
             target.split: SplitResult(
                 dataset_file=target.dataset_file,
@@ -457,11 +459,14 @@ class Job:
             skipped=sum(one.skipped for one in splits.values()),
             size=sum(one.size for one in splits.values()),
             seconds=seconds,
-            fingerprint=show_fingerprint(sum(packing.digest for _, packing, _ in done)),
+            fingerprint="" if total is None else show_fingerprint(total),
             notes=tuple(self.notes),
             dropped=sum(one.dropped for one in splits.values()),
             features=done[0][2].features,
             splits=splits if self._dividing is not None else {},
+            appended=AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
+            if self._appends
+            else None,
             exported=tuple(self.exports),
         )
 

@@ -41,6 +41,7 @@ class Source(Protocol):
         notes: What the user should know, once the samples are known.
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
         taken: Gives the keys that new samples cannot have, once `name` and `recorded` are known; None: there are none.
+        by_key: Whether samples stand in the order of their keys, and are put into that of other ones.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
         outputs: Where samples go; of splits that a column names, once samples are divided.
     """
@@ -49,6 +50,7 @@ class Source(Protocol):
     notes: list[str]
     recorded: Mapping[str, object] = MappingProxyType({})
     taken: Callable[[], Names] | None = None
+    by_key: bool = True
     digest: int | None = None
     outputs: Sequence[ShardPattern] = ()
 

@@ -149,6 +149,8 @@ def _begin(datasets: Any, output: Names, options: ReshardOptions, observer: Obse
 class ShardSource(Source):
     """The samples of datasets."""
 
+    by_key = False
+
     def __init__(self, givens: Sequence[Any], options: ReshardOptions, outputs: Sequence[ShardPattern]) -> None:
         self._givens, self._options, self.outputs = givens, options, outputs
         self.name = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +60,15 @@ class SplitResult:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendedPart:
+    """What a run has added to datasets that were there; see `CreateResult`."""
+
+    shards: int
+    samples: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class CreateResult:
     """A finished dataset, or several: one a split.
 
@@ -76,6 +85,7 @@ class CreateResult:
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         splits: Each split's own dataset; empty without splits.
+        appended: Of a run that appended: what is new, where all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
     """
 
@@ -91,6 +101,7 @@ class CreateResult:
     dropped: int = 0
     features: Mapping[str, str] = field(default_factory=dict)
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
+    appended: AppendedPart | None = None
     exported: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -101,5 +112,6 @@ class CreateResult:
         found["splits"] = {
             name: {one.name: getattr(split, one.name) for one in fields(split)} for name, split in self.splits.items()
         }
-        optional = ("dropped", "features", "splits", "exported")
+        found["appended"] = None if self.appended is None else asdict(self.appended)
+        optional = ("dropped", "features", "splits", "appended", "exported")
         return {name: value for name, value in found.items() if value or name not in optional}

@@ -203,7 +203,8 @@ class Packer:
             raise CorruptShard(
                 path,
                 f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong with that dataset.",
+                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip leaves "
+                "such samples out.",
             )
         if self.task.on_error == "stop":
             where = to_text(self.task.samples.root) + path if failed.path else to_text(self.keys[sample])
@@ -214,6 +215,8 @@ class Packer:
                 detail=failed.detail,
             )  # fmt: skip
         key = to_text(self.keys[sample])
+        if any(file.path == failed.path for file in self.task.samples.files):
+            path = path.rpartition("/")[2]  # no folder of this machine goes into an output
         self.without[sample] = Skipped(key, path, failed.code, failed.message)
         if streamed:
             raise StartAgain
