@@ -203,8 +203,8 @@ class Packer:
             raise CorruptShard(
                 path,
                 f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip leaves "
-                "such samples out.",
+                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip "
+                "leaves such samples out.",
             )
         if self.task.on_error == "stop":
             where = to_text(self.task.samples.root) + path if failed.path else to_text(self.keys[sample])
