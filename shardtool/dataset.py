@@ -20,7 +20,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
@@ -29,6 +29,7 @@ _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
 _CRC = re.compile(r"[0-9a-f]{8}")
+_LIST = "tf.io.VarLenFeature("
 _TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 
@@ -141,17 +142,23 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
 
-def feature_spec(fields: Mapping[str, int], kinds: Mapping[str, str], samples: int) -> dict[str, str]:
-    """Return what TensorFlow must be told to parse Examples; a feature that some lack gets a default.
+def feature_spec(
+    fields: Mapping[str, int], kinds: Mapping[str, str], samples: int, lists: Collection[str] = ()
+) -> dict[str, str]:
+    """Return what TensorFlow must be told to parse Examples; a single value that some lack gets a default.
 
     Args:
         fields: How many samples have each.
         kinds: Those that are `int64` or `float`.
         samples: How many there are.
+        lists: Those that are lists of values.
     """
     found = {"__key__": "tf.io.FixedLenFeature([], tf.string)"}
     for name in sorted(fields, key=to_bytes):
         kind = _TF_KINDS.get(kinds.get(name, ""), "tf.string")
+        if name in lists:
+            found[name] = f"{_LIST}{kind})"
+            continue
         default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
         found[name] = f"tf.io.FixedLenFeature([], {kind}{default if fields[name] < samples else ''})"
     return found
@@ -161,6 +168,11 @@ def feature_kinds(features: Mapping[str, str]) -> dict[str, str]:
     """Return field to `int64` or `float`, from what `feature_spec` says of the features that are numbers."""
     found = {name: [kind for kind, of_tf in _TF_KINDS.items() if of_tf in str(spec)] for name, spec in features.items()}
     return {name: kinds[0] for name, kinds in found.items() if kinds}
+
+
+def feature_lists(features: Mapping[str, str]) -> set[str]:
+    """Return the fields that are lists, from what `feature_spec` says of them."""
+    return {name for name, spec in features.items() if str(spec).startswith(_LIST)}
 
 
 def shard_names(data: bytes) -> list[str] | None:

@@ -140,7 +140,8 @@ class Plan:
             which = self.which(shard)
             keys, counts = e.keys.gather(which), e.counts()[which]
             paths = e.paths.gather(rows) if e.paths is not None else None
-        numbers = {e.fields.index(name): number for name, number in e.numbers.items()} if NUMBERS[self.format] else {}
+        has_numbers = NUMBERS[self.format]
+        numbers = {e.fields.index(name): number for name, number in e.numbers.items()} if has_numbers else {}
         return ShardSamples(
             root=e.root,
             keys=keys,
@@ -155,6 +156,8 @@ class Plan:
             inline=self._inline(shard, rows, counts) if e.inline else None,
             stored=None if self.stored is None else self.stored[rows].tobytes(),
             numbers=numbers,
+            lists={e.fields.index(name): kind for name, kind in e.lists.items()} if has_numbers else {},
+            whole=e.whole[rows].tobytes() if e.whole is not None and has_numbers else None,
             **self._spans(shard, rows),
         )
 
@@ -330,7 +333,8 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         limits = Limits(room, room, bounds.max_count)
         payloads = entries.size if stored is None else stored
         sizes = sample_sizes(
-            shard_format, Payloads(entries.keys, entries.first, entries.fields, entries.code, payloads)
+            shard_format,
+            Payloads(entries.keys, entries.first, entries.fields, entries.code, payloads, entries.whole),
         )
         fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
         which, left_out, notes = _fit(entries, sizes, fit, bounds.oversize, which)

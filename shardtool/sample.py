@@ -19,6 +19,7 @@ OnError = Literal["stop", "skip"]
 Oversize = Literal["error", "alone", "skip"]
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
+Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
@@ -166,6 +167,10 @@ class ShardSamples:
             None where nobody looked.
         regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
             None where spans are read one by one.
+        lists: Code to what its values are, where fields are lists of a TFRecord: all their rows are SPAN, stored as
+            they lie, and `numbers` does not tell of them.
+        whole: uint8: 1 where the payload is all that the field's list holds, 0 where it is one value in it, or numbers
+            packed as one; None: always one.
     """
 
     root: bytes
@@ -187,3 +192,5 @@ class ShardSamples:
     expected: bytes | None = None
     runs: bytes | None = None
     regions: bytes | None = None
+    lists: Mapping[int, Kind] = field(default_factory=dict)
+    whole: bytes | None = None

@@ -119,6 +119,7 @@ class ShardIndex:
         sizes: int64[fields], bytes that a payload takes in the shard.
         crcs: uint32[fields], of these bytes.
         columns: Further columns, a value a sample.
+        whole: bool[fields], whether a payload is all that a list of a TFRecord holds; None: none is.
     """
 
     format: str
@@ -129,6 +130,7 @@ class ShardIndex:
     sizes: NDArray[np.int64]
     crcs: NDArray[np.uint32]
     columns: dict[str, Any]
+    whole: NDArray[np.bool_] | None = None
 
     def tally(self) -> Tally:
         """Return what the dataset file tells of the shard."""
@@ -164,7 +166,7 @@ def index_of(shard: Written) -> ShardIndex:
     samples, columns, left_out = shard.samples, shard.columns, shard.left_out
     counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.stored or samples.sizes, np.int64)
-    keys = samples.keys
+    keys, whole = samples.keys, None if samples.whole is None else np.frombuffer(samples.whole, np.bool_)
     paths = samples.paths[:-1].split(b"\0") if shard.source_paths and samples.paths is not None else []
     if left_out:
         stays = np.ones(len(counts), bool)
@@ -173,13 +175,14 @@ def index_of(shard: Written) -> ShardIndex:
         keys = b"".join(key + b"\0" for key, stay in zip(keys[:-1].split(b"\0"), stays, strict=True) if stay)
         paths = [path for path, stay in zip(paths, rows, strict=True) if stay] if paths else []
         counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
+        whole = None if whole is None else whole[rows]
         columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
     names = tuple(name.decode() for name in samples.fields)
     more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
     if shard.source_paths:
         more["source_paths"] = string_lists(paths, counts)
     crcs = np.frombuffer(shard.field_crcs, np.uint32)
-    return ShardIndex(shard.format, keys, counts, names, codes, sizes, crcs, more)
+    return ShardIndex(shard.format, keys, counts, names, codes, sizes, crcs, more, whole)
 
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
@@ -222,7 +225,8 @@ def _table(index: ShardIndex) -> Any:
     names = Names.parse(index.keys)
     keys = string_array(index.keys.replace(b"\0", b""), names.lengths())
     starts = np.concatenate(([0], np.cumsum(index.counts)))
-    heads, tails = heads_and_tails(index.format, Payloads(names, starts, index.names, index.codes, index.sizes))
+    payloads = Payloads(names, starts, index.names, index.codes, index.sizes, index.whole)
+    heads, tails = heads_and_tails(index.format, payloads)
     after = np.concatenate(([0], np.cumsum(heads + index.sizes + tails)))
     first = after[starts]
     fields = pa.StructArray.from_arrays(

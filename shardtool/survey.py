@@ -27,6 +27,7 @@ _ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
 _BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key
 _ENDLESS = 2**63
+_VARINT_LIMIT = 11  # bytes: no number takes so many
 _NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
 _MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
 
@@ -91,9 +92,11 @@ class Survey:
         crc: CRC-32C of the file, where checksums were asked for.
         soiled: Where padding is not zero, likewise; the first places only.
         digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
-        texts: Row of a field to the text of its number, where checksums were asked for.
+        texts: Row of a field to the text of its only number, where checksums were asked for.
         odd: Members that are no part of a sample, such as folders.
-        unlike: Of a TFRecord: a field's code to the first feature of it that is no single value, or of another kind.
+        unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
+            that is no single value.
+        whole: Likewise, rows of fields whose payload is all that a list holds: see `tfrecord_walk.Feature`.
         error: Where the walk ended too early; what stands before it is told.
     """
 
@@ -116,6 +119,7 @@ class Survey:
     texts: dict[int, bytes] = field(default_factory=dict)
     odd: list[Odd] = field(default_factory=list)
     unlike: dict[int, Unlike] = field(default_factory=dict)
+    whole: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
@@ -265,27 +269,32 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
         for feature in sorted(rest, key=lambda one: one.name):
             code = found.code(feature.name, feature.kind)
             if feature.values != 1 or feature.kind != found.kinds[code]:
-                found.unlike.setdefault(code, Unlike(number, feature.kind, feature.values))
+                _note_unlike(found, number, code, feature)
             found.codes.append(code)
             found.offsets.append(feature.offset)
             found.lengths.append(feature.size)
             if task.checksum:
                 if isinstance(data, tfrecord_walk.Far):
                     found.crcs.append(payload_crc(shard, feature.offset, feature.size))
-                    continue
-                at = feature.offset - record.data
-                value = data[at : at + feature.size]
-                found.crcs.append(crc32c(value))
+                else:
+                    at = feature.offset - record.data
+                    found.crcs.append(crc32c(data[at : at + feature.size]))
                 if feature.kind == "int64" and feature.values == 1:
-                    found.texts[len(found.crcs) - 1] = b"%d" % _int64(value)
+                    at = feature.offset - record.data
+                    value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
+                    if value is not None:
+                        found.texts[len(found.crcs) - 1] = b"%d" % value
+
+
+def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_walk.Feature) -> None:
+    """Note a feature that is a list, or of another kind than the first of its name, before its row is."""
+    before, kind = found.unlike.get(code), found.kinds[code]
+    if before is None or (before.kind == kind and feature.kind != kind):
+        found.unlike[code] = Unlike(sample, feature.kind, feature.values)
+    if feature.whole:  # then its values are never just one
+        found.whole.append(len(found.codes))
 
 
 def _stem(path: str) -> bytes:
     """Return a shard's name without its ending, as it can be part of a key."""
     return os.fsencode(_ENDING.sub("", os.path.basename(path)).replace(".", "_"))
-
-
-def _int64(value: bytes | memoryview) -> int:
-    """Return the number that a single varint stands for."""
-    number = sum((byte & 127) << 7 * at for at, byte in enumerate(value)) % 2**64
-    return number - 2**64 if number >= 2**63 else number

@@ -34,6 +34,8 @@ class Payloads:
         fields: The names that `code` stands for.
         code: uint16[rows].
         stored: int64[rows], bytes that a payload takes in the shard.
+        whole: bool[rows]: whether a payload is all that a list of a TFRecord holds, so that no tag and length stand
+            between that list's and it; None: none is.
     """
 
     keys: Names
@@ -41,6 +43,7 @@ class Payloads:
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
     stored: NDArray[np.int64]
+    whole: NDArray[np.bool_] | None = None
 
 
 def heads_and_tails(shard_format: str, payloads: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -62,7 +65,8 @@ def _part(p: Payloads, start: int, stop: int) -> Payloads:
     """Return what samples `start` to `stop` hold."""
     rows = slice(int(p.first[start]), int(p.first[stop]))
     keys, first = Names(p.keys.data, p.keys.starts[start : stop + 1]), p.first[start : stop + 1] - p.first[start]
-    return Payloads(keys, first, p.fields, p.code[rows], p.stored[rows])
+    whole = None if p.whole is None else p.whole[rows]
+    return Payloads(keys, first, p.fields, p.code[rows], p.stored[rows], whole)
 
 
 def _tar(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -79,7 +83,8 @@ def _tar(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _tfrecord(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     names = [to_bytes(field) for field in p.fields]
-    heads = _feature_sizes(np.array([len(name) for name in names] or [0], np.int64)[p.code], p.stored) - p.stored
+    lengths = np.array([len(name) for name in names] or [0], np.int64)[p.code]
+    heads = _feature_sizes(lengths, p.stored, p.whole) - p.stored
     tails = np.zeros(len(heads), np.int64)
     keys = _feature_sizes(np.int64(len(tfrecord.KEY_FEATURE)), p.keys.lengths())
     starts, lasts = p.first[:-1], p.first[1:] - 1
@@ -95,9 +100,13 @@ def _tfrecord(p: Payloads) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return heads, tails
 
 
-def _feature_sizes(name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what a feature takes: a map entry of a name, and a list of one value of `sizes` bytes."""
+def _feature_sizes(
+    name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], whole: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """Return what a feature takes: a map entry of a name, and a list of one value of `sizes` bytes, or just these."""
     total = sizes + 1 + _varint_sizes(sizes)  # the list
+    if whole is not None:
+        total[whole] = sizes[whole]
     total += 1 + _varint_sizes(total)  # the feature that holds it
     total += 1 + _varint_sizes(total)  # as the value of a map entry
     total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # whose key is the name

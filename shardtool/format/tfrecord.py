@@ -5,7 +5,8 @@ r"""TFRecord shards: a `tf.train.Example` a sample, the bytes around a payload, 
     data    = an Example whose features stand in the order of the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a `bytes_list` of one value; what is a number is an `int64_list` or `float_list` of one.
+A payload is a `bytes_list` of one value; what is a number is an `int64_list` or `float_list` of one. Lists that come
+from other TFRecords are stored as they lay there.
 No TensorFlow and no protobuf library: what stands before a payload follows from the names and sizes alone.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto;
@@ -22,7 +23,7 @@ from shardtool.checksum import crc32c
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.sample import Number
+    from shardtool.sample import Kind, Number
 
 KEY_FEATURE = b"__key__"
 FRAME_HEAD = 12  # the length, and its checksum
@@ -38,7 +39,7 @@ _put_head = Struct("<QI").pack_into
 _put_tail = Struct("<I").pack_into
 _length = Struct("<Q").pack
 _float = Struct("<f").pack
-_LIST_TAG = {None: b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
+_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
 _ONE_BYTE = [bytes([number]) for number in range(128)]
 
 
@@ -67,14 +68,14 @@ class FeatureHead:
 
     Args:
         name: Of the field.
-        number: What the payload is, where it is a number.
+        kind: What the payload is: bytes (or None), or numbers that are packed.
     """
 
     __slots__ = ("_name", "_tag")
 
-    def __init__(self, name: bytes, number: Number | None = None) -> None:
+    def __init__(self, name: bytes, kind: Kind | None = None) -> None:
         self._name = b"\x0a%b%b\x12" % (varint(len(name)), name)  # map entry: key, then the tag of the value
-        self._tag = _LIST_TAG[number]
+        self._tag = _LIST_TAG[kind or "bytes"]
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes. A hot path: 1 us a field."""
@@ -85,6 +86,20 @@ class FeatureHead:
         feature_length = varint(size)
         entry = varint(size + len(feature_length) + len(self._name))
         return b"\x0a%b%b%b%b%b\x0a%b" % (entry, self._name, feature_length, self._tag, list_length, length)
+
+
+class ListHead(FeatureHead):
+    """What stands before payloads that are all that the lists of one field hold, tags and lengths included."""
+
+    __slots__ = ()
+
+    def __call__(self, size: int) -> bytes:
+        """Return the bytes before a payload of `size` bytes."""
+        list_length = varint(size)
+        size += 1 + len(list_length)
+        feature_length = varint(size)
+        entry = varint(size + len(feature_length) + len(self._name))
+        return b"\x0a%b%b%b%b%b" % (entry, self._name, feature_length, self._tag, list_length)
 
 
 _key_head = FeatureHead(KEY_FEATURE)

@@ -54,6 +54,8 @@ class Feature(NamedTuple):
         offset: Where its value starts: the bytes of a single value, or else what its list holds.
         size: Bytes from there.
         values: How many there are.
+        whole: Whether these bytes are all that the list holds, tags and lengths included; else they are one part of
+            it: one value, or numbers packed as one.
     """
 
     name: bytes
@@ -61,6 +63,7 @@ class Feature(NamedTuple):
     offset: int
     size: int
     values: int
+    whole: bool = False
 
 
 def walk(read: Read, where: str) -> Iterator[Record]:
@@ -210,6 +213,17 @@ def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
     return found
 
 
+def single_int(data: bytes | memoryview) -> int | None:
+    """Return the number in a packed part of an `int64_list`; None where it is not a single one.
+
+    One of more bytes than it can need counts as none: what is short is cheap to keep.
+    """
+    if not 0 < len(data) <= _VARINT_BYTES or len(bytes(data).translate(None, _GOES_ON)) != 1 or data[-1] > 127:  # noqa: PLR2004 - a varint's last byte
+        return None
+    number = sum((byte & 127) << 7 * at for at, byte in enumerate(data)) % 2**64
+    return number - 2**64 if number >= 2**63 else number
+
+
 def _floats(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     for tag, first, last in _parts(data, 0, len(data)):
         if tag == 1:
@@ -232,23 +246,24 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
             name = bytes(data[at:end])
         elif tag == 2:  # noqa: PLR2004 - the value of a map entry
             value = (at, end)
-    kind, inner = _BYTES_LIST, (value[1], value[1])
+    kind, inner, whole = _BYTES_LIST, (value[1], value[1]), True
     count = 0
     for tag, at, end in _parts(data, *value):
         kind = tag
         parts = [(part, end) for number, part, end in _parts(data, at, end) if number == 1]
-        count, inner = len(parts), parts[0] if len(parts) == 1 else (at, end)
+        count, whole = len(parts), len(parts) != 1
+        inner = (at, end) if whole else parts[0]
     if kind == _BYTES_LIST:
-        return Feature(name, "bytes", start + inner[0], inner[1] - inner[0], count)
+        return Feature(name, "bytes", start + inner[0], inner[1] - inner[0], count, whole)
     if kind not in (_FLOAT_LIST, _INT64_LIST):
         raise ValueError
     packed = data[inner[0] : inner[1]]
     if kind == _FLOAT_LIST:
-        count = len(packed) // 4 if count <= 1 else count
-        return Feature(name, "float", start + inner[0], inner[1] - inner[0], count)
-    if count <= 1:
+        count = count if whole else len(packed) // 4
+        return Feature(name, "float", start + inner[0], inner[1] - inner[0], count, whole)
+    if not whole:
         count = len(bytes(packed).translate(None, _GOES_ON))
-    return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count)
+    return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count, whole)
 
 
 def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -163,6 +163,7 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
         inline={_portable_field(name): texts for name, texts in entries.inline.items()},
         numbers={_portable_field(name): number for name, number in entries.numbers.items()},
         classes={_portable_field(name): classes for name, classes in entries.classes.items()},
+        lists={_portable_field(name): kind for name, kind in entries.lists.items()},
     )
     check_case(renamed)
     # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
-from shardtool.dataset import feature_kinds, read_dataset, shard_names
+from shardtool.dataset import feature_kinds, feature_lists, read_dataset, shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.reading import find_dataset, read_small, shard_format
@@ -95,7 +95,8 @@ def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry 
     options = file.made.get("options") if file else None
     dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
     kinds, numbers = None, cast("Mapping[str, Number]", file.numbers if file else {})
-    if file is not None and file.made.get("verb") != "index":  # what other tools made may have lists of values
+    # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can tell.
+    if file is not None and file.made.get("verb") != "index" and not feature_lists(file.features):
         kinds = cast("Mapping[str, Number]", feature_kinds(file.features))
     return Shard(place, _name(path), dataset, kind, entry, dots, kinds, numbers)
 

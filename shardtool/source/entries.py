@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.columns import Names, Texts
-    from shardtool.sample import Number, Skipped, SpanFile
+    from shardtool.sample import Kind, Number, Skipped, SpanFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class Entries:
         expected: int64[rows], the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
         identity: What tells the source from any other, where it is not what `root` leads to.
         columns: Metadata for the sidecars, a row a sample: a `pyarrow.Table`.
+        lists: What the values of fields are that are lists of a TFRecord: all their rows are SPAN.
+        whole: bool[rows]: whether the payload is all that the field's list holds, not one value in it, or numbers
+            packed as one; None: it never is.
     """
 
     root: bytes
@@ -73,6 +76,8 @@ class Entries:
     expected: NDArray[np.int64] | None = None
     identity: str = ""
     columns: Any = None
+    lists: Mapping[str, Kind] = field(default_factory=dict)
+    whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -123,6 +128,7 @@ class Entries:
             paths=self.paths.take(rows) if self.paths is not None else None,
             offset=self.offset[rows] if self.offset is not None else None,
             expected=self.expected[rows] if self.expected is not None else None,
+            whole=self.whole[rows] if self.whole is not None else None,
         )
 
 

@@ -111,6 +111,8 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
         classes=_of(old, entries.classes) | {one.name: one.labels for one in made if one.labels is not None},
         offset=None if entries.offset is None else rows.extend(entries.offset, 0),
         expected=None if entries.expected is None else rows.extend(entries.expected, -1),
+        lists=_of(old, entries.lists),
+        whole=None if entries.whole is None else rows.extend(entries.whole, 0),
     )
 
 

@@ -1,12 +1,12 @@
-"""Which fields of shards are numbers, and their texts: numbers of TFRecords, and texts that go into TFRecords.
+"""Which fields of shards are numbers or lists; the numbers' texts: of TFRecords, and those that go into TFRecords.
 
-All TFRecord shards must agree on what a field is. A tar shard holds texts, whatever they stand for.
+All TFRecord shards must agree on what a field is. A tar shard holds texts, whatever they stand for, and no lists.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.sample import Number
+    from shardtool.sample import Kind, Number
     from shardtool.source.numbertexts import Texts
     from shardtool.source.shardparts import Part
-
-Kind: TypeAlias = 'Number | Literal["bytes"]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +33,14 @@ class NumberFields:
         numbers: Field to what it is in all shards that have it.
         texts: Field to its text, one a sample of all parts; empty for samples that do not have it, or not as INLINE.
         sizes: Field to int64 arrays, by the place of a part in which its rows are INLINE: bytes of each text.
+        lists: Field to what its values are, where not all samples that have it hold just one: none of `numbers`.
         notes: What the user should know.
     """
 
     numbers: Mapping[str, Number]
     texts: Mapping[str, Names]
     sizes: Mapping[str, Mapping[int, NDArray[np.int64]]]
+    lists: Mapping[str, Kind]
     notes: tuple[str, ...]
 
 
@@ -56,17 +56,19 @@ def find_numbers(
         run: Yields (number, result) of a function for each task: `LocalPool.map`.
 
     Raises:
-        InvalidRequest: A feature is no single value, or shards do not agree on what a field is.
+        InvalidRequest: A feature is no single value and what is written is a tar, or shards do not agree on what a
+            field is.
         CorruptShard: A number has not its checksum.
     """
     for part in parts:
-        _check_single(part, wanted)
+        _check_alike(part, wanted, to_format)
     having: dict[str, list[Part]] = {}
     for part in parts:
         for name in filter(wanted, part.names):
             having.setdefault(name, []).append(part)
     stored = {name: kind for name, some in having.items() if (kind := _stored_kind(name, some)) is not None}
-    numbers = {name: kind for name, kind in stored.items() if kind != "bytes"}
+    lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, having[name])}
+    numbers = {name: kind for name, kind in stored.items() if kind != "bytes" and name not in lists}
     told = {name: _told_kinds(name, some) for name, some in having.items() if name not in stored}
     maybe = {name: kinds[0] for name, kinds in told.items() if len(kinds) == 1 and to_format == "tfrecord"}
     notes = [
@@ -90,20 +92,40 @@ def find_numbers(
         numbers={**numbers, **maybe} if to_format == "tfrecord" else _agreed(having),
         texts=_columns(sizes, parts, found),
         sizes=sizes,
+        lists=lists,
         notes=tuple(notes),
     )
 
 
-def _check_single(part: Part, wanted: Callable[[str], bool]) -> None:
+def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> None:
+    """See that the values of each field of a part are of one kind, and single where a tar is to hold them."""
     for name, one in part.unlike.items():
         if not wanted(name):
             continue
         if one.kind != _kind(part, name):
             raise _other_kind(part, one.sample, name, one.kind, f"{_kind(part, name)}, as in the samples before it")
-        raise InvalidRequest(
-            part.where(one.sample), f"the field {name!r} is a list of {one.values:,} {one.kind} values",
-            expected="one", remedy=f"Leave it out with --drop-fields {name}: lists are not supported.",
-        )  # fmt: skip
+        if to_format == "tar":
+            raise InvalidRequest(
+                part.where(one.sample), f"the field {name!r} is a list of {one.values:,} {one.kind} values",
+                expected="one: a tar shard holds no lists",
+                remedy=f"Write TFRecord shards, or leave it out with --drop-fields {name}.",
+            )  # fmt: skip
+
+
+def _is_list(name: str, kind: Kind, having: Sequence[Part]) -> bool:
+    """Tell whether some sample has not just one value of a field that these shards have.
+
+    Raises:
+        InvalidRequest: They are numbers, and a tar shard has texts of that name.
+    """
+    first = next((part for part in having if name in part.unlike), None)
+    if first is None:
+        return False
+    for part in having if kind != "bytes" else ():
+        if part.shard.format == "tar":
+            sample = int(part.owners()[dict(part.rows())[name][0]])
+            raise _other_kind(part, sample, name, "text", f"a list of {kind}, as in {first.shard.name}")
+    return True
 
 
 def _kind(part: Part, name: str) -> Kind:

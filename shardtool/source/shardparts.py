@@ -123,6 +123,7 @@ class Part:
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         left_out: What the shard holds that is no part of a sample.
         columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
+        whole: bool a field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
 
     shard: Shard
@@ -137,6 +138,7 @@ class Part:
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
     left_out: tuple[Skipped, ...] = ()
     columns: Any = None
+    whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -255,6 +257,7 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
         ),
         unlike={names[code]: one for code, one in found.unlike.items()},
         left_out=tuple(_left_out(shard, found)),
+        whole=_whole(found),
     )
     if told is None:
         return part
@@ -282,14 +285,17 @@ def arranged(part: Part) -> Part:
     place = {name: at for at, name in enumerate(kept)}
     codes = np.array([*(place.get(name, 0) for name in part.names), 0], np.uint16)[part.codes]
     width = np.uint32 if 0 <= max(part.offsets.max(initial=0), part.lengths.max(initial=0)) < _WIDE else np.int64
-    offsets, lengths, crcs = part.offsets.astype(width), part.lengths.astype(width), part.crcs
+    offsets, lengths, crcs, whole = part.offsets.astype(width), part.lengths.astype(width), part.crcs, part.whole
     owners = part.owners()
     if np.any((codes[1:] < codes[:-1]) & (owners[1:] == owners[:-1])):
         order = np.lexsort((codes, owners))
         codes, offsets, lengths = codes[order], offsets[order], lengths[order]
         crcs = None if crcs is None else crcs[order]
-    counts = part.counts.astype(np.uint16)
-    return replace(part, counts=counts, names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
+        whole = None if whole is None else whole[order]
+    return replace(
+        part, counts=part.counts.astype(np.uint16), names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths,
+        crcs=crcs, whole=whole,
+    )  # fmt: skip
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
@@ -329,6 +335,15 @@ def _read_columns(data: bytes, samples: int, path: str) -> Any:
     if table.num_rows != samples:
         raise CorruptShard(path, f"metadata of {table.num_rows:,} samples", expected=f"{samples:,}", remedy=_REMEDY)
     return table
+
+
+def _whole(found: Survey) -> NDArray[np.bool_] | None:
+    """Return which rows are all that a list holds."""
+    if not found.whole:
+        return None
+    whole = np.zeros(len(found.codes), np.bool_)
+    whole[np.frombuffer(found.whole, np.uint64).astype(np.int64)] = True
+    return whole
 
 
 def _texts(names: list[bytes]) -> Any:

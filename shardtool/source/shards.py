@@ -190,7 +190,7 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
             _inlined(part, at, numbers, kind[row : row + rows[at]]), codes=codes, names=(), keys=None, columns=None
         )
         row += rows[at]
-    inline = kind == INLINE
+    inline, whole = kind == INLINE, _whole(parts, rows)
     offset, expected = _drained(parts, "offsets", rows, np.int64), _drained(parts, "crcs", rows, np.int64)
     offset[inline], expected[inline] = 0, -1
     return Entries(
@@ -211,6 +211,8 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
         file=np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
         expected=expected,
         identity=seen.identity,
+        lists=numbers.lists,
+        whole=whole,
     )
 
 
@@ -244,6 +246,14 @@ def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -
         nothing: Any = {name: _NOTHING}
         parts[at] = replace(parts[at], **nothing)
     return found
+
+
+def _whole(parts: list[Part], rows: list[int]) -> NDArray[np.bool_] | None:
+    """Return which rows of all parts are all that a list holds; None where none is."""
+    if all(part.whole is None for part in parts):
+        return None
+    both = zip(parts, rows, strict=True)
+    return np.concatenate([np.zeros(count, np.bool_) if part.whole is None else part.whole for part, count in both])
 
 
 def _keys(parts: list[Part]) -> Names:

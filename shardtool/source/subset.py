@@ -85,6 +85,7 @@ def select_fields(
         inline=_renamed(entries.inline, becomes),
         numbers=_renamed(entries.numbers, becomes),
         classes=_renamed(entries.classes, becomes),
+        lists=_renamed(entries.lists, becomes),
         columns=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
@@ -126,12 +127,12 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
         ours = owners[found.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        told = [name for name in merged if name in entries.inline or name in entries.classes]
+        told = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
         if len(twice) or told:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             raise InvalidRequest(
                 "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
-                expected="each its own name, or fields that no sample has both of, and that are no numbers or labels",
+                expected="each its own name, or fields that no sample has both of: no numbers, labels or lists",
                 remedy="Rename the others too, or leave them out with --drop-fields.",
             )  # fmt: skip
 

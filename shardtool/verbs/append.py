@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from shardtool.checksum import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.columns import Names
-from shardtool.dataset import feature_kinds, feature_spec
+from shardtool.dataset import feature_kinds, feature_lists, feature_spec
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.index_rows import read_rows
 from shardtool.interop.energon import INFO_FILE
@@ -132,7 +132,8 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
     if old.format == "tfrecord":
         used = _used_fields(plan)
-        _joined_kinds(old, {name: entries.numbers.get(name, "") for name in used})
+        kinds = {**entries.numbers, **{name: kind for name, kind in entries.lists.items() if kind != "bytes"}}
+        _joined_kinds(old, {name: kinds.get(name, "") for name in used})
 
 
 def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
@@ -261,7 +262,8 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     if new.format == "tfrecord":
         new_kinds = feature_kinds(new.features)
         kinds = _joined_kinds(old, {name: new_kinds.get(name, "") for name in new.fields})
-        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards))
+        lists = feature_lists(old.features) | feature_lists(new.features)
+        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards), lists)
     return replace(
         new,
         shards=shards,

@@ -195,7 +195,8 @@ class Packing:
 
     def _features(self) -> dict[str, str]:
         samples = sum(shard.samples for shard in self.entries.values())
-        return feature_spec(self.fields, self.plan.entries.numbers, samples)
+        entries = self.plan.entries
+        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
 
     def _numbers(self) -> dict[str, str]:
         numbers = self.plan.entries.numbers
@@ -259,8 +260,8 @@ class Packing:
         found = self._trusted(shard, fact, name, samples)
         if changes:
             return self._kept_changed(shard, *found[:2]) if found else None
-        if found is None or len(found[2]) != 2 * len(samples.codes):
-            return Kept()
+        if found is None or len(found[2]) != 2 * len(samples.codes) or samples.lists:
+            return Kept()  # what single numbers among lists are, and so the fingerprint, shows only when they are read
         return Kept(found[1].crc, found[2])
 
     def _trusted(

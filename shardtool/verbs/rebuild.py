@@ -137,6 +137,7 @@ class _Job:
         self.entries: dict[int, ShardEntry] = {}
         self.fields: Counter[str] = Counter()
         self.kinds: dict[int, dict[str, str]] = {}
+        self.lists: set[str] = set()
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
 
@@ -190,6 +191,7 @@ class _Job:
         )  # fmt: skip
         self.fields.update(tally.fields)
         self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
+        self.lists |= {walked_text(found.names[code]) for code in found.unlike}
         self.field_bytes += tally.field_bytes
         self.schemas[number] = types_of(table.schema)
         self.digests.append(found.digest)
@@ -262,7 +264,9 @@ class _Job:
             skipped=0,
             schema=self._schema(),
             classes={},
-            features=feature_spec(self.fields, self._kinds(), samples) if self.formats[0] == "tfrecord" else {},
+            features=feature_spec(self.fields, self._kinds(), samples, self.lists)
+            if self.formats[0] == "tfrecord"
+            else {},
             made=made,
             fingerprint=show_fingerprint(total) if complete else "",
         )

@@ -69,6 +69,7 @@ class Packer:
         self.size = self.crc = 0  # of what was written
         self.record_crc = 0  # of a streamed sample, since its packer set it to zero
         self.field_crcs = array("I")
+        self.ones = array("Q")  # of each single number in a field of lists: its place in `field_crcs`, length, checksum
         self.reported = (0, 0, time.monotonic())  # samples, bytes, when
         samples = task.samples
         self.keys = split_names(samples.keys)
@@ -99,7 +100,7 @@ class Packer:
         """Return what is to be told of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.without.items()))
-        content = digest(self.task.samples, crcs, self.without)
+        content = digest(self.task.samples, crcs, self.without, self.ones)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def read_spooled(self, row: int, payload: memoryview) -> None:

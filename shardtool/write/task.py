@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.checksum import content_digest, crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
     from shardtool.storage import Folder, Staged
@@ -138,8 +138,16 @@ def numbers(kind: str, data: bytes) -> array[int]:
     return found
 
 
-def digest(samples: ShardSamples, field_crcs: bytes, without: Collection[int]) -> int:
-    """Return the content fingerprint of the samples that were written: all but those at the places `without`."""
+def digest(samples: ShardSamples, field_crcs: bytes, without: Collection[int], ones: Sequence[int] = ()) -> int:
+    """Return the content fingerprint of the samples that were written: all but those at the places `without`.
+
+    Args:
+        samples: What was planned.
+        field_crcs: uint32 for each field that was written.
+        without: Places of samples that were not.
+        ones: For each field of lists that holds a single number: its place in `field_crcs`, and the length and checksum
+            of the number's text.
+    """
     keys, counts = split_names(samples.keys), numbers("H", samples.counts).tolist()
     codes, sizes, inline = samples.codes, samples.sizes, samples.inline
     texts = split_names(inline) if samples.numbers and inline is not None else []
@@ -154,4 +162,9 @@ def digest(samples: ShardSamples, field_crcs: bytes, without: Collection[int]) -
             if code in samples.numbers:
                 crcs[row] = crc32c(texts[row])
         field_crcs = crcs.tobytes()
+    if ones:
+        lengths, crcs = numbers("q", sizes), numbers("I", field_crcs)
+        for row, length, crc in zip(ones[::3], ones[1::3], ones[2::3], strict=True):
+            lengths[row], crcs[row] = length, crc
+        sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
     return content_digest(keys, counts, samples.fields, codes=codes, lengths=sizes, crcs=field_crcs)

@@ -9,12 +9,14 @@ from shardtool.format.tfrecord import (
     FRAME_TAIL,
     KEY_FEATURE,
     FeatureHead,
+    ListHead,
     encode_number,
     example_head,
     key_feature,
     put_frame_head,
     put_frame_tail,
 )
+from shardtool.format.tfrecord_walk import single_int
 from shardtool.write.packer import Packer, unreadable
 from shardtool.write.task import Failed, numbers
 
@@ -25,7 +27,12 @@ class TFRecordPacker(Packer):
     def run(self) -> None:
         """Write all samples. A loop like that of `TarPacker`, less flat: an Example costs more than headers anyway."""
         samples, limit, without, crcs = self.task.samples, len(self.view), self.without, self.field_crcs
-        self._heads = [FeatureHead(name, samples.numbers.get(code)) for code, name in enumerate(samples.fields)]
+        kinds = {**samples.numbers, **samples.lists}
+        names = [*enumerate(samples.fields)]
+        self._heads = [FeatureHead(name, kinds.get(code)) for code, name in names]
+        self._list_heads = [ListHead(name, kinds.get(code)) for code, name in names]
+        self._whole = samples.whole or bytes(len(self.codes))
+        self._may_be_one = {code for code, kind in samples.lists.items() if kind == "int64"}
         self._after_key = [name > KEY_FEATURE for name in samples.fields]
         columns = zip(self.keys, numbers("q", samples.needs), numbers("H", samples.counts), strict=True)
         used = end = 0
@@ -45,6 +52,8 @@ class TFRecordPacker(Packer):
                     used += need
             except Failed as failed:
                 del crcs[crcs_at_start:]
+                while self.ones and self.ones[-3] >= crcs_at_start:
+                    del self.ones[-3:]
                 self.leave_out(sample, failed, streamed=need > limit)
         self.flush(used, len(self.keys))
 
@@ -52,6 +61,7 @@ class TFRecordPacker(Packer):
         """Put one sample's record into the buffer at `used`."""
         view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
         of_numbers, crcs, after_key = self.task.samples.numbers, self.field_crcs, self._after_key
+        list_heads, whole, may_be_one = self._list_heads, self._whole, self._may_be_one
         data = at = put_frame_head(view, used, need)
         key_part: bytes | None = key_feature(key)
         head = example_head(need)
@@ -65,7 +75,7 @@ class TFRecordPacker(Packer):
                 size = len(value)
             else:
                 value, size = None, sizes[field]
-            head += heads[code](size)
+            head += (list_heads if whole[field] else heads)[code](size)
             start = at + len(head)
             view[at:start] = head
             at = start + size
@@ -81,6 +91,8 @@ class TFRecordPacker(Packer):
             crcs.append(crc32c(payload))
             if self.expected:
                 self.check_crc(field, crcs[-1])
+            if code in may_be_one:
+                self._note_one(len(crcs) - 1, field, payload)
             head = b""
         if key_part is not None:
             view[at : at + len(key_part)] = key_part
@@ -107,8 +119,11 @@ class TFRecordPacker(Packer):
                 self.write_streamed(self._heads[code](len(value)) + value)
                 crcs.append(crc32c(value))
                 continue
-            self.write_streamed(self._heads[code](self.sizes[field]))
+            head = (self._list_heads if self._whole[field] else self._heads)[code](self.sizes[field])
+            self.write_streamed(head)
             crcs.append(self.stream_payload(key + self.endings[code], field))
+            if code in self._may_be_one and self.sizes[field] <= len(self.view):  # which holds it since
+                self._note_one(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
         self.write_streamed(key_part or b"")
         tail = bytearray(FRAME_TAIL)
         put_frame_tail(tail, 0, self.record_crc)
@@ -116,6 +131,19 @@ class TFRecordPacker(Packer):
         if self.size - before != need:
             raise _mismatch(key)
         self.field_crcs.extend(crcs)
+
+    def _note_one(self, written: int, row: int, payload: memoryview) -> None:
+        """Note the text of a number that is alone in its list: it is the content, as that of any other number.
+
+        Args:
+            written: How many fields were written before it.
+            row: Which it is.
+            payload: Its bytes.
+        """
+        value = None if self._whole[row] else single_int(payload)
+        if value is not None:
+            text = b"%d" % value
+            self.ones.extend((written, len(text), crc32c(text)))
 
     def write_streamed(self, data: memoryview | bytes) -> None:
         """Write a part of a record's data, whose checksum follows it."""
