@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 BYTES, FLOAT, INT64 = 1, 2, 3  # the numbers of the fields of tensorflow.Feature
-_VARINT, _DELIMITED = 0, 2  # wire types
+_VARINT, _DELIMITED, _FIXED32 = 0, 2, 5  # wire types
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,73 @@ def parse_example(data: bytes) -> list[Feature]:
         assert number == 1
         features.append(Feature(data[name[1] : name[2]].decode(), kind, _value(kind, data[start:stop]), start, stop))
     return features
+
+
+@dataclass(frozen=True)
+class Values:
+    """A feature's values, and where its payload lies: the only part of its list, or all that the list holds."""
+
+    kind: int
+    values: list[bytes | float | int]
+    start: int
+    stop: int
+
+
+def parse_lists(data: bytes) -> dict[str, Values]:
+    """Return the features of an Example, however their lists are written, by name."""
+    found = {}
+    for _, *example in _parts(data, 0, len(data)):
+        for _, *entry in _parts(data, *example):
+            (_, *name), (_, *feature) = _parts(data, *entry)
+            ((kind, *inside),) = _parts(data, *feature)
+            parts = [part for _, *part in _parts(data, *inside)]
+            values = [value for part in parts for value in _values(kind, data[slice(*part)])]
+            place = parts[0] if len(parts) == 1 else inside
+            found[data[slice(*name)].decode()] = Values(kind, values, *place)
+    return found
+
+
+def _values(kind: int, part: bytes) -> list[bytes | float | int]:
+    if kind == BYTES:
+        return [part]
+    if kind == FLOAT:
+        return [*struct.unpack(f"<{len(part) // 4}f", part)]
+    values: list[bytes | float | int] = []
+    at = 0
+    while at < len(part):
+        number, at = read_varint(part, at)
+        values.append(number - 2**64 if number >= 2**63 else number)
+    return values
+
+
+def feature(name: bytes, kind: int, inside: bytes) -> bytes:
+    """Return a feature whose list holds `inside`: parts, each with its tag."""
+    return _delimited(1, _delimited(1, name) + _delimited(2, _delimited(kind, inside)))
+
+
+def part(payload: bytes) -> bytes:
+    """Return a part of a list: a bytes value, or packed numbers."""
+    return _delimited(1, payload)
+
+
+def _parts(data: bytes, at: int, end: int) -> Sequence[tuple[int, int, int]]:
+    """Return (number, first, last) of every field of a message, whatever its wire type."""
+    found = []
+    while at < end:
+        tag, at = read_varint(data, at)
+        first = at
+        if tag & 7 == _VARINT:
+            last = read_varint(data, at)[1]
+        elif tag & 7 == _FIXED32:
+            last = at + 4
+        else:
+            assert tag & 7 == _DELIMITED
+            length, first = read_varint(data, at)
+            last = first + length
+        found.append((tag >> 3, first, last))
+        at = last
+    assert at == end
+    return found
 
 
 def _value(kind: int, payload: bytes) -> bytes | float | int:

@@ -105,10 +105,11 @@ def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> N
         if one.kind != _kind(part, name):
             raise _other_kind(part, one.sample, name, one.kind, f"{_kind(part, name)}, as in the samples before it")
         if to_format == "tar":
+            lists = [name for name in part.unlike if wanted(name)]
             raise InvalidRequest(
                 part.where(one.sample), f"the field {name!r} is a list of {one.values:,} {one.kind} values",
                 expected="one: a tar shard holds no lists",
-                remedy=f"Write TFRecord shards, or leave it out with --drop-fields {name}.",
+                remedy=f"Write TFRecord shards, or leave lists out with --drop-fields {','.join(lists)}.",
             )  # fmt: skip
 
 

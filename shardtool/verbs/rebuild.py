@@ -191,7 +191,7 @@ class _Job:
         )  # fmt: skip
         self.fields.update(tally.fields)
         self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
-        self.lists |= {walked_text(found.names[code]) for code in found.unlike}
+        self.lists |= {walked_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
         self.field_bytes += tally.field_bytes
         self.schemas[number] = types_of(table.schema)
         self.digests.append(found.digest)

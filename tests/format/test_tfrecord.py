@@ -17,6 +17,7 @@ from shardtool.format.tfrecord import (
     FRAME_HEAD,
     FRAME_TAIL,
     FeatureHead,
+    ListHead,
     encode_number,
     example_head,
     key_feature,
@@ -119,6 +120,16 @@ def test_a_head_of_any_size(name: bytes, number: Kind) -> None:
     head = FeatureHead(name, number)
     for size in EDGES:
         _check_head(head(size), name, KINDS[number], size)
+
+
+@pytest.mark.parametrize("number", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_list_head_of_any_size(name: bytes, number: Kind) -> None:
+    """Of a list it is just as long and ends before what the list holds: a value's tag and length are the payload's."""
+    head, whole = FeatureHead(name, number), ListHead(name, number)
+    for size in EDGES:
+        inside = 1 + len(tfrecords.varint(size)) + size
+        assert whole(inside) + b"\x0a" + tfrecords.varint(size) == head(size)
 
 
 @given(st.binary(min_size=1, max_size=400), st.integers(0, DATA_LIMIT))

@@ -93,6 +93,18 @@ def test_lists_of_other_writers() -> None:
         "many": ("bytes", 2), "loose": ("int64", 2), "turned": ("bytes", 1), "none": ("bytes", 0), "more": ("bytes", 1),
     }  # fmt: skip
     assert (found["turned"][1], found["more"][1]) == (b"v", b"w")
+    told = tfrecord_walk.features(field(1, several + loose + turned + empty + unknown), 0, "x")
+    assert {one.name for one in told if one.whole} == {b"many", b"loose", b"none"}
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.binary(max_size=12))
+def test_a_single_number(values: list[int], junk: bytes) -> None:
+    """Only what is just one whole number is told as one; any bytes give a number or none."""
+    packed = b"".join(map(tfrecords.varint, values))
+    assert tfrecord_walk.single_int(packed) == (values[0] if len(values) == 1 else None)
+    found = tfrecord_walk.single_int(junk)
+    if found is not None:
+        assert tfrecord_walk.numbers_of(tfrecords.part(junk), "int64") == [found]
 
 
 def test_cut_at_every_byte() -> None:
