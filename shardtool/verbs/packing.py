@@ -260,8 +260,8 @@ class Packing:
         found = self._trusted(shard, fact, name, samples)
         if changes:
             return self._kept_changed(shard, *found[:2]) if found else None
-        if found is None or len(found[2]) != 2 * len(samples.codes) or samples.lists:
-            return Kept()  # what single numbers among lists are, and so the fingerprint, shows only when they are read
+        if found is None or len(found[2]) != 2 * len(samples.codes):
+            return Kept()
         return Kept(found[1].crc, found[2])
 
     def _trusted(

@@ -77,7 +77,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         size, crc = _file_crc(task)
     except OSError:
         return None
-    if kept.crc is None:
+    if kept.crc is None or task.samples.lists:  # only reading tells numbers that are alone in lists: see `digest`
         without: dict[int, Skipped] = {}
         with suppress(SampleFailed):  # writing the shard will meet it again
             while True:
