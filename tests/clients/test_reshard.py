@@ -87,8 +87,8 @@ def test_examples_of_tensorflow(tmp_path: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(path.read_bytes())) as shard:
             for member in shard:
                 key, _, field = member.name.partition(".")
-                data = shard.extractfile(member)
-                found.setdefault(key, {})[field] = data.read() if data else b""
+                file = shard.extractfile(member)
+                found.setdefault(key, {})[field] = file.read() if file else b""
     assert found == {
         key: {"bin": data, "cls": b"%d" % label, "score": repr(score).encode()} for key, data, label, score in rows
     }
