@@ -8,9 +8,11 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import tarfile
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +42,7 @@ from shardtool import (
 )
 
 from . import tfrecords
-from .helpers import flip, identity, read_tree, shards, sidecar
+from .helpers import flip, identity, members, read_tree, shards, sidecar
 from .stored import contents, skipped, sound
 from .tfrecords import BYTES, FLOAT, INT64
 
@@ -199,13 +201,12 @@ def foreign(room: Path) -> tuple[list[Path], Contents]:
 # Runs, and what they leave.
 
 
-def run(
-    sources: Any, folder: Path, ending: str = "tar", observer: Observer | None = None, **asked: Any
-) -> CreateResult:
-    """Reshard into a folder, with one forked worker unless told otherwise."""
-    pattern, options = asked.pop("pattern", f"{STEM}.{ending}"), {"workers": 1, "start_method": "fork", **asked}
+def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> CreateResult:
+    """Reshard into a folder, with one forked worker unless told otherwise; `observer` is told."""
+    pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
     givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
-    return reshard(givens, f"{folder}/{pattern}", ReshardOptions(**options), observer=observer)
+    options = ReshardOptions(**{"workers": 1, "start_method": "fork", **asked})
+    return reshard(givens, f"{folder}/{pattern}", options, observer=observer)
 
 
 def read(dataset_file: Path) -> Contents:
@@ -260,7 +261,7 @@ BOUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(
     ours=st.sampled_from(["tar", "tfrecord", ""]), others=st.booleans(), ending=st.sampled_from(["tar", "tfrecord"]),
     order=st.sampled_from(ORDERS), bounds=st.sampled_from(BOUNDS), workers=st.integers(1, 2),
@@ -274,19 +275,12 @@ def test_content_is_kept(  # noqa: PLR0913 - a law over all of them
     others = others or not ours
     method = "auto" if others and method == "gather" else method  # which cannot be, of compressed shards
     pattern = bounds.get("pattern", STEM)
-    asked = {
-        **order,
-        **bounds,
-        "workers": workers,
-        "method": method,
-        "memory": memory,
-        "pattern": f"{pattern}.{ending}",
-    }
+    asked = {**order, **bounds, "workers": workers, "method": method, "memory": memory}
     sources = [*([made.file(ours)] if ours else []), *(foreign[0] if others else [])]
     expected = {**(made.contents(ours) if ours else {}), **(foreign[1] if others else {})}
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
         out = Path(folder)
-        result = run(sources, out, **asked)
+        result = run(sources, out, **{**asked, "pattern": f"{pattern}.{ending}"})
         found = sound(out / "out.json", max_size=bounds.get("max_size"), max_count=bounds.get("max_count"))
         is_sound(out / "out.json")
     assert contents(found) == expected
@@ -307,7 +301,7 @@ def _told(dataset_file: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("bounds", [{"max_count": 7}, {"max_size": 12_000}, {"pattern": "out-{000..003}"}], ids=str)
+@pytest.mark.parametrize("bounds", [{"max_size": 12_000}, {"pattern": "out-{000..003}"}], ids=str)
 @pytest.mark.parametrize("of", ["tar", "tfrecord"])
 def test_the_bounds_of_create_give_its_shards(
     of: str, ending: str, bounds: dict[str, Any], made: Made, place: Path
@@ -346,17 +340,17 @@ def test_there_and_back(via: str, made: Made, place: Path) -> None:
 WAYS: list[dict[str, Any]] = [
     {"method": method, "workers": workers, "memory": memory, "start_method": start}
     for method, workers, memory, start in [
-        ("gather", 2, "1GB", "fork"), ("gather", 3, "16MB", "spawn"), ("scatter", 1, "16MB", "fork"),
-        ("scatter", 2, "1GB", "spawn"), ("scatter", 3, "16MB", "fork"), ("auto", 2, "2GB", "auto"),
+        ("gather", 3, "16MB", "fork"), ("scatter", 1, "16MB", "fork"), ("scatter", 2, "1GB", "spawn"),
+        ("scatter", 3, "16MB", "fork"), ("auto", 2, "2GB", "auto"),
     ]
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "asked",
-    [{"shuffle": True, "max_count": 6}, {"sort_by": "score", "max_size": 15_000}, {"max_count": 3},
+    [{"shuffle": True, "max_count": 6}, {"sort_by": "score", "max_size": 15_000},
      {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6}],
-    ids=lambda asked: "-".join(asked),
+    ids=["shuffle", "sort", "split"],
 )  # fmt: skip
 def test_the_same_bytes(asked: dict[str, Any], ending: str, made: Made, place: Path) -> None:
     """Any number of workers, method, memory and way to start gives the same bytes of every file, and no other file."""
@@ -367,7 +361,7 @@ def test_the_same_bytes(asked: dict[str, Any], ending: str, made: Made, place: P
     temp = place / "temp"
     temp.mkdir()
     for number, way in enumerate(WAYS):
-        more = {"temp_dir": str(temp)} if number % 2 else {}
+        more: dict[str, Any] = {"temp_dir": str(temp)} if number % 2 else {}
         run(made.file(), place / str(number), pattern=pattern, **asked, **way, **more)
         assert read_tree(place / str(number)) == first, way
     assert os.listdir(temp) == []
@@ -541,7 +535,8 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
 
 def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> None:
     """A dataset is divided as the manifest that it was made of, by shares, with and without strata and groups."""
-    for number, more in enumerate([{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]):
+    ways: list[dict[str, Any]] = [{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]
+    for number, more in enumerate(ways):
         options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 1, "start_method": "fork", **more}
         create(
             pa.table(made.rows), f"{place}/{number}a/{{split}}-{{000..}}.{ending}",
@@ -560,7 +555,7 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
 @pytest.mark.parametrize("pattern", ["{split}-{000..}.tar", "{split}/out-{000..}.tar"])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "method": "scatter"}], ids=["order", "scatter"])
 def test_a_column_names_the_splits(pattern: str, more: dict[str, Any], made: Made, place: Path) -> None:
-    """Splits are those that a column of the sidecars names, in files or folders of these names; nothing else is left."""
+    """Splits are those that a column of the sidecars names, in files or folders of these names."""
     plan = reshard_dry_run(str(made.file()), f"{place}/{pattern}", ReshardOptions(split_column="part", **more))
     assert read_tree(place) == {}
     result = run(made.file(), place, pattern=pattern, split_column="part", **more)
@@ -600,13 +595,16 @@ def test_a_sample_over_the_bound(choice: str, made: Made, place: Path) -> None:
 # Dry runs.
 
 
+SUBSETS: list[dict[str, Any]] = [
+    {}, {"where": "width > 9"}, {"split": SHARES}, {"sample": 0.5}, {"drop_fields": ("jpg",)},
+    {"values": ("txt=label",)}, {"portable": True},
+]  # fmt: skip
+
+
 @settings(max_examples=15)
 @given(
-    more=st.sampled_from(ORDERS), bounds=st.sampled_from([*BOUNDS, {"oversize": "skip", "max_size": 9000}]), ending=st.sampled_from(["tar", "tfrecord"]),
-    extra=st.sampled_from(
-        [{}, {"where": "width > 9"}, {"split": SHARES}, {"sample": 0.5}, {"drop_fields": ("jpg",)},
-         {"values": ("txt=label",)}, {"portable": True}]
-    ),
+    more=st.sampled_from(ORDERS), bounds=st.sampled_from([*BOUNDS, {"oversize": "skip", "max_size": 9000}]),
+    ending=st.sampled_from(["tar", "tfrecord"]), extra=st.sampled_from(SUBSETS),
 )  # fmt: skip
 def test_a_dry_run_tells_what_is_then_written(
     more: dict[str, Any], bounds: dict[str, Any], ending: str, extra: dict[str, Any], made: Made
@@ -697,9 +695,8 @@ OVERLAPS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
 @pytest.mark.parametrize("name", OVERLAPS)
-def test_the_source_is_never_the_output(name: str, if_exists: Any, made: Made, place: Path) -> None:
+def test_the_source_is_never_the_output(name: str, made: Made, place: Path) -> None:
     """A run that would write over one of its sources is refused before anything is touched, a dry one too."""
     table = pa.table({"name": made.keys, "split": ["d" if at % 2 else "e" for at in range(COUNT)]})
     run(made.file(), place / "d", join=table, on="name", max_count=7)
@@ -707,11 +704,10 @@ def test_the_source_is_never_the_output(name: str, if_exists: Any, made: Made, p
     source, output, more = OVERLAPS[name]
     given, pattern = (text.format(d=place / "d", link=place / "link") for text in (source, output))
     before, untouched = read_tree(place), identity(place / "d")
-    options = ReshardOptions(workers=1, start_method="fork", if_exists=if_exists, **more)
-    if if_exists == "error":
-        with pytest.raises(OutputExists):
-            reshard(given, pattern, options)
-    else:
+    with pytest.raises(OutputExists):
+        reshard(given, pattern, ReshardOptions(workers=1, **more))
+    for how in ("resume", "overwrite"):
+        options = ReshardOptions(workers=1, if_exists=how, **more)
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
@@ -759,7 +755,7 @@ def test_append_twice(ending: str, made: Made, place: Path) -> None:
     groups = [set(made.where(lambda row, label=label: row["label"] == label)) for label in LABELS]  # type: ignore[misc]
     found = keys(file.parent)
     ends = [0, len(groups[0]), len(groups[0]) + len(groups[1]), COUNT]
-    assert [set(found[first:last]) for first, last in zip(ends, ends[1:], strict=False)] == groups
+    assert [set(found[first:last]) for first, last in pairwise(ends)] == groups
     assert read(file) == {key: made.contents(ending)[key] for key in found}
     assert _told(file)["fingerprint"] == _told(made.file())["fingerprint"]
     is_sound(file)
@@ -769,7 +765,8 @@ def test_append_twice(ending: str, made: Made, place: Path) -> None:
 def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> None:
     """Keys that the dataset has are refused, get other names, or are left out; nothing of it is rewritten."""
     file = _appended(made, place, "tar")
-    before, asked = identity(file.parent), {"where": "label != 'dog'", "max_count": 9, "if_exists": "append"}
+    before = identity(file.parent)
+    asked: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "if_exists": "append"}
     if rule in ("error", "last"):
         found = refused(made.file(), place / "out", on_duplicate=rule, **asked)
         assert "the dataset appended to" in found.found or "appended to" in found.found
@@ -786,7 +783,7 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
 
 def test_append_to_splits(made: Made, place: Path) -> None:
     """Each split of the new samples joins that of the old ones."""
-    asked = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
+    asked: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
     run(made.file(), place / "at once", **asked)
     run(made.file(), place / "out", where="label == 'dog'", **asked)
     run(made.file(), place / "out", where="label != 'dog'", if_exists="append", **asked)
@@ -815,7 +812,7 @@ def test_append_resumes(made: Made, place: Path) -> None:
     for name in [name for name in right if "out-004" <= name < "out-006"]:
         (file.parent / name).write_bytes(right[name])
     assert read_tree(file.parent).items() >= first.items()
-    asked = {"where": "label == 'cat'", "max_count": 4}
+    asked: dict[str, Any] = {"where": "label == 'cat'", "max_count": 4}
     assert "--resume" in refused(made.file(), place / "out", OutputExists, if_exists="append", **asked).remedy
     run(made.file(), place / "out", if_exists="append-resume", **asked)
     assert read_tree(file.parent) == right
@@ -830,9 +827,10 @@ def test_portable_names(place: Path) -> None:
     run(source, place / "a", portable=True)
     run(place / "a", place / "b", "tfrecord", portable=True, max_count=1)
     found = samples(place / "b")
-    assert [
-        key for key in keys(place / "a") + keys(place / "b") if len(key) > 96 or not key.isascii() or " " in key
-    ] == []
+    for key in keys(place / "a") + keys(place / "b"):
+        assert key.isascii()
+        assert " " not in key
+        assert len(key) < 97
     paths = [sample.columns["source_paths"] for sample in found]
     assert paths == [[f"{stem}.jpg"] for stem in ("sp ace/Ü", "n" * 150, "ok/a")]
     is_sound(place / "a" / "out.json")
@@ -842,7 +840,7 @@ def test_portable_names(place: Path) -> None:
 def test_exports_are_those_of_index(ending: str, made: Made, place: Path) -> None:
     """`--export` writes what `index --export` would write for the finished dataset."""
     names = ("wids", "dali-webdataset", "energon") if ending == "tar" else ("dali-tfrecord", "tfrecord")
-    asked = {"drop_fields": ("n",), "max_count": 9, "shuffle": True}
+    asked: dict[str, Any] = {"drop_fields": ("n",), "max_count": 9, "shuffle": True}
     result = run(made.file(), place / "a", ending, export=names, **asked)
     run(made.file(), place / "b", ending, **asked)
     export(place / "b" / "out.json", [name for name in names if name != "wids"])
@@ -971,57 +969,66 @@ def test_dots_in_keys_that_index_found(place: Path) -> None:
 
 def _payloads(folder: Path) -> list[tuple[Path, str, str, int, int]]:
     """Return shard, key, field, offset and length of every payload that is not empty."""
-    found = []
-    for path in shards(folder):
-        for row in pq.read_table(folder / sidecar(path.name)).to_pylist():
-            for one in row["__fields__"]:
-                if one["length"]:
-                    found.append((path, row["__key__"], one["name"], one["offset"], one["length"]))
-    return found
+    return [
+        (path, row["__key__"], one["name"], one["offset"], one["length"])
+        for path in shards(folder)
+        for row in pq.read_table(folder / sidecar(path.name)).to_pylist()
+        for one in row["__fields__"]
+        if one["length"]
+    ]
 
 
-@settings(max_examples=25)
-@given(data=st.data())
-def test_a_flipped_byte_is_never_copied(data: st.DataObject, made: Made) -> None:
+@settings(max_examples=18)
+@given(
+    of=st.sampled_from(["tar", "tfrecord"]), ending=st.sampled_from(["tar", "tfrecord"]), order=st.sampled_from(ORDERS),
+    method=st.sampled_from(["gather", "scatter"]), listed=st.booleans(), which=st.integers(0, 10**6),
+    at=st.integers(0, 10**6),
+)  # fmt: skip
+def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of them
+    *, of: str, ending: str, order: dict[str, Any], method: str, listed: bool, which: int, at: int, made: Made
+) -> None:
     """A payload that is not what its index says ends the run, by name, or is left out and listed; all else is right."""
-    of, ending = data.draw(st.sampled_from(["tar", "tfrecord"])), data.draw(st.sampled_from(["tar", "tfrecord"]))
-    order = data.draw(st.sampled_from(ORDERS))
-    method = data.draw(st.sampled_from(["gather", "scatter"]))
-    beside = data.draw(st.booleans())  # with a dataset file, or only with sidecars
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
-        source = Path(folder) / "src"
+        source, out = Path(folder) / "src", Path(folder) / "out"
         shutil.copytree(made.file(of).parent, source)
-        if not beside and of == "tar":
+        if of == "tar" and not listed:
             (source / "out.json").unlink()
-        payloads = _payloads(source)
-        path, key, field, offset, length = payloads[data.draw(st.integers(0, 10**6)) % len(payloads)]
-        every = made.contents(of)
-        flip(path, offset + data.draw(st.integers(0, 10**6)) % length)
-        out = Path(folder) / "out"
+        payloads, every = _payloads(source), made.contents(of)
+        path, key, field, offset, length = payloads[which % len(payloads)]
+        flip(path, offset + at % length)
+        asked = {**order, "max_count": 4, "method": method}
         with pytest.raises(CorruptShard) as caught:
-            run(source, out, ending, max_count=3, method=method, **order)
-        error = str(caught.value)
-        assert caught.value.exit_code == 4
-        assert str(path) in error
-        if of == "tar" or field in ("jpg", "txt", "json"):  # numbers of TFRecords are read with the listing
-            assert all(part in error for part in (key, repr(field), f"{offset:,}")), error
+            run(source, out, ending, **asked)
         assert not (out / "out.json").exists()
-        assert not [name for name in (os.listdir(out) if out.exists() else []) if name.startswith(".")]
-        for shard in shards(out) if out.exists() and ending == "tar" else []:
-            with tarfile.open(shard) as tar:
-                for member in tar:
-                    stem, _, end = member.name.rpartition(".")
-                    assert tar.extractfile(member).read() == every[stem][end]  # type: ignore[union-attr]
-        if of == "tfrecord" and field not in ("jpg", "txt", "json"):
+        if out.exists():
+            assert [name for name in os.listdir(out) if name.startswith(".")] == []
+            for name, data in members(*shards(out)):
+                stem, end = next((key, name[len(key) + 1 :]) for key in every if name.startswith(f"{key}."))
+                assert every[stem][end] == data
+        found = [str(path), repr(field), f"{offset:,}"]
+        if "tfrecord" in (of, ending) and field in ("cls", "n"):  # numbers are read to be listed
+            assert all(part in str(caught.value) for part in found)
             return
-        result = run(source, out, ending, max_count=3, method=method, on_error="skip", if_exists="resume", **order)
+        assert all(part in str(caught.value) for part in (*found, key))
+        result = run(source, out, ending, on_error="skip", if_exists="resume", **asked)
         rows = skipped(out / "out.json")
-        assert [(row["key"], row["code"]) for row in rows] == [(key, "corrupt")]
+        assert [(row["key"], row["code"], row["path"]) for row in rows] == [(key, "corrupt", path.name)]
         assert repr(field) in rows[0]["message"]
         assert (result.samples, result.skipped) == (COUNT - 1, 1)
         del every[key]
         assert read(out / "out.json") == every
         is_sound(out / "out.json")
+
+
+@pytest.mark.xfail(reason="no index without a row can be read: shardtool/index_rows.py, _pages", strict=True)
+def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) -> None:
+    """A shard of which nothing is left is sound, and can be read again."""
+    shutil.copytree(made.file().parent, place / "src")
+    flip(place / "src" / "out-002.tar", _payloads(place / "src")[70][3])
+    run(place / "src", place / "out", ending, on_error="skip", max_count=1)
+    run(place / "out", place / "again")
+    assert len(read(place / "again" / "out.json")) == COUNT - 1
+    is_sound(place / "out" / "out.json")
 
 
 @settings(max_examples=40)
@@ -1034,15 +1041,17 @@ def test_any_flipped_byte(data: st.DataObject, made: Made) -> None:
         shutil.copytree(made.file(of).parent, source)
         name = sorted(os.listdir(source))[data.draw(st.integers(0, 12))]
         flip(source / name, data.draw(st.integers(0, 10**6)) % (source / name).stat().st_size)
+        error = None
         try:
             run(source, Path(folder) / "out", max_count=9)
-        except ShardError as error:
-            assert isinstance(error, CorruptShard), error
-            assert name in str(error)
-            assert not (Path(folder) / "out" / "out.json").exists()
-        else:
+        except CorruptShard as caught:
+            error = caught
+        if error is None:
             assert name.endswith((".tar", ".tfrecord")), "all bytes of indexes are covered"
             assert read(Path(folder) / "out" / "out.json") == made.contents(of)
+        else:
+            assert name in str(error)
+            assert not (Path(folder) / "out" / "out.json").exists()
 
 
 def _cut(folder: Path) -> None:
@@ -1081,7 +1090,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("given", ["{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar"])
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Path) -> None:
-    """A shard that is cut, missing or no plain file, and an index that is missing or another's, is named, however given."""
+    """A shard that is cut, missing or no plain file, and an index that is missing or another's, is named."""
     shutil.copytree(made.file().parent, place / "src")
     change, said = DAMAGE[name]
     change(place / "src")
@@ -1093,7 +1102,7 @@ def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Pa
 @pytest.mark.parametrize("method", ["gather", "scatter"])
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "cut", "gone"])
 def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, place: Path) -> None:
-    """A shard that is not the one that was listed ends the run with its name, or its samples are left out and listed."""
+    """A shard that is not the one that was listed ends the run by name, or its samples are left out and listed."""
     for on_error in ("stop", "skip"):
         source = place / on_error
         shutil.copytree(made.file().parent, source)
@@ -1121,7 +1130,8 @@ def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, p
                 if method == "gather":
                     self._change()
 
-        out, asked = place / f"{on_error}-out", {"shuffle": True, "method": method, "max_count": 6}
+        out = place / f"{on_error}-out"
+        asked: dict[str, Any] = {"shuffle": True, "method": method, "max_count": 6}
         if on_error == "stop":
             with pytest.raises(SampleFailed) as caught:
                 run(source, out, observer=Change(), **asked)
@@ -1200,19 +1210,18 @@ def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None
     assert said in str(found)
     assert way_out in f"{found.expected} {found.remedy} {found.found}"
     pattern = asked.get("pattern", f"{STEM}.tar")
-    with pytest.raises(InvalidRequest) as caught:
-        options = {key: value for key, value in asked.items() if key != "pattern"}
-        reshard_dry_run(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 1, **options}))
-    assert str(caught.value) == str(found)
+    more = {name: value for name, value in asked.items() if name != "pattern"}
+    with pytest.raises(InvalidRequest, match=re.escape(str(found))):
+        reshard_dry_run(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 1, **more}))
 
 
 def test_nothing_given(place: Path) -> None:
     """No dataset, or one that is not there, is an error with the forms that there are."""
     with pytest.raises(InvalidRequest, match="none given"):
         reshard([], f"{place}/{STEM}.tar", ReshardOptions())
-    for given in ("nowhere.json", "nowhere-*.tar", "nowhere-{000..}.tar", str(place)):
+    for dataset in ("nowhere.json", "nowhere-*.tar", "nowhere-{000..}.tar", str(place)):
         with pytest.raises(InvalidRequest, match="expected"):
-            reshard(given, f"{place}/{STEM}.tar", ReshardOptions())
+            reshard(dataset, f"{place}/{STEM}.tar", ReshardOptions())
 
 
 def test_compressed_shards_are_read_in_sequence(foreign: tuple[list[Path], Contents], place: Path) -> None:
@@ -1235,7 +1244,7 @@ def _strange(order: NDArray[np.int64]) -> float:
     correlation = abs(float(np.corrcoef(np.arange(count), places)[0, 1])) * count**0.5
     cells = np.bincount(np.arange(count) * 10 // count * 10 + places * 10 // count, minlength=100)
     chi_square = float(((cells - count / 100) ** 2 / (count / 100)).sum())
-    return max(correlation, abs(chi_square - 81) / 162**0.5)
+    return float(max(correlation, abs(chi_square - 81) / 162**0.5))
 
 
 @pytest.fixture(scope="module")
