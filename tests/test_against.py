@@ -1,4 +1,4 @@
-"""Laws of `verify --source` for datasets that were made of others, or appended to: no false finding, and none missed."""
+"""Laws of `verify --source` where a dataset was made of others, or appended to: no false finding, and none missed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_sources_without_an_index(kind: str, sources: Path, ending: str, tmp_pat
         else:
             shutil.copy(shard, given)
     source: Any = [[*map(str, shards(given))]] if kind == "shards" else given
-    _reshard(source, f"{tmp_path}/out/out-{{000..}}.{ending}", shuffle=True, method="gather")
+    _reshard(source, f"{tmp_path}/out/out-{{000..}}.{ending}", shuffle=True)
     assert _verify(tmp_path / "out", source).counts == {}
     changed = _table("a", 12)
     texts = changed.column("txt").to_pylist()
@@ -183,10 +183,10 @@ def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("key,kind\n" + "".join(f"a/{at:02},{'xyz'[at % 3]}\n" for at in range(12)), encoding="ascii")
     asked: dict[str, Any] = {"join": labels, "on": "key"}
-    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, values=("kind=kind",), sort_by="kind")
+    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, values=("kind=kind", "txt=kind"), sort_by="kind")
     report = _verify(tmp_path / "a", sources / "one")
     assert (report.counts, len(report.unchecked)) == ({}, 1)
-    assert "field kind" in report.unchecked[0]
+    assert "fields kind, txt" in report.unchecked[0]
     assert "labels.csv" in report.unchecked[0]
     _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **asked, where="kind == 'x'")
     report = _verify(tmp_path / "b", sources / "one")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, create
-from shardtool.dataset import DatasetFile, ShardEntry
+from shardtool import CorruptShard, CreateOptions, create
+from shardtool.dataset import DatasetFile, ShardEntry, read_dataset
 
 from .helpers import read_tree, shards, tool
 
@@ -41,6 +42,27 @@ def test_the_checksum_covers_every_byte(packed: Path) -> None:
         assert not _is_whole(raw[:at] + raw[at + 1 :])
         assert not _is_whole(raw[:at] + b" " + raw[at:])
     assert json.loads(raw)["checksum"] == f"crc32c:{crc32c.crc32c(raw[:-12]):08x}"
+
+
+def test_what_to_do_about_damage(packed: Path) -> None:
+    """It is right for whatever verb made the dataset."""
+    raw = (packed / "out.json").read_bytes()
+    for damaged in (raw[:-1], raw.replace(b"out-000.tar", b"out-001.tar")):
+        with pytest.raises(CorruptShard) as caught:
+            read_dataset(damaged, "out.json")
+        assert all(words in caught.value.remedy for words in ("--resume", "shardtool index"))
+        assert "create" not in caught.value.remedy
+
+
+def test_splits_of_one_run(packed: Path) -> None:
+    """Datasets are splits of one run where all is alike but the split; appends since do not matter."""
+    file = read_dataset((packed / "out.json").read_bytes(), "out.json")
+    run = {**file.made, "split": "a"}
+    one, other = replace(file, made=run), replace(file, made={**run, "split": "b", "appended": [{"verb": "create"}]})
+    assert one.is_split_with(other)
+    assert other.is_split_with(one)
+    for made in (run, file.made, {**run, "split": 5}, {**run, "split": "b", "source": "elsewhere"}):
+        assert not one.is_split_with(replace(file, made=made))
 
 
 def test_it_is_a_wids_index(packed: Path) -> None:

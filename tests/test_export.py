@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, create, dry_run, export
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, create, dry_run, export, inspect
 from shardtool.dataset import read_dataset
 from shardtool.storage import LocalFolder
 
@@ -162,6 +162,50 @@ def test_energons_folder_has_all_splits(small: Path, tmp_path: Path) -> None:
     info, split, _ = _meta(tmp_path / "made")
     assert list(json.loads(info)["shard_counts"]) == sorted(path.name for path in shards(tmp_path / "made"))
     assert split.index('"train"') < split.index('"train-000.tar"') < split.index('"val"') < split.index('"val-000.tar"')
+
+
+def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
+    """Indexes of other tools cover what was appended once they are made again; those of old shards stay."""
+    dataset, more = _made(small, tmp_path / "out", "tar"), tmp_path / "more"
+    formats = ["energon", "dali-webdataset", "huggingface"]
+    export(dataset, formats)
+    before = read_tree(dataset.parent)
+    for number in range(2):  # the second time, what is there is older than the last append but one
+        write_tree(more, {f"new/{number}{at}.txt": b"%d" % at for at in range(4)})
+        options = CreateOptions(if_exists="append", include=(f"new/{number}*",), max_count=3, workers=1)
+        create(more, f"{tmp_path}/out/out-{{000..}}.tar", options)
+    result = export(dataset, formats)
+    names = [shard.name for shard in shards(dataset.parent)]
+    assert (len(names), result.kept) == (8, 13)  # of four shards, and `dataset.yaml`
+    after = read_tree(dataset.parent)
+    assert {name for name in before if before[name] != after[name]} == {
+        "out.json", ".nv-meta/.info.json", ".nv-meta/split.yaml"
+    }  # fmt: skip
+    counts = json.loads(after[".nv-meta/.info.json"])["shard_counts"]
+    assert counts == dict.fromkeys(names[:4], 3) | dict(zip(names[4:], (3, 1, 3, 1), strict=True))
+    assert [line.strip('- "') for line in after[".nv-meta/split.yaml"].decode().splitlines() if ".tar" in line] == names
+    for name in names:
+        assert {f"{name}.idx", name.replace(".tar", ".idx"), name.replace(".tar", ".json")} <= set(after)
+    assert export(dataset, formats).kept == len(result.files)
+    (dataset.parent / ".nv-meta" / "split.yaml").write_bytes(b"mine")
+    with pytest.raises(OutputExists, match=r"split\.yaml"):
+        export(dataset, ["energon"])
+
+
+def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path) -> None:
+    """Splits that one run made stay those of one folder, whatever was appended to one of them."""
+    folder = tmp_path / "out"
+    options = CreateOptions(split="train=0.5,val=0.5", workers=1, max_count=3, export=("energon",))
+    create(small, f"{folder}/{{split}}-{{000..}}.tar", options)
+    old = len(shards(folder))
+    more = write_tree(tmp_path / "more", {"new.txt": b"1"})
+    create(more, f"{folder}/train-{{000..}}.tar", CreateOptions(if_exists="append", workers=1))
+    for name in ("train.json", "val.json"):
+        export(folder / name, "energon")
+        counts = json.loads((folder / ".nv-meta" / ".info.json").read_bytes())["shard_counts"]
+        assert sorted(counts) == [shard.name for shard in shards(folder)]
+    assert len(counts) == old + 1
+    assert inspect(folder / "train.json").siblings == {"val": "val.json"}
 
 
 def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None:

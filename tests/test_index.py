@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -125,6 +126,31 @@ def test_shards_of_gnu_tar(tmp_path: Path) -> None:
     raw = (tmp_path / "x-0.tar").read_bytes()
     assert {raw[one["offset"] : one["offset"] + one["length"]] for row in rows for one in row["__fields__"]} == {b"abc"}
     assert any("3 members no part of a sample" in note for note in result.notes)
+
+
+def test_columns_of_all_shards(tmp_path: Path) -> None:
+    """The dataset file lists the columns of all sidecars, in the order of the shards, however many workers there are.
+
+    A column without a value has the type that it has elsewhere; types that differ are told.
+    """
+    columns: list[dict[str, list[Any]]] = [
+        {"a": [None, None]},
+        {"b": [1, 2], "a": ["x", "y"]},
+        {"c": [0.5, 1.0], "b": [1.5, 2.5]},
+        {"a": ["z", "z"]},
+    ]
+    for number, more in enumerate(columns):
+        table = pa.table({"key": [f"{number}-0", f"{number}-1"], "txt": ["x" * 2000 * (4 - number)] * 2, **more})
+        options = CreateOptions(values=("txt=txt",), meta=",".join(more), workers=1)
+        create(table, f"{tmp_path}/x-{number}.tar", options)
+        (tmp_path / f"x-{number}.json").unlink()
+    expected = {"txt": "string", "a": "string", "b": "int64", "c": "double"}
+    for workers in (1, 2, 2, 2):
+        result = index(f"{tmp_path}/x-*.tar", IndexOptions(workers=workers))
+        schema = json.loads((tmp_path / "x.json").read_bytes())["shardtool"]["schema"]
+        assert [*schema.items()][4:] == [*expected.items()]
+        assert [note for note in result.notes if "'b'" in note and "x-2.index" in note]
+        (tmp_path / "x.json").unlink()
 
 
 def test_requests_that_make_no_sense(tmp_path: Path) -> None:

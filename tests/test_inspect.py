@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections import Counter
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +21,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InspectOptions, ShardError, create, inspect
+from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
 from shardtool.cli.show import cells, fit, sample_line, sample_text, summary_text
+from shardtool.index_rows import read_rows
 from shardtool.read.opened import open_dataset
+from shardtool.sidecar import read_field_crcs
 from shardtool.verbs.content import numbers_in
 from shardtool.verbs.samples import find_sample, first_samples, keys, view
 from shardtool.verbs.statistics import Counts, Sizes
@@ -172,6 +176,98 @@ def test_torn_samples_are_told(tmp_path: Path) -> None:
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
     summary = inspect(shard)
     assert (summary.samples, [one.code for one in summary.problems]) == (3, ["torn-samples"])
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the dataset file of 140,000 tiny samples in one shard: more than a row group of a sidecar holds."""
+    folder, number = tmp_path_factory.mktemp("many"), range(140_000)
+    table = pa.table({
+        "key": [f"{at:06}" for at in number], "label": [("ant", "bee")[at % 2] for at in number],
+        "place": [f"p{at // 50_000}" for at in number], "w": pa.array(number),
+    })  # fmt: skip
+    options = CreateOptions(key="key", values=("cls=label",), classes=("cls",), meta="label,place,w", workers=1)
+    create(table, f"{folder}/out-{{0..}}.tfrecord", options)
+    return folder / "out.json"
+
+
+def test_a_shard_of_many_samples(many: Path) -> None:
+    """However many row groups a sidecar has, each way to read it gives all of it; no shard is walked instead."""
+    summary = inspect(many)
+    assert (summary.samples, summary.problems, summary.looked.walked) == (140_000, (), 0)
+    assert [(one.name, one.samples) for one in summary.labels["cls"].values] == [("ant", 70_000), ("bee", 70_000)]
+    places = [(one.value, one.samples) for one in summary.columns["place"].values]
+    assert places == [("p0", 50_000), ("p1", 50_000), ("p2", 40_000)]
+    assert (summary.columns["w"].largest, summary.fields["cls"].size.count) == (139_999, 140_000)
+    dataset = open_dataset(many)
+    assert [*keys(dataset)] == [f"{at:06}" for at in range(140_000)]
+    for number in (0, 131_071, 131_072, 139_999):
+        sample = find_sample(dataset, f"{number:06}")
+        assert (sample.number, sample.metadata["w"], view(sample).fields[0].value) == (number, number, number % 2)
+    assert [one.key for one in first_samples(dataset, 2)] == ["000000", "000001"]
+    raw, shard = (many.parent / "out-0.index").read_bytes(), many.parent / "out-0.tfrecord"
+    rows = read_rows(raw, shard.stat().st_size, "out-0.index")  # what `verify` and `reshard` go by
+    assert rows.all_keys() == [b"%06d" % at for at in range(140_000)]
+    assert rows.crcs is not None
+    assert rows.crcs.tobytes() == read_field_crcs(raw, "out-0.index")
+    assert (len(rows.offsets), rows.sizes.sum()) == (280_000, shard.stat().st_size)
+    assert open_dataset(many).shards[0].table.num_rows == 140_000  # what `index` and the page go by
+    export(many, ["dali-tfrecord"])
+    assert (many.parent / "out-0.idx").read_bytes().count(b"\n") == 140_000
+
+
+def test_columns_that_differ_from_shard_to_shard(tmp_path: Path) -> None:
+    """A column that is in some sidecars only, or of another type in each, is told as it is."""
+    columns = [[None, None], [1, 2], [1.5, -2.0], ["a", "b"], [datetime(2020, 1, 1), datetime(2021, 1, 1)], None]  # noqa: DTZ001
+    for number, values in enumerate(columns):
+        table = {"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "n": [number, 10 + number]}
+        more = {} if values is None else {"w": values}
+        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / "one" / f"x-{number}.json").unlink()
+    summary = inspect(tmp_path / "one")
+    assert (summary.samples, summary.problems) == (12, ())
+    found = summary.columns["w"]
+    assert found.type == "int64 or double or string or timestamp[us]"
+    assert (found.filled, found.smallest, found.largest, found.mean) == (8, None, None, None)
+    found = summary.columns["n"]
+    assert (found.type, found.filled, found.smallest, found.largest) == ("int64", 12, 0, 15)
+    first = shutil.copytree(tmp_path / "one", tmp_path / "two") / "x-2.tar"
+    for path in first.parent.iterdir():
+        if path.stem > "x-2":
+            path.unlink()
+    found = inspect(first.parent).columns["w"]
+    assert (found.type, found.smallest, found.largest, found.mean) == ("int64 or double", -2, 2, 0.625)
+
+
+def _command(dataset: Path, name: str, occurrence: int = 0) -> list[str]:
+    """Return what `inspect` says under a name, as a shell would take it, without the tool."""
+    rows = [line[2:].split(None, 1) for line in summary_text(inspect(dataset), 2000).splitlines()]
+    found = [row[1] for row in rows if len(row) > 1 and row[0] == name]
+    return shlex.split(found[occurrence].partition(": ")[2])
+
+
+def test_how_it_was_made_is_a_command_line(tmp_path: Path) -> None:
+    """Of each verb, and of each append: what a shell takes, and makes the same dataset of."""
+    table = "key,label,txt\n" + "".join(f"{at},{'ab'[at % 2]},t{at}\n" for at in range(9))
+    write_tree(tmp_path, {"one.csv": table.encode(), "two.csv": b"key,label,txt\nx,b,tx\ny,a,ty\n"})
+    asked = ["--field", "cls=label", "--field", "txt=txt", "--classes", "cls"]
+    assert tool("create", "one.csv", "one-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    assert _command(tmp_path / "one.json", "made") == ["create", "one.csv", *asked]
+    assert tool("create", "two.csv", "two-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--select-fields", "txt,cls",
+             "--rename-field", "txt=caption"]  # fmt: skip
+    sources = ["one.json", "two.json"]
+    assert tool("reshard", *sources, "new-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    command = _command(tmp_path / "new.json", "made")
+    assert (command[:3], sorted(command[3:])) == (["reshard", "one", "two"], sorted(asked))
+    (tmp_path / "again").mkdir()
+    again = ["reshard", *(f"../{name}.json" for name in command[1:3]), "new-{0..}.tar", *command[3:]]
+    assert tool(*again, cwd=tmp_path / "again").code == 0
+    assert (tmp_path / "again" / "new.json").read_bytes() == (tmp_path / "new.json").read_bytes()
+    create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
+           classes=("cls",), if_exists="append", workers=1))  # fmt: skip
+    assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
+    assert _command(tmp_path / "one.json", "made")[:2] == ["create", "one.csv"]
 
 
 def test_keys_are_all_keys_one_a_line(photos: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PATTERN = re.compile(r"[{<%]")
+_MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
 _NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.DOTALL)
 
 
@@ -55,11 +56,12 @@ def _together(names: Sequence[str]) -> list[str | list[str]]:
     found: list[str | list[str]] = []
     folder = None
     for name in names:
-        last, folder = folder, os.path.dirname(name) if name.endswith(ENDINGS) else None
+        is_shard = name.endswith(ENDINGS) and not _MARKS.search(name)
+        last, folder = folder, os.path.dirname(name) if is_shard else None
         if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
             shards.append(name)
         else:
-            found.append(name if folder is None or _PATTERN.search(name) else [name])
+            found.append(name if folder is None else [name])
     return found
 
 

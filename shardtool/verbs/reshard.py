@@ -160,7 +160,7 @@ class ShardSource(Source):
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """List the shards, in the workers where they have no index; then choose and change samples."""
         from shardtool.source.shards import list_datasets
-        from shardtool.verbs.scatter import check_memory
+        from shardtool.verbs.scatter import check_memory, check_method
 
         options = self._options
         check_memory(parse_size(options.memory))
@@ -169,6 +169,7 @@ class ShardSource(Source):
             only=options.select_fields, without=(*options.drop_fields, *options.classes),
         )  # fmt: skip
         self.name, self._packed = listed.name, listed.packed
+        check_method(options.method, packed=listed.packed)
         self.notes += listed.notes
         if listed.dots == "last":
             self.recorded = {"dots": "last"}

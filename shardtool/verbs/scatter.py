@@ -87,9 +87,7 @@ def choose_method(  # noqa: PLR0913 - what there is to say
         InvalidRequest: Compressed shards are to be gathered, or `memory` is too little.
     """
     check_memory(memory)
-    if packed and asked == "gather":
-        expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
+    check_method(asked, packed=packed)
     spans = _Spans(entries)
     size = sum(int(spans.sizes[_which(plan)].sum()) for plan in plans)
     if packed:
@@ -163,6 +161,17 @@ def check_memory(memory: int) -> None:
     """
     if memory < _LEAST_MEMORY:
         raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+
+
+def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -> None:
+    """See that compressed shards are not to be gathered.
+
+    Raises:
+        InvalidRequest: They are.
+    """
+    if packed and asked == "gather":
+        expected = "scatter or auto: they can only be read in sequence"
+        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
 
 
 def _free(temp: Folder) -> int:

@@ -32,7 +32,7 @@ class Bulk:
     pattern: str = PATTERN
 
 
-def _memory_folder() -> Path:
+def memory_folder() -> Path:
     """Return a new folder, in memory where there is room: the faults are the same, and the disk is slow."""
     try:
         fact = os.statvfs(_SHM)
@@ -45,7 +45,7 @@ def _memory_folder() -> Path:
 @pytest.fixture
 def place() -> Iterator[Path]:
     """Give a folder that is removed afterwards, gigabytes and all."""
-    folder = _memory_folder()
+    folder = memory_folder()
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -53,7 +53,7 @@ def place() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def bulk() -> Iterator[Bulk]:
     """Make the large source once."""
-    folder = _memory_folder()
+    folder = memory_folder()
     source = write_samples(folder / "src", 96, 2 * MEBIBYTE)
     options = ("--max-count", "4", "--workers", "2", "--quiet")
     run = create(source, folder / "out", *options)
@@ -67,7 +67,7 @@ def bulk() -> Iterator[Bulk]:
 @pytest.fixture(scope="session")
 def bulk_records(bulk: Bulk) -> Bulk:
     """Give the same source, and what an undisturbed run makes of it as TFRecord."""
-    folder, pattern = _memory_folder(), PATTERN.replace(".tar", ".tfrecord")
+    folder, pattern = memory_folder(), PATTERN.replace(".tar", ".tfrecord")
     run = create(bulk.source, folder / pattern, *bulk.options)
     assert run.code == 0, run.err
     expected = contents(folder)
@@ -105,7 +105,7 @@ def disk(place: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.fixture(scope="session")
 def reference() -> Iterator[Path]:
     """Give what an undisturbed run, four samples a shard, makes of `small`."""
-    folder = _memory_folder()
+    folder = memory_folder()
     source = write_samples(folder / "src", 12, 60_000)
     run = create(source, folder / "out", "--max-count", "4", "--quiet")
     assert run.code == 0, run.err

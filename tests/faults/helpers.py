@@ -25,16 +25,17 @@ PATIENCE_S = 30  # a hang, not slowness: nothing here takes a tenth of it
 _MARK = "SHARDTOOL_TEST_MARK"
 _ENDINGS = (".tar", ".tfrecord")
 
-# Runs the command line in-process, after code that may wrap `Terminal.start`: it is called between plan and packing.
+# Runs the command line in-process, after code that may wrap `Terminal.start`, which is called between plan and packing,
+# or `Terminal.phase`, which is called before the first pass of two.
 HOOKED = """
 import sys
 from shardtool.cli import main
 from shardtool.cli.render import Terminal
-start = Terminal.start
+hooked_one = Terminal.{hook}
 def hooked(self, *sizes):
     {code}
-    start(self, *sizes)
-Terminal.start = hooked
+    hooked_one(self, *sizes)
+Terminal.{hook} = hooked
 main()
 """
 
@@ -89,12 +90,15 @@ class Run:
 def start(
     source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
 ) -> Run:
-    """Start `create`; `output` is a folder, or a pattern. `code` runs between plan and packing."""
+    """Start `create`, or another `verb`; `output` is a folder, or a pattern. `code` runs between plan and packing.
+
+    With `hook="phase"`, it runs before the first pass of two.
+    """
     mark = uuid.uuid4().hex
     target = str(output) if "{" in str(output) else f"{output}/{PATTERN}"
-    code = how.pop("code", None)
-    tool = ["-c", HOOKED.replace("{code}", str(code))] if code else ["-m", "shardtool"]
-    command = [*_words(how.pop("before", ())), sys.executable, *tool, "create", str(source), target, *more]
+    code, hook, verb = how.pop("code", None), str(how.pop("hook", "start")), str(how.pop("verb", "create"))
+    tool = ["-c", HOOKED.replace("{code}", str(code)).replace("{hook}", hook)] if code else ["-m", "shardtool"]
+    command = [*_words(how.pop("before", ())), sys.executable, *tool, verb, str(source), target, *more]
     whole = {"PYTHONPATH": str(REPO), **(os.environ if env is None else env), _MARK: mark}
     process = subprocess.Popen(
         command, env=whole, cwd=str(how.pop("cwd", REPO)), text=True, start_new_session=True,
