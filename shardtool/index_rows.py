@@ -211,6 +211,17 @@ def _check_bounds(data: bytes, size: int, name: str) -> list[str]:
     return sorted(coded)
 
 
+def unfolded_bytes(data: bytes) -> int:
+    """Return to how many bytes all pages of a sidecar unfold, values in dictionaries counted once.
+
+    Raises:
+        ValueError: It is no sidecar.
+        IndexError: Likewise.
+    """
+    facts = [column.get(_FACT) for group in _footer(data)[1] for column in _parts(group, _COLUMNS)]
+    return sum(_pages(data, fact)[1] for fact in facts if isinstance(fact, dict))
+
+
 def _footer(data: bytes) -> tuple[int, list[dict[int, Any]]]:
     """Return the number of rows, and the row groups. pyarrow's own accessors end the process on some damaged ones."""
     size = int.from_bytes(data[-8:-4], "little")
@@ -241,7 +252,7 @@ def _pages(data: bytes, fact: dict[int, Any]) -> tuple[int, int]:
     values = unfolded = 0
     at = _size(fact, _DATA_PLACE)
     if _DICTIONARY_PLACE in fact:
-        at = min(at, _size(fact, _DICTIONARY_PLACE))
+        at = min(at or len(data), _size(fact, _DICTIONARY_PLACE))  # without a value there is no page of data, at 0
     end = at + _size(fact, _COLUMN_SIZE)
     if end > len(data):
         raise ValueError("pages outside of the file")

@@ -287,7 +287,9 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     if work:
         digest.update(f" {work}".encode())
     local = codes.astype(np.uint16).tobytes()
-    columns = (samples.keys, samples.counts, names, local, samples.sizes, samples.paths, samples.inline)
+    columns = [samples.keys, samples.counts, names, local, samples.sizes, samples.paths, samples.inline]
+    if kinds := [samples.numbers.get(code) or samples.lists.get(code) or "" for code in used]:
+        columns += [" ".join(kinds).encode(), samples.whole] if any(kinds) else []
     for column in columns:
         digest.update(b"%d:" % len(column or b""))
         digest.update(column or b"")

@@ -721,7 +721,7 @@ def test_keys_end_where_they_did(tmp_path: Path) -> None:
     pattern = f"{tmp_path}/out/{STEM}.tar"
     dataset = _create(write_tree(tmp_path / "0", {"a.b.txt": b"1"}), pattern, dots="last")
     more = write_tree(tmp_path / "1", {"c.d.txt": b"2"})
-    with pytest.raises(InvalidRequest, match="--dots: first; expected last"):
+    with pytest.raises(InvalidRequest, match="keys that end at the first dot"):
         append(more, pattern)
     append(more, pattern, dots="last")
     assert verify(dataset).sound

@@ -53,19 +53,24 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_errors(name: str, made: Path) -> None:
-    """What the command line does not understand is 2 and a hint on stderr, or with `--json` a document on stdout."""
+    """What the command line does not understand is 2, what is wrong, and a hint on stderr; nothing is touched."""
     words, said = USAGE[name]
     before = identity(made)
     ran = tool("reshard", *words, cwd=made)
     assert (ran.code, ran.out) == (2, "")
     assert all(part in ran.err for part in said), ran.err
     assert "--help" in ran.err
+    assert identity(made) == before
+
+
+def test_usage_errors_as_json(made: Path) -> None:
+    """With `--json`, that is a document on stdout."""
+    words, said = USAGE["no output"]
     ran = tool("reshard", *words, "--json", cwd=made)
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
     assert all(part in error["found"] for part in said)
-    assert identity(made) == before
 
 
 # What is asked, exit code, error code, and what the message must say.

@@ -33,6 +33,7 @@ from shardtool import (
     ReshardOptions,
     SampleFailed,
     ShardError,
+    VerifyOptions,
     create,
     export,
     index,
@@ -226,7 +227,7 @@ def keys(folder: Path, name: str = "out") -> list[str]:
 
 def is_sound(dataset_file: Path) -> None:
     """See that `verify` finds nothing, and that nothing temporary is left."""
-    report = verify(dataset_file)
+    report = verify(dataset_file, VerifyOptions(workers=1, start_method="fork"))
     assert report.sound, report.findings
     assert not [name for name in os.listdir(dataset_file.parent) if name.startswith(".")]
 
@@ -261,7 +262,7 @@ BOUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=18)
+@settings(max_examples=14)
 @given(
     ours=st.sampled_from(["tar", "tfrecord", ""]), others=st.booleans(), ending=st.sampled_from(["tar", "tfrecord"]),
     order=st.sampled_from(ORDERS), bounds=st.sampled_from(BOUNDS), workers=st.integers(1, 2),
@@ -347,12 +348,13 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{"shuffle": True, "max_count": 6}, {"sort_by": "score", "max_size": 15_000},
-     {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6}],
-    ids=["shuffle", "sort", "split"],
+    ("ending", "asked"),
+    [("tar", {"shuffle": True, "max_count": 6}), ("tfrecord", {"shuffle": True, "max_count": 6}),
+     ("tar", {"sort_by": "score", "max_size": 15_000}),
+     ("tfrecord", {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6})],
+    ids=["tar", "tfrecord", "sort", "split"],
 )  # fmt: skip
-def test_the_same_bytes(asked: dict[str, Any], ending: str, made: Made, place: Path) -> None:
+def test_the_same_bytes(ending: str, asked: dict[str, Any], made: Made, place: Path) -> None:
     """Any number of workers, method, memory and way to start gives the same bytes of every file, and no other file."""
     pattern = f"{asked.get('pattern', STEM)}.{ending}"
     asked = {name: value for name, value in asked.items() if name != "pattern"}
@@ -395,9 +397,9 @@ QUERIES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(("query", "ending"), [(one, ("tar", "tfrecord")[at % 2]) for at, one in enumerate(QUERIES)])
 def test_where_is_pythons(query: str, ending: str, made: Made, place: Path) -> None:
-    """`--where` takes the samples that Python would, by metadata, key, size and number of fields, in either format."""
+    """`--where` takes the samples that Python would, by metadata, key, size and number of fields."""
     run(made.file(ending), place, ending, where=query, max_count=5)
     assert keys(place) == made.where(QUERIES[query]) != []
     every = made.contents(ending)
@@ -435,10 +437,9 @@ def test_head_is_the_first(made: Made, place: Path) -> None:
     assert keys(place / "d") == made.keys
 
 
-@pytest.mark.parametrize("method", ["gather", "scatter"])
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("column", ["score", "width", "label", "key"])
-def test_order_is_pythons(column: str, method: str, made: Made, place: Path, *, descending: bool) -> None:
+def test_order_is_pythons(column: str, made: Made, place: Path, *, descending: bool) -> None:
     """`--sort-by` is a stable sort; samples without a value come last in both directions."""
     values = dict(zip(made.keys, made.rows[column], strict=True))
     known = [key for key in made.keys if values[key] is not None]
@@ -447,6 +448,7 @@ def test_order_is_pythons(column: str, method: str, made: Made, place: Path, *, 
         known.sort(key=lambda key: values[key].encode() if column == "key" else values[key], reverse=True)
         stable = sorted((key for key in made.keys if values[key] is not None), key=made.keys.index)
         known = sorted(stable, key=lambda key: values[key].encode() if column == "key" else values[key], reverse=True)
+    method = "scatter" if column in ("score", "label") else "gather"
     run(made.file(), place, sort_by=column, descending=descending, method=method, max_count=9)
     assert keys(place) == known + [key for key in made.keys if values[key] is None]
 
@@ -601,7 +603,7 @@ SUBSETS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
     more=st.sampled_from(ORDERS), bounds=st.sampled_from([*BOUNDS, {"oversize": "skip", "max_size": 9000}]),
     ending=st.sampled_from(["tar", "tfrecord"]), extra=st.sampled_from(SUBSETS),
@@ -633,8 +635,12 @@ def test_a_dry_run_tells_what_is_then_written(
 # Resume and overwrite.
 
 
-@pytest.mark.parametrize("more", [{}, {"shuffle": True, "method": "gather"}, {"shuffle": True, "method": "scatter"}])
-def test_resume_makes_what_is_missing(more: dict[str, Any], ending: str, made: Made, place: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "more"),
+    [("tar", {}), ("tar", {"shuffle": True, "method": "scatter"}), ("tfrecord", {"shuffle": True, "method": "gather"})],
+    ids=["order", "scatter", "gather"],
+)
+def test_resume_makes_what_is_missing(ending: str, more: dict[str, Any], made: Made, place: Path) -> None:
     """Whatever is missing, cut or damaged is made again, to the same bytes; the rest is not touched."""
     copy = place / "src"
     shutil.copytree(made.file(ending).parent, copy)
@@ -928,7 +934,7 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
 def test_what_other_tools_write(place: Path) -> None:
     """Every payload of a foreign shard comes along, or an error, or the list of what was left out, names it."""
     for number, (name, source, more, expected) in enumerate(_foreign(place)):
-        for method in ("auto", "scatter"):
+        for method in ("auto", "scatter") if number % 3 == 0 else ("scatter",):
             out = place / f"{number}-{method}"
             if isinstance(expected, str):
                 found = refused(source, out, ShardError, method=method, **more)
@@ -955,7 +961,6 @@ def test_dots_in_keys(place: Path) -> None:
     assert verify(place / "out" / "out.json").sound
 
 
-@pytest.mark.xfail(reason="the dataset file that `index --dots last` writes does not tell of it", strict=True)
 def test_dots_in_keys_that_index_found(place: Path) -> None:
     """What `index --dots last` was told holds for the dataset."""
     write_tar(place / "x-0.tar", ["scan.2019.01.jpg", "scan.2019.02.jpg"])
@@ -978,7 +983,7 @@ def _payloads(folder: Path) -> list[tuple[Path, str, str, int, int]]:
     ]
 
 
-@settings(max_examples=18)
+@settings(max_examples=14)
 @given(
     of=st.sampled_from(["tar", "tfrecord"]), ending=st.sampled_from(["tar", "tfrecord"]), order=st.sampled_from(ORDERS),
     method=st.sampled_from(["gather", "scatter"]), listed=st.booleans(), which=st.integers(0, 10**6),
@@ -1020,7 +1025,6 @@ def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of th
         is_sound(out / "out.json")
 
 
-@pytest.mark.xfail(reason="no index without a row can be read: shardtool/index_rows.py, _pages", strict=True)
 def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) -> None:
     """A shard of which nothing is left is sound, and can be read again."""
     shutil.copytree(made.file().parent, place / "src")
@@ -1031,7 +1035,7 @@ def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) 
     is_sound(place / "out" / "out.json")
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_flipped_byte(data: st.DataObject, made: Made) -> None:
     """Whatever byte of whatever file of a dataset is another one, the output is that of a sound source, or an error."""
@@ -1087,8 +1091,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("given", ["{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar"])
-@pytest.mark.parametrize("name", DAMAGE)
+FORMS = ("{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [(name, FORMS[(at + more) % 4]) for at, name in enumerate(DAMAGE) for more in (0, 2)],
+)
 def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Path) -> None:
     """A shard that is cut, missing or no plain file, and an index that is missing or another's, is named."""
     shutil.copytree(made.file().parent, place / "src")

@@ -7,6 +7,7 @@ classes, numbers and checksums that nothing else does. Nothing is read here but 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +20,7 @@ from shardtool.sample import counted, output_text
 from shardtool.source.shardparts import Shard, stat_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.dataset import DatasetFile, ShardEntry
     from shardtool.reading import Found
@@ -106,13 +107,31 @@ def _beside(found: Found) -> str | None:
     wanted = {_name(shard) for shard in found.shards}
     if {os.path.dirname(shard) for shard in found.shards} != {found.folder}:
         return None
-    for name in sorted(os.listdir(found.folder or ".")):
-        path = os.path.join(found.folder, name)
-        if name.endswith(DATASET_SUFFIX) and os.path.isfile(path):
-            listed = shard_names(read_small(path))
-            if listed is not None and wanted <= {*listed}:
-                return path
+    some = []
+    for name, listed in _listings(found.folder):
+        if wanted <= listed:
+            return os.path.join(found.folder, name)
+        if wanted & listed:
+            some.append(name)
+    if len(some) > 1:  # what their numbers of classes stand for would be lost
+        raise InvalidRequest(
+            found.folder or ".", f"shards of {len(some)} datasets: {listing(some)}", expected="those of one",
+            remedy=f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}.",
+        )  # fmt: skip
     return None
+
+
+def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the dataset files of ours in a folder, and the shards that each lists."""
+    try:
+        names = sorted(name for name in os.listdir(folder or ".") if name.endswith(DATASET_SUFFIX))
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        with suppress(OSError):
+            if os.path.isfile(path) and (listed := shard_names(read_small(path))) is not None:
+                yield name, {*listed}
 
 
 def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from shardtool.columns import Names
+from shardtool.errors import InvalidRequest
 from shardtool.sample import INLINE, to_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardtool.source.entries import Entries
     from shardtool.source.texts import ColumnTexts
 
+_MOST = 2**16 - 1  # different fields, and fields of one sample
 _CHUNK = 2**16  # samples, or rows, at a time
 _Value = TypeVar("_Value")
 
@@ -90,11 +92,19 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     """Return the samples with some fields, in place of those of the same names.
 
     A name that no sample has any more is none of their fields, and nothing is said of it.
+
+    Raises:
+        InvalidRequest: There are more fields than can be counted.
     """
     made = [one for one in made if one.given.any()]
     if not made:
         return entries
     rows = _rows(entries, made)
+    if len(rows.fields) > _MOST or rows.counts.max(initial=0) > _MOST:
+        raise InvalidRequest(
+            "--field", f"{len(rows.fields):,} different fields, {int(rows.counts.max()):,} in one sample",
+            expected=f"at most {_MOST:,}", remedy="Leave some out with --drop-fields.",
+        )  # fmt: skip
     old = {*rows.fields} - {one.name for one in made}
     return replace(
         entries,

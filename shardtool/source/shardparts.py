@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardtool.arrow import string_array, strings
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.index_rows import Rows, read_rows
+from shardtool.index_rows import Rows, read_rows, unfolded_bytes
 from shardtool.pattern import sidecar_name
 from shardtool.reading import COMPRESSED, read_small
 from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
 from shardtool.sidecar import SCHEMA, read_facts
+from shardtool.source import buffers
 from shardtool.source.scan import NO_FIELD
 from shardtool.storage import READ_PLAIN
 from shardtool.survey import Survey, SurveyTask, Unlike, walked_text
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from shardtool.dataset import ShardEntry
     from shardtool.sample import Dots, Number
 
+_METADATA, _METADATA_FACTOR = 2**28, 16  # bytes that metadata may take, and more for each byte of the shard
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
 _REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
 _WIDE = 2**32
@@ -220,7 +223,7 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
         raise CorruptShard(path, f"{len(rows.counts):,} samples", expected=expected, remedy=_REMEDY)
     if not _fits(rows, size):
         raise CorruptShard(path, f"offsets that do not fit a shard of {size:,} bytes", remedy=_REMEDY)
-    columns = _read_columns(data, len(rows.counts), path)
+    columns = _read_columns(data, len(rows.counts), _METADATA + _METADATA_FACTOR * shard.file.size, path)
     keys = string_array(rows.keys, rows.key_sizes)
     names = tuple(name.decode() for name in rows.names)
     return Part(
@@ -319,21 +322,44 @@ def _fits(rows: Rows, size: int) -> bool:
     return bool(inside and np.all(ends <= size) and np.all(ends[:-1] <= rows.starts[1:]))
 
 
-def _read_columns(data: bytes, samples: int, path: str) -> Any:
-    """Return the metadata in a sidecar, whose index was read already."""
+def _read_columns(data: bytes, samples: int, most: int, path: str) -> Any:
+    """Return the metadata in a sidecar, whose index was read already, if it takes no more than `most` bytes."""
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            names = [name for name in file.schema_arrow.names if name not in SCHEMA.names]
-            if not names:
-                return None
-            table = file.read(columns=names, use_threads=False)
+        schema = pq.read_schema(pa.BufferReader(data))
+        names = [name for name in schema.names if name not in SCHEMA.names]
+        if not names:
+            return None
+        _check_size(unfolded_bytes(data), most)
+        texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
+        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True) as file:
+            table = _decoded(file.read(columns=names, use_threads=False), most)
         table.validate(full=True)
-    except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
+    except (ValueError, IndexError, KeyError, OSError, MemoryError, pa.ArrowException) as error:
         raise CorruptShard(path, f"no sidecar: {str(error)[:300]}", remedy=_REMEDY) from None
     if len(set(names)) < len(names) or any(name.startswith("__") for name in names):
         raise CorruptShard(path, f"columns that no sidecar has: {listing(names)}", remedy=_REMEDY)
     if table.num_rows != samples:
         raise CorruptShard(path, f"metadata of {table.num_rows:,} samples", expected=f"{samples:,}", remedy=_REMEDY)
+    return table
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"{size:,} bytes of metadata")
+
+
+def _decoded(table: Any, most: int) -> Any:
+    """Return a table without dictionaries, whose short places stand for long text, if that is not too much."""
+    total = 0
+    for at, name in enumerate(table.column_names):
+        column = table.column(at)
+        if not pa.types.is_dictionary(column.type):
+            continue
+        for chunk in column.chunks:
+            lengths, places = buffers.lengths(chunk.dictionary), buffers.numbers(chunk.indices.drop_null())
+            total += int(lengths[places].sum())
+        _check_size(total, most)
+        table = table.set_column(at, name, pc.cast(column, column.type.value_type))
     return table
 
 

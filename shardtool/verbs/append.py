@@ -140,7 +140,11 @@ def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
     """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
     before, now = _dots(old.made), _dots(made)
     if old.format == "tar" and before != now:
-        raise InvalidRequest("--dots", now, expected=f"{before}, as the dataset was made", remedy="Use the same.")
+        raise InvalidRequest(
+            "--append", f"keys that end at the {now} dot of members' names",
+            expected=f"at the {before}, as those of the dataset",
+            remedy=f"`create` has --dots {before}; `reshard` makes one dataset of both.",
+        )  # fmt: skip
 
 
 def _dots(made: Mapping[str, object]) -> str:

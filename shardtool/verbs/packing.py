@@ -23,7 +23,7 @@ from shardtool.interop.portability import misread_keys
 from shardtool.ledger import encode_skipped
 from shardtool.pattern import sidecar_name
 from shardtool.plan import fingerprint
-from shardtool.sample import counted, output_text, to_bytes, to_text
+from shardtool.sample import SPAN, counted, output_text, to_bytes, to_text
 from shardtool.sidecar import (
     MadeFact,
     ShardFact,
@@ -260,7 +260,7 @@ class Packing:
         found = self._trusted(shard, fact, name, samples)
         if changes:
             return self._kept_changed(shard, *found[:2]) if found else None
-        if found is None or len(found[2]) != 2 * len(samples.codes):
+        if found is None or len(found[2]) != 2 * len(samples.codes) or not _tells_content(samples, found[2]):
             return Kept()
         return Kept(found[1].crc, found[2])
 
@@ -449,6 +449,22 @@ def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
         int(size) for name, size in zip(names, plan.sizes, strict=True)
         if not (resume and name in existing and (existing[name].size == size or loose))
     ]  # fmt: skip
+
+
+def _tells_content(samples: ShardSamples, field_crcs: bytes) -> bool:
+    """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
+
+    Args:
+        samples: What is planned.
+        field_crcs: uint32 a field, of the shard that is there.
+    """
+    spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
+    if not spans.any():
+        return True
+    if samples.expected is None:
+        return False
+    wanted = np.frombuffer(samples.expected, np.int64)[spans]
+    return bool(np.array_equal(wanted, np.frombuffer(field_crcs, np.uint32)[spans]))
 
 
 def _table_hash(table: Any) -> str:

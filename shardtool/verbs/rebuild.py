@@ -248,7 +248,8 @@ class _Job:
             )
             if old.shards == shards:
                 return self._result(shards)
-        made: dict[str, Any] = {"verb": "index", "tool": f"shardtool {__version__}"}
+        told = {"options": {"dots": self.options.dots}} if self.options.dots == "last" else {}
+        made: dict[str, Any] = {"verb": "index", **told, "tool": f"shardtool {__version__}"}
         if not same:
             self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
         samples = sum(shard.samples for shard in shards)

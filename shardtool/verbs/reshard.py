@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.execute.local import cores
-from shardtool.sample import parse_size, to_text
+from shardtool.sample import SPAN, counted, parse_size, to_text
 from shardtool.storage import open_folder
 from shardtool.verbs.job import Job, plan_dataset, write_dataset
 from shardtool.verbs.listing import Source, check_left_out
@@ -164,14 +164,15 @@ class ShardSource(Source):
 
         options = self._options
         check_memory(parse_size(options.memory))
+        renames = pairs("--rename-field", options.rename_fields)
         listed = list_datasets(
             self._givens, pool, observer, to_format=self.outputs[0].format,
-            only=options.select_fields, without=(*options.drop_fields, *options.classes),
+            only=options.select_fields, without={*options.drop_fields, *options.classes} - {old for old, _ in renames},
         )  # fmt: skip
         self.name, self._packed = listed.name, listed.packed
         check_method(options.method, packed=listed.packed)
-        self.notes += listed.notes
-        if listed.dots == "last":
+        self.notes += [*listed.notes, *_unchecked(listed.entries)]
+        if listed.dots == "last" and not options.portable:
             self.recorded = {"dots": "last"}
         changes = (*_CHANGES_CONTENT, *_CHOOSES)
         self.digest = None if any(getattr(options, name) for name in changes) else listed.digest
@@ -248,7 +249,14 @@ class ShardSource(Source):
         return self._with_fields(entries)
 
     def _check_tar(self, entries: Entries) -> None:
-        """See that fields can be the ends of members' names."""
+        """See that fields can be the ends of members' names, and keys be told from them."""
+        dotted = [name for name in entries.fields if "." in name]
+        if dotted and "dots" in self.recorded and self.outputs[0].format == "tar":
+            raise InvalidRequest(
+                self.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
+                expected="names that the first dot divides, or the last",
+                remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
+            )  # fmt: skip
         bad = [name for name in entries.fields if "/" in name] if self.outputs[0].format == "tar" else []
         if bad:
             raise InvalidRequest(
@@ -295,6 +303,21 @@ class ShardSource(Source):
         if options.head is not None and options.head < len(entries):
             entries = entries.take(np.arange(options.head))
         return entries
+
+
+def _unchecked(entries: Entries) -> list[str]:
+    """Return what the user should know of payloads whose damage nothing would tell."""
+    import numpy as np
+
+    if entries.expected is None or entries.file is None:
+        return []
+    rows = np.flatnonzero((entries.expected < 0) & (entries.kind == SPAN))
+    if not len(rows):
+        return []
+    samples = np.searchsorted(entries.first, rows, "right") - 1
+    shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
+    return [f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told: "
+            "`shardtool index --checksum` adds them"]  # fmt: skip
 
 
 def _table(entries: Entries, shards: tuple[str, ...]) -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.checksum import crc32c
@@ -122,7 +124,7 @@ class Packer:
         if crc != wanted and wanted >= 0:
             name = to_text(self.task.samples.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
-            raise Failed(self.spans.path(self.file_of(row)), CORRUPT, message)
+            raise Failed(self.span_path(row, self._name_of(row)), CORRUPT, message)
 
     def file_of(self, row: int) -> int:
         """Return which of the files a row's payload lies in."""
@@ -132,6 +134,17 @@ class Packer:
         """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`."""
         file = self.task.samples.files[self.file_of(row)]
         return file.path if file.mtime_ns >= 0 else name
+
+    def path_of(self, row: int, name: bytes) -> bytes:
+        """Return where a row's payload is read; `name`: the path of a file, where the plan has none for it."""
+        if self.task.samples.kinds[row] == SPAN:
+            return self.span_path(row, name)
+        return name if self.paths is None else self.paths[row]
+
+    def _name_of(self, row: int) -> bytes:
+        """Return the name of a row's member."""
+        counts = numbers("H", self.task.samples.counts)
+        return self.keys[bisect_right([*accumulate(counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
         """Write a payload of any size, block by block; return its checksum.
@@ -145,7 +158,7 @@ class Packer:
         if kind == INLINE:
             self.write_streamed(self.inline[row])
             return crc32c(self.inline[row])
-        path = name if self.paths is None else self.paths[row]
+        path = self.path_of(row, name)
         crc, blocks = 0, self._spool_blocks(row) if kind == SPAN else self._file_blocks(path, row)
         try:
             for block in blocks:

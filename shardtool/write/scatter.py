@@ -87,11 +87,14 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
     with closing(task.spool.open()) as spool:
         try:
             with closing(_Packed(task.source) if task.packed else _Plain(task.source)) as source:
-                return _Scatterer(task, source, spool).run(report)
+                found = _Scatterer(task, source, spool).run(report)
+            open_span_file(task.source).close()  # still what the plan saw, now that it was read
         except Failed as error:
             failed = error
         except OSError as error:
             failed = unreadable(task.source.path, error)
+        else:
+            return found
         return Scattered((), (failed.code, failed.message))
 
 

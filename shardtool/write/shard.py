@@ -49,6 +49,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         try:
             with closing(_packer(task, output, report, without)) as packer:
                 packer.run()
+                packer.spans.check()
             return packer.result(output.finish(task.mtime_ns))
         except StartAgain:
             output.abandon()
@@ -84,6 +85,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
                 packer = _packer(task, _Nowhere(), _no_report, without)
                 with suppress(StartAgain), closing(packer):
                     packer.run()
+                    packer.spans.check()
                     return packer.result(None) if (packer.size, packer.crc) == (size, crc) else None
         return None
     if kept.crc != crc:

@@ -13,6 +13,8 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from shardtool.errors import SampleFailed
+from shardtool.sample import to_text
 from shardtool.storage import SpanSource
 from shardtool.write.task import Failed
 
@@ -63,6 +65,21 @@ def open_span_file(planned: SpanFile) -> SpanSource:
         return source
     source.close()
     raise Failed(planned.path, "changed", found)
+
+
+def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
+    """See that a file which was read is still what the plan saw.
+
+    Raises:
+        SampleFailed: It is not.
+    """
+    fact = source.fact()
+    if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
+        raise SampleFailed(
+            to_text(planned.path), "changed while it was read",
+            expected="a shard that stays as it was when the run began",
+            remedy="Run the same command with --resume.",
+        )  # fmt: skip
 
 
 class SpanReader:
@@ -120,6 +137,15 @@ class SpanReader:
             self._file, self._held, self._ahead = file, 0, 0
         self._end = offset + size
 
+    def check(self) -> None:
+        """See that the files are still what the plan saw, now that they were read.
+
+        Raises:
+            SampleFailed: One is not.
+        """
+        for file, source in self._open.items():
+            check_unchanged(source, self._files[file])
+
     def close(self) -> None:
         """Close all files."""
         for source in self._open.values():
@@ -151,6 +177,8 @@ class SpanReader:
 
     def _opened(self, file: int) -> SpanSource:
         if len(self._open) >= OPEN_FILES:
-            self._open.pop(next(iter(self._open))).close()
+            oldest = next(iter(self._open))
+            check_unchanged(self._open[oldest], self._files[oldest])
+            self._open.pop(oldest).close()
         source = self._open[file] = open_span_file(self._files[file])
         return source

@@ -87,7 +87,7 @@ class TFRecordPacker(Packer):
                 try:
                     self.read_payload(name, field, payload)
                 except OSError as error:
-                    raise unreadable(name if self.paths is None else self.paths[field], error) from None
+                    raise unreadable(self.path_of(field, name), error) from None
             crcs.append(crc32c(payload))
             if self.expected:
                 self.check_crc(field, crcs[-1])
