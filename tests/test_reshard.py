@@ -808,6 +808,16 @@ def test_append_a_dataset_to_itself(made: Made, place: Path) -> None:
     is_sound(place / "out" / "out.json")
 
 
+def test_append_what_the_append_would_replace(made: Made, place: Path) -> None:
+    """A shard that lies where a killed append left one is not replaced while it is the source."""
+    shutil.copytree(made.file().parent, place / "out")
+    write_tar(place / "out" / "out-006.tar", ["new/a.jpg"])
+    before = identity(place / "out")
+    found = refused(place / "out" / "out-006.tar", place / "out", if_exists="append-resume")
+    assert (found.where, "a shard of the source" in found.found) == (str(place / "out" / "out-006.tar"), True)
+    assert identity(place / "out") == before
+
+
 def test_append_resumes(made: Made, place: Path) -> None:
     """An append whose dataset file was never replaced goes on, and makes the bytes of an undisturbed one."""
     file = _appended(made, place, "tar")

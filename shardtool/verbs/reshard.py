@@ -316,8 +316,8 @@ def _unchecked(entries: Entries) -> list[str]:
         return []
     samples = np.searchsorted(entries.first, rows, "right") - 1
     shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
-    return [f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told: "
-            "`shardtool index --checksum` adds them"]  # fmt: skip
+    what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told"
+    return [f"{what}: `shardtool index --checksum` adds them"]
 
 
 def _table(entries: Entries, shards: tuple[str, ...]) -> Any:
