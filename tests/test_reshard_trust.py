@@ -28,14 +28,14 @@ from shardtool.verbs import packing
 from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
 @pytest.fixture
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let shards seem younger than their sources: then `--resume` reads no source again that it need not."""
-    monkeypatch.setattr(packing, "_CLOCK_SLACK_S", -3600)
+def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let shards that are made from now on seem younger than their sources, so that `--resume` may trust them."""
+    return lambda: monkeypatch.setattr(packing, "_CLOCK_SLACK_S", -3600)
 
 
 def _dataset(folder: Path, name: str, files: Mapping[str, bytes], **options: Any) -> Path:
@@ -54,7 +54,7 @@ def _reshard(datasets: Any, folder: Path, ending: str = "tar", **options: Any) -
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    found = {}
+    found: dict[str, bytes] = {}
     for path in sorted(folder.glob("out-*.tar")):
         with tarfile.open(path) as shard:
             found |= {member.name: file.read() for member in shard if (file := shard.extractfile(member))}
@@ -68,11 +68,11 @@ def _interrupt(dataset_file: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.usefixtures("trusting")
-def test_resume_with_other_fields(tmp_path: Path) -> None:
-    """A shard of the same keys, names and sizes with other payloads is no finished one: here two fields change places."""
+def test_resume_with_other_fields(tmp_path: Path, trusting: Callable[[], None]) -> None:
+    """A shard of the same keys, names and sizes with other payloads is no finished one: two fields change places."""
     files = {f"k{at}.{field}": (field * 4 + str(at)).encode() for at in range(4) for field in "ab"}
     dataset = _dataset(tmp_path, "x", files)
+    trusting()
     _interrupt(_reshard(dataset, tmp_path / "o"))
     _reshard(dataset, tmp_path / "o", rename_fields=("a=b", "b=a"), if_exists="resume")
     swapped = {"a": "b", "b": "a"}
@@ -80,23 +80,23 @@ def test_resume_with_other_fields(tmp_path: Path) -> None:
     assert _contents(tmp_path / "o") == wanted
 
 
-@pytest.mark.usefixtures("trusting")
-def test_resume_with_another_rule_for_duplicates(tmp_path: Path) -> None:
+def test_resume_with_another_rule_for_duplicates(tmp_path: Path, trusting: Callable[[], None]) -> None:
     """So is a shard that has the other one of two samples with one key."""
     one = _dataset(tmp_path, "x", {f"k{at}.a": b"1" for at in range(4)})
     other = _dataset(tmp_path, "y", {f"k{at}.a": b"2" for at in range(4)})
+    trusting()
     _interrupt(_reshard([one, other], tmp_path / "o", on_duplicate="first"))
     _reshard([one, other], tmp_path / "o", on_duplicate="last", if_exists="resume")
     assert set(_contents(tmp_path / "o").values()) == {b"2"}
 
 
-@pytest.mark.usefixtures("trusting")
-def test_resume_with_numbers_for_texts(tmp_path: Path) -> None:
+def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], None]) -> None:
     """So is a TFRecord whose texts are to be numbers now: they take the same bytes, and are read as another kind."""
     dataset = _dataset(tmp_path, "x", {f"k{at}.a": b"1" for at in range(4)})
     keys = [f"k{at}" for at in range(4)]
     texts, numbers = pa.table({"key": keys, "n": ["5"] * 4}), pa.table({"key": keys, "n": [5] * 4})
     asked: dict[str, Any] = {"on": "key", "values": ("n=n",)}
+    trusting()
     _interrupt(_reshard(dataset, tmp_path / "o", "tfrecord", join=texts, **asked))
     again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, if_exists="resume", **asked)
     anew = _reshard(dataset, tmp_path / "n", "tfrecord", join=numbers, **asked)
