@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,7 +32,6 @@ from shardtool.verbs.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -207,3 +209,19 @@ def test_what_is_told_of_foreign_shards(tmp_path: Path) -> None:
     result = reshard(tmp_path / "x.tar", tmp_path / "o-{000..}.tar", ReshardOptions(workers=1))
     assert any("1 shard without checksums" in note for note in result.notes)
     assert json.loads((tmp_path / "o.json").read_bytes())["shardtool"]["totals"]["samples"] == 1
+
+
+def test_few_files_may_be_open(tmp_path: Path) -> None:
+    """Where few files may be open, those read longest ago are closed: no sample is left out for that."""
+    files = {f"k{at:03d}.a": b"%d" % at for at in range(120)}
+    dataset = _dataset(tmp_path, "x", files, max_count=1)
+    code = (
+        "import resource, sys, shardtool\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "asked = shardtool.ReshardOptions(workers=1, on_error='skip', shuffle=True, method='gather')\n"
+        "print(shardtool.reshard(sys.argv[1], sys.argv[2], asked).samples)\n"
+    )
+    words = [sys.executable, "-c", code, str(dataset), str(tmp_path / "o" / "out-{000..}.tar")]
+    done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, check=True, text=True)
+    assert done.stdout == "120\n"
+    assert _contents(tmp_path / "o") == files

@@ -192,7 +192,7 @@ class ShardSource(Source):
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         from shardtool.source.subset import column_of
 
-        return column_of(_table(*self._of_query), name, name)
+        return column_of(_table(*self._of_query), name, "DATASET")
 
     def arrange(self, plans: list[Plan], pool: LocalPool, observer: Observer, to_write: int) -> list[Plan]:
         """Have payloads that lie in another order brought into a better one, where that pays."""

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from shardtool.errors import SampleFailed
+from shardtool.errors import OutputFailed, SampleFailed
 from shardtool.sample import to_text
 from shardtool.storage import SpanSource
 from shardtool.write.task import Failed
@@ -177,8 +177,21 @@ class SpanReader:
 
     def _opened(self, file: int) -> SpanSource:
         if len(self._open) >= OPEN_FILES:
-            oldest = next(iter(self._open))
-            check_unchanged(self._open[oldest], self._files[oldest])
-            self._open.pop(oldest).close()
-        source = self._open[file] = open_span_file(self._files[file])
-        return source
+            self._close_oldest()
+        while True:
+            try:
+                source = self._open[file] = open_span_file(self._files[file])
+            except OSError as error:  # of the machine, and no fault of the file
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if not self._open:
+                    remedy = "Raise the limit (ulimit -n), or use fewer --workers."
+                    raise OutputFailed(to_text(self.path(file)), "too many open files", remedy=remedy) from None
+                self._close_oldest()
+            else:
+                return source
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._open))
+        check_unchanged(self._open[oldest], self._files[oldest])
+        self._open.pop(oldest).close()
