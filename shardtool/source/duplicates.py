@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import Skipped, counted, to_text
+from shardtool.sample import DUPLICATE, Skipped, counted, to_text
 from shardtool.source.keys import repeated
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Rule = Literal["error", "rename", "first", "last"]
 
-DUPLICATE = "duplicate"
 _AT_ONCE = 2**16  # keys at a time: no object for each of ten million
 _SHOWN = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
