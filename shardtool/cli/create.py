@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any, ClassVar
 
 import click
@@ -117,21 +117,11 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
     """
-    from shardtool.cli.render import Terminal, plan_table, show, summary
+    from shardtool.cli.render import carry_out
     from shardtool.verbs.create import create as run
     from shardtool.verbs.create import dry_run as run_dry
     from shardtool.verbs.options import CreateOptions
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
-    terminal = Terminal(quiet=quiet, verbose=verbose)
-    try:
-        if dry_run:
-            plan = run_dry(source, output, asked, observer=terminal)
-            text = json.dumps(plan.to_json(), indent=2) if as_json else plan_table(plan)
-        else:
-            result = run(source, output, asked, observer=terminal)
-            text = json.dumps(result.to_json(), indent=2) if as_json else "" if quiet else summary(result)
-    finally:
-        terminal.close()
-    if text:
-        show(text)
+    work = partial(run_dry if dry_run else run, source, output, asked)
+    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose)

@@ -12,11 +12,12 @@ import click
 from shardtool.errors import OutputFailed
 from shardtool.sample import counted, show_size
 from shardtool.verbs.observer import Observer
+from shardtool.verbs.results import CreateResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from shardtool.verbs.results import CreateResult, DryRun
+    from shardtool.verbs.results import DryRun
 
 _MOST_ROWS = 40
 
@@ -119,6 +120,29 @@ class Terminal(Observer):
         """Stop telling: whoever read stderr is gone, which is no reason to stop the run."""
         self._quiet, self._verbose, self._bar = True, False, None
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
+
+
+def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Have shards written, or planned, before the user's eyes, and print what came of it.
+
+    Args:
+        work: Gets the observer.
+        as_json: Print JSON.
+        quiet: Print nothing that nobody asked for: a plan was asked for.
+        verbose: Tell of every shard.
+    """
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    try:
+        result = work(observer=terminal)
+    finally:
+        terminal.close()
+    if as_json:
+        show(json.dumps(result.to_json(), indent=2))
+    elif isinstance(result, CreateResult):
+        if not quiet:
+            show(summary(result))
+    else:
+        show(plan_table(result))
 
 
 def summary(result: CreateResult) -> str:

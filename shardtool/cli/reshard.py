@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -143,7 +143,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
       shardtool reshard more.json 'out-{000000..}.tar' --append
     """
-    from shardtool.cli.render import Terminal, plan_table, show, summary
+    from shardtool.cli.render import carry_out
     from shardtool.verbs.reshard import ReshardOptions, reshard_dry_run
     from shardtool.verbs.reshard import reshard as run
 
@@ -154,18 +154,8 @@ def reshard(  # noqa: PLR0913 - an option each
         drop_fields=_names(drop_fields),
         **options,
     )
-    terminal = Terminal(quiet=quiet, verbose=verbose)
-    try:
-        if dry_run:
-            plan = reshard_dry_run(givens, output, asked, observer=terminal)
-            text = json.dumps(plan.to_json(), indent=2) if as_json else plan_table(plan)
-        else:
-            result = run(givens, output, asked, observer=terminal)
-            text = json.dumps(result.to_json(), indent=2) if as_json else "" if quiet else summary(result)
-    finally:
-        terminal.close()
-    if text:
-        show(text)
+    work = partial(reshard_dry_run if dry_run else run, givens, output, asked)
+    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
