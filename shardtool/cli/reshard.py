@@ -69,8 +69,9 @@ def _follows(one: str, other: str) -> bool:
     first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
     if first is None or second is None:
         return False
-    same = (first[1], len(first[2]), first[3]) == (second[1], len(second[2]), second[3])
-    return same and int(first[2]) + 1 == int(second[2])
+    same = (first[1], first[3]) == (second[1], second[3])
+    wide = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 999 and 1000
+    return same and wide and int(first[2]) + 1 == int(second[2])
 
 
 @click.command(cls=_Reshard, no_args_is_help=True)
