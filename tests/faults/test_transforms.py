@@ -96,25 +96,24 @@ def test_killed_worker_ends_the_run(slow: Slow, place: Path) -> None:
 
 @pytest.mark.parametrize("slow", ["tar"], indirect=True)
 def test_kill_between_two_splits(slow: Slow, place: Path) -> None:
-    """A run killed after its first split is resumed to the same bytes, and leaves that split as it was."""
+    """A run killed after its first split is resumed to the same bytes, and leaves that split's shards as they were."""
     words, pattern = (*MAP, "--split", "a=0.4,b=0.6"), slow.pattern.replace("out", "{split}/out")
     right = create(slow.source, place / "right" / pattern, *words)
     assert right.code == 0, right.err
     folder = place / "out"
     run = start(slow.source, folder / pattern, *words)
-    assert settles((folder / "a" / "out.json").exists, step_s=0.0005)
+    assert settles((folder / "b" / "out-000.tar").exists, step_s=0.0005)
     run.signal(signal.SIGKILL, group=True)
     run.end()
     assert run.all_gone()
-    assert not (folder / "b" / "out.json").exists()
     for split in ("a", "b"):
+        assert not (folder / split / "out.json").exists()
         age(folder / split, slow.source)
     before = identity(folder / "a", sorted(os.listdir(folder / "a")))
     run = create(slow.source, folder / pattern, *words, "--resume")
     assert (run.code, run.err) == (0, "")
-    assert {name: fact for name, fact in before.items() if not name.startswith(".")} == identity(
-        folder / "a", sorted(os.listdir(folder / "a"))
-    )
+    after = identity(folder / "a", sorted(os.listdir(folder / "a")))
+    assert after.items() >= {name: fact for name, fact in before.items() if not name.startswith(".")}.items()
     for split in ("a", "b"):
         assert contents(folder / split) == contents(place / "right" / split)
 
