@@ -225,3 +225,11 @@ def test_few_files_may_be_open(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, check=True, text=True)
     assert done.stdout == "120\n"
     assert _contents(tmp_path / "o") == files
+
+
+def test_fields_of_samples_that_were_not_chosen(tmp_path: Path) -> None:
+    """What a tar cannot hold in samples that `--where` leaves behind stands in nobody's way."""
+    one = _dataset(tmp_path, "x", {"scan.0.jpg": b"1", "scan.1.jpg": b"1"}, dots="last")
+    other = _dataset(tmp_path, "y", {"k.seg.png": b"2", "l.txt": b"3"}, dots="first")
+    _reshard([one, other], tmp_path / "o", where="key != 'k'")
+    assert _contents(tmp_path / "o") == {"scan.0.jpg": b"1", "scan.1.jpg": b"1", "l.txt": b"3"}

@@ -97,6 +97,10 @@ class Entries:
         """Return how many fields each sample has."""
         return np.diff(self.first)
 
+    def code_counts(self) -> list[int]:
+        """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
+        return [int(count) for count in np.bincount(self.code, minlength=len(self.fields))]
+
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
         starts = self.first[samples]

@@ -250,14 +250,18 @@ class ShardSource(Source):
 
     def _check_tar(self, entries: Entries) -> None:
         """See that fields can be the ends of members' names, and keys be told from them."""
-        dotted = [name for name in entries.fields if "." in name]
-        if dotted and "dots" in self.recorded and self.outputs[0].format == "tar":
+        if self.outputs[0].format != "tar":
+            return
+        uses = entries.code_counts()
+        fields = [name for name, count in zip(entries.fields, uses, strict=True) if count]
+        dotted = [name for name in fields if "." in name]
+        if dotted and "dots" in self.recorded:
             raise InvalidRequest(
                 self.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
                 expected="names that the first dot divides, or the last",
                 remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
             )  # fmt: skip
-        bad = [name for name in entries.fields if "/" in name] if self.outputs[0].format == "tar" else []
+        bad = [name for name in fields if "/" in name]
         if bad:
             raise InvalidRequest(
                 self.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
