@@ -10,9 +10,9 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from shardtool.cli.render import show
+from shardtool.commandline import appended_runs, command_line
 from shardtool.errors import listing, printable
 from shardtool.sample import counted, show_size
-from shardtool.verbs.commandline import appended_runs, command_line
 from shardtool.verbs.samples import plain
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
+from shardtool.commandline import appended_runs, command_line
 from shardtool.report import charts
 from shardtool.report.markup import WORD, card, facts, folded, name_cell, number_cells, table
 from shardtool.report.pictures import shorten
 from shardtool.report.words import dataset_name, state
 from shardtool.sample import counted, show_size
-from shardtool.verbs.commandline import appended_runs, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -60,7 +60,6 @@ class Listed:
 
     Attributes:
         entries: The samples.
-        shard: int32[samples]: the place in `shards` of the shard that each lies in.
         shards: File names.
         dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
         name: The datasets' names, for the dataset file.
@@ -70,7 +69,6 @@ class Listed:
     """
 
     entries: Entries
-    shard: NDArray[np.int32]
     shards: tuple[str, ...]
     dots: Dots
     name: str
@@ -115,7 +113,6 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     numbers = find_numbers(parts, wanted, to_format, pool.map)
     columns = joined_columns(parts, datasets)
     shards = [part.shard for part in parts]
-    counts = [len(part) for part in parts]
     entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or _dotted(entries.keys) else "first"
@@ -126,7 +123,6 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
         )
     return Listed(
         entries=entries,
-        shard=np.repeat(np.arange(len(shards), dtype=np.int32), counts),
         shards=tuple(shard.name for shard in shards),
         dots=dots,
         name=", ".join(dataset.name for dataset in datasets),

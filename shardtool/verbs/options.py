@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
+from shardtool.commandline import option
 from shardtool.errors import InvalidRequest
 from shardtool.execute.local import StartMethod
 from shardtool.publish import IfExists
@@ -30,15 +31,6 @@ _CHOICES = {
     "start_method": get_args(StartMethod),
     "resize_mode": get_args(ResizeMode),
     "encode": (None, *get_args(ImageFormat)),
-}
-_OPTION = {
-    "files": "--file",
-    "binary": "--bytes",
-    "values": "--field",
-    "images": "--image",
-    "masks": "--mask",
-    "stat": "--no-stat",
-    "rename_fields": "--rename-field",
 }
 _COUNTS = ("head", "max_count", "shards_multiple_of", "workers")
 _SEVERAL = (
@@ -265,11 +257,6 @@ class CreateOptions(OutputOptions):
             probe=self.probe,
         )
         return Transform(images, self.map or "")
-
-
-def option(name: str) -> str:
-    """Return how the command line calls an option."""
-    return _OPTION.get(name, f"--{name.replace('_', '-')}")
 
 
 def pairs(

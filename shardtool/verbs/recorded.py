@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shardtool.commandline import option
 from shardtool.errors import InvalidRequest, printable
 from shardtool.reading import find_dataset
 from shardtool.verbs.listing import open_source
-from shardtool.verbs.options import CreateOptions, option, pairs
+from shardtool.verbs.options import CreateOptions, pairs
 from shardtool.verbs.reshard import ReshardOptions, ShardSource
 
 if TYPE_CHECKING:

@@ -83,14 +83,14 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
     count = Count()
     found = list_datasets(texts, Here(), count, to_format=to, **more)
     entries, rows = found.entries, len(found.entries.code)
-    assert count.found == len(entries) == len(entries.first) - 1 == len(found.shard)
     assert entries.offset is not None
     assert entries.expected is not None
     assert entries.file is not None
+    assert count.found == len(entries) == len(entries.first) - 1 == len(entries.file)
     columns = (entries.kind, entries.size, entries.mtime_ns, entries.changed_ns, entries.offset, entries.expected)
     assert {len(column) for column in columns} == {rows} == {int(entries.first[-1])}
-    kinds = [entries.code.dtype, entries.kind.dtype, found.shard.dtype, entries.file.dtype]
-    assert kinds == [np.uint16, np.uint8, np.int32, np.uint32]
+    kinds = [entries.code.dtype, entries.kind.dtype, entries.file.dtype]
+    assert kinds == [np.uint16, np.uint8, np.uint32]
     assert list(entries.fields) == sorted({*entries.fields}, key=to_bytes)
     owners = np.repeat(np.arange(len(entries)), entries.counts())
     ordered = np.diff(owners * 2**16 + entries.code)
@@ -250,7 +250,8 @@ def test_foreign_tar_shards_are_walked(
     told = [(key, name, data) for key, fields in contents(found) for name, data in fields]
     assert sorted(told) == sorted(torn)
     assert (found.packed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
-    assert found.shard.tolist() == sorted(found.shard.tolist())
+    assert found.entries.file is not None
+    assert found.entries.file.tolist() == sorted(found.entries.file.tolist())
     if not any("." in key.rpartition("/")[2] for key, _ in wanted):
         assert contents(found) == in_order(wanted)
         assert found.dots == "first"
@@ -301,7 +302,8 @@ def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> 
     assert [key for key, _ in contents(found)] == [key for key, _ in one + two]
     assert contents(found) == one + two, "numbers are the text that a tar has"
     assert found.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
-    assert found.shard.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
+    assert found.entries.file is not None
+    assert found.entries.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
     assert found.name == "other, f.tar"
     assert (found.digest, found.packed, found.dots) == (None, False, "first")
     assert [os.path.basename(file.path).decode() for file in found.entries.files] == list(found.shards)

@@ -1,4 +1,4 @@
-"""What a dataset file records of a run, as a command line says it: for people who want to know, or to do it again."""
+"""How the command line calls what a run was asked for: in messages, and for people who want to do it again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from shardtool.verbs.options import option
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_OPTION = {
+    "files": "--file",
+    "binary": "--bytes",
+    "values": "--field",
+    "images": "--image",
+    "masks": "--mask",
+    "stat": "--no-stat",
+    "rename_fields": "--rename-field",
+}
 _WITH_COMMAS = ("select_fields", "drop_fields")  # options whose values are one word
 _NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
+
+
+def option(name: str) -> str:
+    """Return how the command line calls an option."""
+    return _OPTION.get(name, f"--{name.replace('_', '-')}")
 
 
 def command_line(run: Mapping[str, Any]) -> str:
