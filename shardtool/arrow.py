@@ -35,6 +35,31 @@ def strings(texts: list[bytes]) -> Any:
     return string_array(b"".join(texts), np.array([len(text) for text in texts], np.int64))
 
 
+def python_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
+    columns = {name: _python_values(table.column(name)) for name in table.column_names}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _python_values(column: Any) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        return [_python_value(value) for value in column]
+
+
+def _python_value(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        kind = value.type
+    if pa.types.is_struct(kind):
+        return {kind.field(at).name: _python_value(value[at]) for at in range(kind.num_fields)}
+    if pa.types.is_map(kind) or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return str(value.cast(pa.string()).as_py()) if pa.types.is_temporal(kind) else str(value)
+    return [_python_value(one) for one in value.values]
+
+
 def numbers(array: Any) -> NDArray[Any]:
     """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))

@@ -6,6 +6,7 @@ such a name or a dataset file says makes us read outside of the folder that the 
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
 COMPRESSED = (".gz", ".tgz", ".zst")
+_LARGE = 2**25
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
@@ -188,8 +190,13 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     return None
 
 
-def read_small(path: str, limit: int = 2**30) -> bytes:
+def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """Return a whole file that must be small and plain.
+
+    Args:
+        path: Of the file.
+        limit: Bytes that it may have.
+        ending: How a large one must end, or none of it is read: large files that hold nothing are cheap to make.
 
     Raises:
         OSError: It cannot be read, or is too large.
@@ -197,9 +204,11 @@ def read_small(path: str, limit: int = 2**30) -> bytes:
     with open(os.open(path, READ_FOLLOWING), "rb") as file:
         fact = os.fstat(file.fileno())
         if not stat.S_ISREG(fact.st_mode):
-            raise OSError(f"{path}: no plain file")
+            raise OSError(errno.EINVAL, "no plain file", path)
         if fact.st_size > limit:
-            raise OSError(f"{path}: {fact.st_size:,} bytes, too large")
+            raise OSError(errno.EFBIG, f"{fact.st_size:,} bytes, too large", path)
+        if fact.st_size > _LARGE and os.pread(file.fileno(), len(ending), fact.st_size - len(ending)) != ending:
+            raise OSError(errno.EINVAL, "not what its name says", path)
         return file.read()
 
 

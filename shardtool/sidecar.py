@@ -22,6 +22,7 @@ from shardtool.checksum import crc32c
 from shardtool.columns import Names
 from shardtool.errors import CorruptShard
 from shardtool.format.measure import Payloads, heads_and_tails
+from shardtool.parquet_bounds import read_footer
 from shardtool.sample import source_text
 
 if TYPE_CHECKING:
@@ -271,8 +272,7 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         CorruptShard: It is no sidecar of a version that this program knows.
     """
     try:
-        found = pq.read_metadata(pa.BufferReader(data)).metadata or {}
-        facts = {name.decode().removeprefix(_PREFIX): value.decode() for name, value in found.items()}
+        facts = {name.removeprefix(_PREFIX): value for name, value in read_footer(data).facts.items()}
         version = int(facts["format_version"])
         made = None
         if "consumed" in facts:
@@ -281,13 +281,23 @@ def read_facts(data: bytes, name: str) -> ShardFact:
             )
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
-    except (KeyError, ValueError, OSError, pa.ArrowException) as error:
+        _check_facts(fact)
+    except (KeyError, ValueError) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
         raise CorruptShard(
             name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
         )
     return fact
+
+
+def _check_facts(fact: ShardFact) -> None:
+    """Check that numbers are such as files have."""
+    counts = () if fact.made is None else (fact.made.consumed, fact.made.dropped, fact.made.skipped)
+    if not all(0 <= number < 2**63 for number in (fact.size, *counts)):
+        raise ValueError("a size or count that no shard has")
+    if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
+        raise ValueError("a checksum that is none")
 
 
 def tally_of(table: Any) -> Tally:
@@ -301,83 +311,3 @@ def tally_of(table: Any) -> Tally:
 def types_of(schema: Any) -> dict[str, str]:
     """Return a sidecar's columns and their types, as the dataset file lists them."""
     return {column.name: str(column.type) for column in schema}
-
-
-def read_table(data: bytes, name: str) -> Any:
-    """Return a sidecar as a `pyarrow.Table`.
-
-    Args:
-        data: The sidecar's bytes.
-        name: Its name, for messages.
-
-    Raises:
-        CorruptShard: It cannot be read, or a page's checksum differs.
-    """
-    try:
-        return pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-    except (ValueError, OSError, pa.ArrowException) as error:
-        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
-
-
-def read_field_crcs(data: bytes, name: str) -> bytes:
-    """Return the checksum of every field in a sidecar, as uint32, in order.
-
-    Args:
-        data: The sidecar's bytes.
-        name: Its name, for messages.
-
-    Raises:
-        CorruptShard: It cannot be read, or a page's checksum differs.
-    """
-    try:
-        table = pq.read_table(pa.BufferReader(data), columns=["__fields__"], page_checksum_verification=True)
-        fields = table.column("__fields__").combine_chunks().flatten()
-        footer = pq.read_metadata(pa.BufferReader(data))
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-        values = {sum(group.column(3 + at).num_values for group in groups) for at in range(len(_FIELD))}
-        if table.num_rows != footer.num_rows or values != {len(fields)}:  # page headers have no checksum
-            raise CorruptShard(name, "the pages hold less than the footer says", remedy=_REMEDY)
-        return bytes(fields.field("crc32c").fill_null(0).to_numpy().astype(np.uint32).tobytes())
-    except (KeyError, IndexError, ValueError, OSError, pa.ArrowException) as error:
-        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
-
-
-def read_index(data: bytes, name: str) -> Any:
-    """Return where the samples and fields of a shard lie: a `pyarrow.Table` of the columns in `SCHEMA`.
-
-    Args:
-        data: The sidecar's bytes.
-        name: Its name, for messages.
-
-    Raises:
-        CorruptShard: It cannot be read, a page's checksum differs, or it tells of what no shard of its size could hold.
-    """
-    fact = read_facts(data, name)
-    try:
-        columns = list(pq.read_schema(pa.BufferReader(data)))[: len(SCHEMA)]
-        if not any(pa.schema(columns).equals(schema) for schema in (SCHEMA, UNREAD)):
-            raise CorruptShard(name, "other columns than a sidecar's", remedy=_REMEDY)
-        read_field_crcs(data, name)  # sees to it that no page is short
-        table = pq.read_table(pa.BufferReader(data), columns=SCHEMA.names, page_checksum_verification=True)
-        table.validate(full=True)
-    except (ValueError, OSError, pa.ArrowException) as error:
-        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
-    if not _fits(table, fact.size):
-        raise CorruptShard(name, f"offsets that do not fit a shard of {fact.size:,} bytes", remedy=_REMEDY)
-    return table
-
-
-def _fits(table: Any, size: int) -> bool:
-    """Tell whether samples follow each other within `size` bytes, and their fields lie inside them."""
-    if not 0 <= size < 2**63:
-        return False
-    first, length = (table.column(name).to_numpy() for name in ("__offset__", "__size__"))
-    end = first + length
-    fields = table.column("__fields__").combine_chunks()
-    counts = np.diff(fields.offsets.to_numpy())
-    start, stop = np.repeat(first, counts), np.repeat(end, counts)
-    offset, length = (fields.flatten().field(part).to_numpy() for part in ("offset", "length"))
-    if np.any(offset > size) or np.any(length > size):  # so no sum of them overflows; and a sample has a field at least
-        return False
-    samples = np.all(end <= size) and np.all(end[:-1] <= first[1:])
-    return bool(samples and np.all(offset >= start) and np.all(offset + length <= stop))

@@ -31,6 +31,7 @@ _STAGED_SUFFIX = ".part"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_FOLLOWING = _READ
 READ_PLAIN = _READ | os.O_NOFOLLOW
+_SMALL = 2**30
 PARTS = 1024  # that one system call can fill: IOV_MAX
 SPOOL_REMEDY = "Choose another --temp-dir, or --method gather, which needs none."
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -343,6 +344,11 @@ class LocalFolder:
             OSError: It cannot be read.
         """
         with open(os.open(self.full_path(name), READ_PLAIN), "rb") as file:
+            fact = os.fstat(file.fileno())
+            if not stat_module.S_ISREG(fact.st_mode):
+                raise OSError(errno.EINVAL, "no plain file", name)
+            if fact.st_size > _SMALL:
+                raise OSError(errno.EFBIG, f"{fact.st_size:,} bytes, too large", name)
             return file.read()
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:

@@ -19,7 +19,8 @@ from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError,
 from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset
 from shardtool.examine import Task, examine
-from shardtool.sidecar import ShardFact, encode_table, read_facts, read_table
+from shardtool.sidecar import ShardFact, encode_table, read_facts
+from shardtool.sidecar_read import read_sidecar
 from shardtool.verbs import shardchecks
 from shardtool.verbs.shardchecks import Case
 
@@ -395,7 +396,7 @@ def _reindex(dataset: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
     """Change a sidecar's rows, and seal it and the dataset file again."""
     path = dataset / "out-001.index"
     raw = path.read_bytes()
-    table, fact = read_table(raw, "x"), read_facts(raw, "x")
+    table, fact = read_sidecar(raw, "x", None).plain_table(), read_facts(raw, "x")
     rows = table.to_pylist()
     change(rows)
     data = encode_table(pa.Table.from_pylist(rows, schema=table.schema), fact)
@@ -451,7 +452,7 @@ def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
 def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
     """A sidecar of a few kilobytes that unfolds to gigabytes is refused before it does."""
     fact = read_facts((dataset / "out-001.index").read_bytes(), "x")
-    schema = read_table((dataset / "out-001.index").read_bytes(), "x").schema
+    schema = read_sidecar((dataset / "out-001.index").read_bytes(), "x", None).schema
     part = {"name": "jpg", "offset": 0, "length": 0, "crc32c": 0}
     rows = {
         "rows": [{"__key__": "k", "__offset__": 0, "__size__": 0, "__fields__": []}] * 200_000,

@@ -1,14 +1,14 @@
-"""A dataset opened for reading: its dataset file, an index of each shard, and the bytes of any field.
+"""A dataset opened for reading: its dataset file, an index of each shard, and the bytes of any payload.
 
-The index is the sidecar where there is one that fits the shard, and otherwise what a walk over the shard finds.
-What is read is never trusted: places outside of a shard are `CorruptShard`.
+The index is the sidecar where there is one that fits the shard, and otherwise what a walk over the shard finds. It is
+read a shard at a time and let go, for passes over many shards in bounded memory; a payload, a piece at a time.
+What is read is never trusted: see `shardtool.sidecar_read`.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +16,24 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.arrow import number_array, strings
-from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
 from shardtool.pattern import sidecar_name
-from shardtool.reading import find_dataset, open_shard, read_small, shard_format
-from shardtool.sidecar import SCHEMA, UNREAD, ShardFact, read_facts, read_table
+from shardtool.reading import find_dataset, read_small, shard_format
+from shardtool.sample import output_text
+from shardtool.sidecar import SCHEMA, UNREAD
+from shardtool.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.dataset import DatasetFile
-    from shardtool.reading import Found
+    from shardtool.reading import Found, PackedFile, ShardFile
     from shardtool.sample import Dots
+
+FIELDS = "__fields__"
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True)
@@ -56,64 +60,36 @@ class OpenedShard:
         """The path of its sidecar, which need not be there."""
         return os.path.join(os.path.dirname(self.path), sidecar_name(self.name))
 
-    @cached_property
-    def _index(self) -> tuple[Any, ShardFact | None, CorruptShard | None]:
-        try:
-            data = read_small(self.sidecar)
-        except OSError:
-            return *self._walked(), None
-        try:
-            fact, table = read_facts(data, self.sidecar), read_table(data, self.sidecar)
-            check_table(table, os.stat(self.path).st_size, self.sidecar)
-        except CorruptShard as error:
-            return *self._walked(), error
-        except OSError as error:
-            raise CorruptShard(self.path, (error.strerror or str(error)).lower()) from None
-        return table, fact, None
 
-    def _walked(self) -> tuple[Any, None]:
-        found = survey(SurveyTask(self.path, dots=self.dots))
-        if found.error is not None:
-            raise found.error
-        return table_of(found), None
+@dataclass(frozen=True)
+class Part:
+    """The index of a shard.
 
-    @property
-    def table(self) -> Any:
-        """The index: a `pyarrow.Table` with the columns of a sidecar (docs/format.md), metadata included.
+    Attributes:
+        table: A `pyarrow.Table` with the columns of a sidecar (docs/format.md); text may be dictionaries.
+        samples: How many there are in the shard.
+        schema: Of all columns of the sidecar, and their types; metadata that was not asked for included.
+        kinds: Of a TFRecord that was walked: field to `bytes`, `int64` or `float`.
+        walked: There is no sound sidecar.
+        damage: What is wrong with the sidecar, or with a shard that was walked: the table ends there.
+    """
 
-        Raises:
-            CorruptShard: There is no sound sidecar, and the shard is damaged.
-        """
-        return self._index[0]
+    table: Any = field(repr=False)
+    samples: int
+    schema: Any
+    kinds: Mapping[str, str]
+    walked: bool
+    damage: tuple[CorruptShard, ...]
 
-    @property
-    def fact(self) -> ShardFact | None:
-        """What the sidecar says of the shard; None where there is no sound one."""
-        return self._index[1]
+    def fields(self) -> Any:
+        """Return the fields of all samples, one after the other: a struct array."""
+        column = self.table.column(FIELDS).combine_chunks()
+        return column.flatten() if len(column) else pa.array([], column.type.value_type)
 
-    @property
-    def damage(self) -> CorruptShard | None:
-        """What is wrong with the sidecar; None where it is sound, or missing."""
-        return self._index[2]
-
-    def sample(self, row: int) -> dict[str, bytes]:
-        """Return a sample's fields: name to bytes. Of a TFRecord's numbers, the packed ones.
-
-        Raises:
-            CorruptShard: The shard ends before, or a checksum differs.
-        """
-        one = self.table.slice(row, 1).to_pylist()[0]
-        found = {}
-        with open_shard(self.path) as shard:
-            for part in one["__fields__"]:
-                data = bytes(shard.read(part["offset"], part["length"]))
-                where = f"{self.path}, field {part['name']!r} of {one['__key__']}"
-                if len(data) != part["length"]:
-                    raise CorruptShard(where, f"{len(data):,} bytes", expected=f"{part['length']:,}")
-                if part["crc32c"] is not None and crc32c(data) != part["crc32c"]:
-                    raise CorruptShard(where, "another checksum than its index says", remedy="Run `shardtool verify`.")
-                found[part["name"]] = data
-        return found
+    def starts(self) -> Any:
+        """Return where in `fields` each sample starts, and where the last one ends."""
+        offsets = self.table.column(FIELDS).combine_chunks().offsets.to_numpy()
+        return offsets - offsets[0] if len(offsets) else offsets
 
 
 @dataclass(frozen=True)
@@ -135,11 +111,6 @@ class OpenedDataset:
         """`tar` or `tfrecord`: of the first shard."""
         return shard_format(self.shards[0].path)
 
-    def tables(self) -> Iterator[tuple[OpenedShard, Any]]:
-        """Yield each shard with its index."""
-        for shard in self.shards:
-            yield shard, shard.table
-
 
 def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> OpenedDataset:
     """Return a dataset, given as its dataset file, a pattern, a glob, a folder, or shards.
@@ -157,27 +128,59 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     return OpenedDataset(found, file, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
 
 
-def check_table(table: Any, size: int, where: str) -> None:
-    """See that a sidecar's table has its columns, and that all it speaks of lies in a shard of `size` bytes.
+def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
+    """Return the index of a shard, by a walk where there is no sound sidecar.
+
+    Args:
+        shard: Which.
+        metadata: Whether the sidecar's other columns are wanted, too.
 
     Raises:
-        CorruptShard: It is not so.
+        CorruptShard: There is no sound sidecar, and the shard cannot be opened.
     """
-    for wanted in SCHEMA:
-        if wanted.name not in table.column_names:
-            raise CorruptShard(where, f"no column {wanted.name}", remedy="`shardtool index` makes it again.")
-    fields = table.column("__fields__").combine_chunks()
-    parts = fields.flatten() if len(fields) else None
+    found = _sidecar_part(shard, metadata=metadata)
+    if isinstance(found, Part):
+        return found
+    return _walked_part(survey(SurveyTask(shard.path, dots=shard.dots)), found)
+
+
+def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard | None:
+    """Return what a sidecar tells, or what is wrong with it; None where there is none."""
+    where, size = shard.sidecar, _size(shard.path)
     try:
-        starts = table.column("__offset__").to_numpy().astype(np.uint64)
-        sizes = table.column("__size__").to_numpy().astype(np.uint64)
-        inner = [] if parts is None else [(parts.field("offset").to_numpy(), parts.field("length").to_numpy())]
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise CorruptShard(where, f"columns of another type: {error}") from None
-    for offset, length in [(starts, sizes), *inner]:
-        if len(offset) and not (np.all(offset <= size) and np.all(length <= size) and np.all(offset + length <= size)):
-            raise CorruptShard(where, f"places outside of its shard of {size:,} bytes",
-                               remedy="`shardtool index` makes it again.")  # fmt: skip
+        data = read_bytes(where)
+        found = read_sidecar(data, where, size, metadata=metadata)
+        check_shard(found.fact, where, output_text(shard.name), found.fact.size if size is None else size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return CorruptShard(where, f"cannot be read: {(error.strerror or str(error)).lower()}")
+    except CorruptShard as error:
+        return error
+    columns = [*found.index.columns, *found.metadata.columns]
+    table = pa.table(columns, names=[*found.index.column_names, *found.metadata.column_names])
+    return Part(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _walked_part(found: Survey, damage: CorruptShard | None) -> Part:
+    """Return what a walk found; `damage` is what is wrong with the sidecar."""
+    table = table_of(found)
+    kinds = {walked_text(name): kind for name, kind in zip(found.names, found.kinds, strict=True)}
+    return Part(
+        table=table,
+        samples=table.num_rows,
+        schema=table.schema,
+        kinds=kinds if found.format == "tfrecord" else {},
+        walked=True,
+        damage=tuple(error for error in (damage, found.error) if error is not None),
+    )
 
 
 def table_of(found: Survey) -> Any:
@@ -222,3 +225,22 @@ def places_of(table: Any) -> tuple[bytes, ...]:
             writer.write_batch(batch)
         hashes.append(blake2b(sink.getvalue(), digest_size=16).digest())
     return tuple(hashes)
+
+
+def payload(
+    shard: ShardFile | PackedFile, offset: int, length: int, where: str, *, most: int | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of a payload, a piece at a time, and no more than the first `most`.
+
+    Raises:
+        CorruptShard: The shard ends before.
+    """
+    if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
+        raise CorruptShard(where, f"{length:,} bytes at {offset:,}", expected=f"a place in {shard.size:,} bytes")
+    length = length if most is None else min(length, most)
+    while length > 0:
+        block = bytes(shard.read(offset, min(length, _BLOCK)))
+        if not block:
+            raise CorruptShard(where, f"the shard ends at {offset:,}", expected=f"{length:,} more bytes")
+        yield block
+        offset, length = offset + len(block), length - len(block)

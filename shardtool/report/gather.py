@@ -8,15 +8,18 @@ shown too; without labels it goes by shard in the same way.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.arrow import python_rows
 from shardtool.errors import CorruptShard, printable
+from shardtool.parquet_bounds import read_footer
 from shardtool.pattern import sidecar_name
+from shardtool.read.opened import read_part
 from shardtool.report.figures import Chosen, Figures, LabelSet, ShardFigure, Sizes
 from shardtool.report.labels import (
     LABEL_FIELDS,
@@ -26,6 +29,7 @@ from shardtool.report.labels import (
     count_labels,
     label_columns,
 )
+from shardtool.sidecar_read import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -131,20 +135,20 @@ class _Gathering:
     def read(self, shard: OpenedShard) -> None:
         """Count one shard, and let its samples take part in the choice."""
         figure = self.figures.shards[shard.number]
-        opened = replace(shard)  # what it keeps of its index goes when this function ends
         try:
-            table = opened.table
+            part = read_part(shard, metadata=True)
         except CorruptShard as error:
             figure.problems.append(error.found)
             return
-        if opened.damage is not None:
-            figure.problems.append(f"its index: {opened.damage.found}")
+        for one in part.damage:
+            figure.problems.append(f"its index: {one.found}" if one.where == shard.sidecar else one.found)
+        table = part.table
         if figure.samples is not None and figure.samples != table.num_rows:
             figure.problems.append(f"{table.num_rows:,} samples, the dataset file says {figure.samples:,}")
         figure.samples = table.num_rows
         self.figures.counted += 1
         self.figures.counted_samples += table.num_rows
-        for column in table.schema:
+        for column in part.schema:
             if not column.name.startswith("__") and len(self.figures.columns) < _MOST_FIELDS:
                 self.figures.columns.setdefault(column.name, str(column.type))
         parts = _parts(table)
@@ -192,7 +196,7 @@ class _Gathering:
             at = pc.index_in(table.column("__key__"), pa.array(list(wrong), pa.string())).combine_chunks()
             taken += np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))[:_MOST_PINNED].tolist()
         taken = list(dict.fromkeys(taken))
-        for at, values in zip(taken, table.take(pa.array(taken, pa.int64())).to_pylist(), strict=True):
+        for at, values in zip(taken, python_rows(table.take(pa.array(taken, pa.int64()))), strict=True):
             shown = {name: texts[code] for name, (coded, texts) in labels.items() if (code := int(coded[at])) >= 0}
             one = Chosen(number, at, values, shown, wrong.get(values["__key__"], []))
             if one.findings:
@@ -271,9 +275,9 @@ def _parts(table: Any) -> dict[str, Any]:
     """Return the fields of all samples as columns; `parent` is the sample's row."""
     lists = table.column("__fields__").combine_chunks()
     flat = lists.flatten()
-    crcs = flat.field("crc32c")
+    crcs, names = flat.field("crc32c"), flat.field("name")
     return {
-        "name": flat.field("name"),
+        "name": names.dictionary_decode() if pa.types.is_dictionary(names.type) else names,
         "offset": flat.field("offset").to_numpy(),
         "length": flat.field("length").to_numpy(),
         "crc32c": None if crcs.null_count else crcs.to_numpy(),
@@ -303,11 +307,10 @@ def _shard_figures(dataset: OpenedDataset) -> list[ShardFigure]:
 
 
 def _rows(sidecar: str) -> int | None:
-    import pyarrow.parquet as pq
-
+    """Return how many samples a sidecar claims to have: only a choice of shards goes by it."""
     try:
-        return int(pq.read_metadata(sidecar).num_rows)
-    except (OSError, ValueError, pa.ArrowException):
+        return read_footer(read_bytes(sidecar)).rows
+    except (OSError, ValueError):
         return None
 
 

@@ -2,7 +2,7 @@
 
 A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
 for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
-of a sidecar claims: see `shardtool.index_rows`.
+of a sidecar claims: see `shardtool.sidecar_read`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from shardtool.arrow import string_array, strings
-from shardtool.checksum import crc32c
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.index_rows import Rows, read_rows, unfolded_bytes
+from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.pattern import sidecar_name
-from shardtool.reading import COMPRESSED, read_small
+from shardtool.reading import COMPRESSED
 from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
-from shardtool.sidecar import SCHEMA, read_facts
-from shardtool.source import buffers
+from shardtool.sidecar_read import check_listed, check_samples, check_shard, read_bytes
+from shardtool.sidecar_read import read_sidecar as read_rows
 from shardtool.source.scan import NO_FIELD
 from shardtool.storage import READ_PLAIN
 from shardtool.survey import Survey, SurveyTask, Unlike, walked_text
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
     from shardtool.dataset import ShardEntry
     from shardtool.sample import Dots, Number
 
-_METADATA, _METADATA_FACTOR = 2**28, 16  # bytes that metadata may take, and more for each byte of the shard
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
 _REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
 _WIDE = 2**32
@@ -200,7 +194,7 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     path = os.path.join(os.path.dirname(shard.path), sidecar_name(os.path.basename(shard.path)))
     try:
         seen.add(os.stat(path))
-        data = read_small(path)
+        data = read_bytes(path)
     except FileNotFoundError:
         if shard.entry is None and not os.path.islink(path):
             return None
@@ -209,26 +203,16 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
         found = f"cannot be read: {(error.strerror or str(error)).lower()}"
         raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
     entry, size = shard.entry, shard.file.size
-    if entry is not None and (len(data), crc32c(data)) != (entry.sidecar_size, entry.sidecar_crc):
-        found = f"{len(data):,} bytes with the CRC-32C {crc32c(data):08x}"
-        expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
-        raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
-    fact = read_facts(data, path)
-    if (fact.name, fact.size) != (shard.name, size):
-        found, expected = f"the index of {fact.name}, {fact.size:,} bytes", f"that of {shard.name}, {size:,} bytes"
-        raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
-    rows = read_rows(data, size, path)
-    if entry is not None and len(rows.counts) != entry.samples:
-        expected = f"{entry.samples:,}, as the dataset file says"
-        raise CorruptShard(path, f"{len(rows.counts):,} samples", expected=expected, remedy=_REMEDY)
-    if not _fits(rows, size):
-        raise CorruptShard(path, f"offsets that do not fit a shard of {size:,} bytes", remedy=_REMEDY)
-    columns = _read_columns(data, len(rows.counts), _METADATA + _METADATA_FACTOR * shard.file.size, path)
-    keys = string_array(rows.keys, rows.key_sizes)
-    names = tuple(name.decode() for name in rows.names)
+    if entry is not None:
+        check_listed(data, path, entry)
+    sidecar = read_rows(data, path, size)
+    check_shard(sidecar.fact, path, shard.name, size)
+    if entry is not None:
+        check_samples(sidecar, path, entry)
+    rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
     return Part(
-        shard, keys, rows.counts, names, rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {},
-        columns=columns,
+        shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
+        rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
     )  # fmt: skip
 
 
@@ -310,57 +294,6 @@ def check_fields(where: str, names: Sequence[str]) -> None:
     if len(names) > FIELD_LIMIT:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
         raise InvalidRequest(where, found, expected=f"at most {FIELD_LIMIT:,}")
-
-
-def _fits(rows: Rows, size: int) -> bool:
-    """Tell whether samples follow each other within `size` bytes, and their fields lie inside them."""
-    if any(np.any(column > size) for column in (rows.starts, rows.sizes, rows.offsets, rows.lengths)):
-        return False  # so that no sum overflows
-    ends = rows.starts + rows.sizes
-    starts, stops = np.repeat(rows.starts, rows.counts), np.repeat(ends, rows.counts)
-    inside = np.all(rows.offsets >= starts) and np.all(rows.offsets + rows.lengths <= stops)
-    return bool(inside and np.all(ends <= size) and np.all(ends[:-1] <= rows.starts[1:]))
-
-
-def _read_columns(data: bytes, samples: int, most: int, path: str) -> Any:
-    """Return the metadata in a sidecar, whose index was read already, if it takes no more than `most` bytes."""
-    try:
-        schema = pq.read_schema(pa.BufferReader(data))
-        names = [name for name in schema.names if name not in SCHEMA.names]
-        if not names:
-            return None
-        _check_size(unfolded_bytes(data), most)
-        texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
-        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True) as file:
-            table = _decoded(file.read(columns=names, use_threads=False), most)
-        table.validate(full=True)
-    except (ValueError, IndexError, KeyError, OSError, MemoryError, pa.ArrowException) as error:
-        raise CorruptShard(path, f"no sidecar: {str(error)[:300]}", remedy=_REMEDY) from None
-    if len(set(names)) < len(names) or any(name.startswith("__") for name in names):
-        raise CorruptShard(path, f"columns that no sidecar has: {listing(names)}", remedy=_REMEDY)
-    if table.num_rows != samples:
-        raise CorruptShard(path, f"metadata of {table.num_rows:,} samples", expected=f"{samples:,}", remedy=_REMEDY)
-    return table
-
-
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise ValueError(f"{size:,} bytes of metadata")
-
-
-def _decoded(table: Any, most: int) -> Any:
-    """Return a table without dictionaries, whose short places stand for long text, if that is not too much."""
-    total = 0
-    for at, name in enumerate(table.column_names):
-        column = table.column(at)
-        if not pa.types.is_dictionary(column.type):
-            continue
-        for chunk in column.chunks:
-            lengths, places = buffers.lengths(chunk.dictionary), buffers.numbers(chunk.indices.drop_null())
-            total += int(lengths[places].sum())
-        _check_size(total, most)
-        table = table.set_column(at, name, pc.cast(column, column.type.value_type))
-    return table
 
 
 def _whole(found: Survey) -> NDArray[np.bool_] | None:

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.checksum import crc32c, show_fingerprint, sum_fingerprints
+from shardtool.checksum import show_fingerprint, sum_fingerprints
 from shardtool.columns import Names
 from shardtool.dataset import feature_kinds, feature_lists, feature_spec
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.index_rows import read_rows
 from shardtool.interop.energon import INFO_FILE
 from shardtool.interop.exports import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.sample import counted, to_bytes
 from shardtool.sidecar import SCHEMA, types_of
+from shardtool.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.source.keys import hashes
 
 if TYPE_CHECKING:
@@ -190,12 +190,11 @@ def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
         data = folder.read(name)
     except OSError as error:
         raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
-    if crc32c(data) != shard.sidecar_crc:
-        raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
-    rows = read_rows(data, shard.size, where)
-    if len(rows.key_sizes) != shard.samples:
-        expected = f"{shard.samples:,}, as the dataset file says"
-        raise CorruptShard(where, counted(len(rows.key_sizes), "sample"), expected=expected, remedy=_REMEDY)
+    check_listed(data, where, shard)
+    sidecar = read_sidecar(data, where, shard.size, metadata=False)
+    check_shard(sidecar.fact, where, shard.name, shard.size)
+    check_samples(sidecar, where, shard)
+    rows = sidecar.rows
     text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
     return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard, OutputExists, OutputFailed, printable
-from shardtool.read.parts import payload
+from shardtool.read.opened import payload
 from shardtool.reading import open_shard
 from shardtool.sample import to_bytes
 from shardtool.verbs.content import numbers_in

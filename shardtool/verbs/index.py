@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset
 from shardtool.digest import DigestTask, digest
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
@@ -274,7 +273,7 @@ class Exporter:
 
     def _index(self, shard: ShardEntry) -> Any:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
-        from shardtool.sidecar import read_facts, read_index
+        from shardtool.sidecar_read import check_listed, read_sidecar
 
         where, name = self.folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
         fact = self.folder.facts([name]).get(name)
@@ -284,10 +283,9 @@ class Exporter:
                 data = self.folder.read(name)
             except OSError as error:
                 raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
-            if crc32c(data) != shard.sidecar_crc:
-                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
-            said = read_facts(data, where)
-            table = read_index(data, where)
+            check_listed(data, where, shard)
+            known = read_sidecar(data, where, shard.size, metadata=False)
+            said, table = known.fact, known.plain_table()
             listed = (shard.name, shard.size, shard.crc, shard.samples)
             if (said.name, said.size, said.crc, table.num_rows) == listed:
                 return table

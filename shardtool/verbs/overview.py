@@ -17,18 +17,17 @@ import pyarrow.types as pt
 
 from shardtool.dataset import feature_kinds
 from shardtool.errors import CorruptShard
-from shardtool.read.parts import FIELDS, payload, read_part
+from shardtool.read.opened import FIELDS, payload, read_part
 from shardtool.reading import COMPRESSED, open_shard
 from shardtool.verbs.content import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
-from shardtool.verbs.statistics import Column, Counts, Sizes
+from shardtool.verbs.statistics import Column, Counts, Sizes, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from shardtool.read.opened import OpenedDataset, OpenedShard
-    from shardtool.read.parts import Part
+    from shardtool.read.opened import OpenedDataset, OpenedShard, Part
     from shardtool.reading import PackedFile, ShardFile
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.summary import InspectOptions
@@ -151,7 +150,7 @@ class Overview:
 
     def _read(self, shard: OpenedShard) -> None:
         try:
-            part = read_part(shard, ["__key__", FIELDS], metadata=True)
+            part = read_part(shard, metadata=True)
         except CorruptShard as error:
             self.damage.append(error)
             return
@@ -176,8 +175,8 @@ class Overview:
                 continue
             column = self.columns.setdefault(one.name, Column(str(one.type)))
             column.add_type(str(one.type))
-            if one.name not in part.table.column_names:
-                continue  # lists and the like
+            if not is_plain(one.type):
+                continue
             values = part.table.column(one.name)
             column.add(values)
             if one.name in ("width", "height") and pt.is_integer(one.type):

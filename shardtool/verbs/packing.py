@@ -33,12 +33,11 @@ from shardtool.sidecar import (
     encode_table,
     index_of,
     read_facts,
-    read_field_crcs,
-    read_table,
     string_lists,
     tally_of,
     types_of,
 )
+from shardtool.sidecar_read import read_sidecar
 from shardtool.storage import identity
 from shardtool.verbs.append import existing_keys, joined
 from shardtool.verbs.columns import with_column, with_images
@@ -278,10 +277,10 @@ class Packing:
         index = sidecar_name(name)
         try:
             data = self.publisher.folder.read(index)
-            said = read_facts(data, index)
-            crcs = read_field_crcs(data, index)
+            sidecar = read_sidecar(data, index, fact.size, metadata=False)
         except (OSError, ShardError):
             return None
+        said, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
         same = (said.plan, said.name, said.size) == (self._fingerprint(shard, samples), output_text(name), fact.size)
         return (data, said, crcs) if same else None
 
@@ -291,7 +290,8 @@ class Packing:
             return None
         name = sidecar_name(self.publisher.pattern.shard(self._base + shard))
         try:
-            sound = encode_table(read_table(data, name), said) == data  # nothing else finds a flipped bit in its facts
+            table = read_sidecar(data, name, said.size).plain_table()
+            sound = encode_table(table, said) == data  # nothing else finds a flipped bit in its facts
         except ShardError:
             sound = False
         if not sound:
@@ -380,7 +380,8 @@ class Packing:
     def _known(self, shard: int, data: bytes, name: str) -> tuple[Tally, ShardFact, bytes]:
         """Return what a sound sidecar tells of a shard of changed samples that stays as it is."""
         index = sidecar_name(name)
-        fact, table = read_facts(data, index), read_table(data, index)
+        fact = read_facts(data, index)
+        table = read_sidecar(data, index, fact.size).plain_table()  # as it was read when it was found to be sound
         self.schema = types_of(table.schema)
         made = fact.made
         if made is None:

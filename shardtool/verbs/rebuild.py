@@ -204,13 +204,13 @@ class _Job:
 
     def _known(self, path: str, index_name: str, table: Any, found: Survey) -> tuple[Any, ShardFact, bytes] | None:
         """Return the sidecar that is there, as table, fact and bytes, if it says what the walk found."""
-        from shardtool.sidecar import read_facts, read_field_crcs, read_table
+        from shardtool.sidecar_read import read_bytes, read_sidecar
 
         where = os.path.join(self.folder.path, index_name)
         try:
-            data = read_small(where)
-            fact, old = read_facts(data, where), read_table(data, where)
-            read_field_crcs(data, where)
+            data = read_bytes(where)
+            known = read_sidecar(data, where, found.size)
+            fact, old = known.fact, known.plain_table()
         except FileNotFoundError:
             return None
         except (OSError, ShardError):

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from shardtool.arrow import python_rows
 from shardtool.checksum import crc32c
 from shardtool.dataset import feature_kinds
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.format import tfrecord_walk
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
-from shardtool.read.parts import FIELDS, payload, read_part
+from shardtool.read.opened import FIELDS, payload, read_part
 from shardtool.reading import open_shard, shard_format
 from shardtool.sample import output_text
 from shardtool.verbs.content import IMAGE_LIMIT, TEXT_LIMIT, content_of, image_fact, json_of, label_of, value_of
 from shardtool.verbs.overview import class_names
+from shardtool.verbs.statistics import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.read.opened import OpenedDataset, OpenedShard
-    from shardtool.read.parts import Part
+    from shardtool.read.opened import OpenedDataset, OpenedShard, Part
     from shardtool.reading import PackedFile, ShardFile
 
 _OWN = ("__key__", "__offset__", "__size__", FIELDS)
@@ -131,7 +132,7 @@ class SampleView:
 def keys(dataset: OpenedDataset) -> Iterator[str]:
     """Yield all keys, in the order of the samples."""
     for shard in dataset.shards:
-        part = read_part(shard, ["__key__"])
+        part = read_part(shard)
         yield from part.table.column("__key__").to_pylist()
         _raise_damage(part)
 
@@ -142,7 +143,7 @@ def first_samples(dataset: OpenedDataset, most: int) -> Iterator[FoundSample]:
     for shard in dataset.shards:
         if number >= most:
             return
-        part = read_part(shard, _OWN, metadata=True)
+        part = read_part(shard, metadata=True)
         for row in range(min(part.samples, most - number)):
             yield _found(dataset, shard, part, row, number + row)
         number += part.samples
@@ -162,7 +163,7 @@ def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
     damage: list[CorruptShard] = []
     for shard in dataset.shards:
         try:
-            part = read_part(shard, ["__key__"])
+            part = read_part(shard)
         except CorruptShard as error:
             damage.append(error)
             continue
@@ -191,12 +192,13 @@ def _raise_damage(part: Part) -> None:
 def _whole(dataset: OpenedDataset, shard: OpenedShard, part: Part | None, row: int, number: int) -> FoundSample:
     """Return a sample with all that its index says."""
     if part is None or not part.walked:
-        part = read_part(shard, _OWN, metadata=True)
+        part = read_part(shard, metadata=True)
     return _found(dataset, shard, part, row, number)
 
 
 def _found(dataset: OpenedDataset, shard: OpenedShard, part: Part, row: int, number: int) -> FoundSample:
-    one = part.table.slice(row, 1).to_pylist()[0]
+    shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
+    one = python_rows(part.table.slice(row, 1).select(shown))[0]
     key, offset, size, fields = (one.pop(name) for name in _OWN)
     kinds = dict(part.kinds)
     if shard_format(shard.path) == "tfrecord" and not part.walked:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset import ShardEntry
     from shardtool.examine import Examined
-    from shardtool.index_rows import Rows
+    from shardtool.sidecar_read import Rows
     from shardtool.survey import Survey
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
@@ -202,12 +202,12 @@ def check_fact(case: Case) -> Iterator[Finding]:
 
 def read_case_rows(case: Case) -> Iterator[Finding]:
     """Read the sidecar's rows; yield what keeps them from being read."""
-    from shardtool.index_rows import read_rows
+    from shardtool.sidecar_read import read_sidecar as read
 
     if case.data is None or case.fact is None:
         return
     try:
-        case.rows = read_rows(case.data, case.size if case.size is not None else case.fact.size, case.sidecar)
+        case.rows = read(case.data, case.sidecar, case.size).rows
     except CorruptShard as error:
         yield finding_of("sidecar-damaged", case.sidecar, error)
 

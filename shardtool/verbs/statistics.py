@@ -155,6 +155,12 @@ class ColumnSummary:
     values: tuple[ColumnValue, ...] = ()
 
 
+def is_plain(kind: Any) -> bool:
+    """Tell whether a column of that type holds numbers, text, truth or times: no lists and the like."""
+    flat = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
+    return bool(flat or pt.is_string(kind) or pt.is_temporal(kind))
+
+
 class Column:
     """The values of a column of metadata, added up to a `ColumnSummary`."""
 

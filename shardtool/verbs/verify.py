@@ -482,7 +482,7 @@ class Look:
 
 def _import_ahead() -> None:
     import_module("shardtool.verbs.shardchecks")
-    import_module("shardtool.index_rows")
+    import_module("shardtool.sidecar_read")
 
 
 def _short(survey: Any) -> Any:
