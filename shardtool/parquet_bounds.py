@@ -157,6 +157,8 @@ def _add_leaves(elements: list[_Struct], at: int, names: tuple[str, ...], *, rep
     if len(names) > _MOST_LEVELS or (names and not count):
         raise ValueError("columns nested too deeply, or a group of none")
     for _ in range(count):
+        if at == len(elements):
+            raise ValueError("a schema without its end")
         element = elements[at]
         path = (*names, _text(element, _NAME).decode("utf-8", "backslashreplace"))
         many = repeated or (_REPEATS in element and _number(element, _REPEATS, _I32) == _REPEATED)

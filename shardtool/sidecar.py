@@ -282,7 +282,9 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
         _check_facts(fact)
-    except (KeyError, ValueError) as error:
+    except KeyError as error:
+        raise CorruptShard(name, f"no sidecar: without {_PREFIX}{error.args[0]}", remedy=_REMEDY) from None
+    except ValueError as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
         raise CorruptShard(

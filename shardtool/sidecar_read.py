@@ -238,6 +238,8 @@ def _read(data: bytes, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar
     more = [name for name in table.column_names if name not in SCHEMA.names]
     rows = _rows(table, most_index)
     check_places(rows, fact.size)
+    if pt.is_dictionary(table.schema.field("__key__").type):  # which `_rows` has seen to be short
+        table = table.set_column(0, SCHEMA.field("__key__"), table.column("__key__").cast(pa.string()))
     _check_metadata(sum(_text_bytes(chunk) for name in more for chunk in table.column(name).chunks), most)
     return Sidecar(fact, rows, table.select(SCHEMA.names), table.select(more), schema)
 

@@ -15,9 +15,9 @@ import numpy as np
 from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard, printable
 from shardtool.findings import Finding, finding_of
-from shardtool.reading import read_small
 from shardtool.sample import counted
 from shardtool.sidecar import ShardFact, read_facts
+from shardtool.sidecar_read import read_bytes
 from shardtool.survey import walked_text
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def read_sidecar(case: Case) -> Iterator[Finding]:
     """Read the sidecar's bytes and what it says of its shard; yield what is wrong with it as a file."""
     entry = case.entry
     try:
-        case.data = read_small(case.sidecar_path)
+        case.data = read_bytes(case.sidecar_path)
     except FileNotFoundError:
         if case.wanted:
             yield Finding("sidecar-missing", case.sidecar, "no such file")
