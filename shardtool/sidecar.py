@@ -86,6 +86,8 @@ class ShardFact:
         crc: CRC-32C of the file; None where nobody has read it all.
         plan: The fingerprint of the shard's plan; empty where no plan is known.
         made: Of a shard whose samples were changed on the way.
+        dataset: The name of its dataset; empty where no plan is known.
+        shards: How many shards the dataset was to have, at least, when this one was written; None likewise.
     """
 
     name: str
@@ -93,6 +95,8 @@ class ShardFact:
     crc: int | None
     plan: str
     made: MadeFact | None = None
+    dataset: str = ""
+    shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
         facts["crc32c"] = f"{shard.crc:08x}"
     if shard.plan:
         facts["plan"] = shard.plan
+    if shard.shards is not None:
+        facts |= {"dataset": shard.dataset, "shards": f"{shard.shards}"}
     if shard.made is not None:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
@@ -280,7 +286,10 @@ def read_facts(data: bytes, name: str) -> ShardFact:
                 int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
             )
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
-        fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
+        shards = int(facts["shards"]) if "shards" in facts else None
+        fact = ShardFact(
+            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("dataset", ""), shards
+        )
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
