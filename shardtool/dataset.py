@@ -28,6 +28,7 @@ _APPENDS = b'\n    "appends": ['
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
+_RANGE = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC = re.compile(r"[0-9a-f]{8}")
 _MOST = 2**63 - 1  # what a column of whole numbers can hold
 _MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
@@ -219,7 +220,7 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         document = json.loads(data)
         ours = _typed(document, "shardtool", dict)
         if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
-            _check_texts(document)
+            _check_texts(document, ours)
             return _dataset(document, ours)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
         raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
@@ -231,13 +232,21 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name
 
 
-def _check_texts(document: Any) -> None:
-    """See that all texts, keys among them, are Unicode, and that no number is infinite or none."""
+def _check_texts(document: Any, ours: Any) -> None:
+    """See that all texts, keys among them, are Unicode, and that no number is infinite or none.
+
+    An option may be the name of a file that is no UTF-8: `--exclude` takes that.
+    """
     try:
-        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+        _as_json({**document, "shardtool": {**ours, "made": None}}).encode()
+        _as_json(ours["made"]).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         found = "a text with half of a surrogate pair"
         raise ValueError(found) from None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _dataset(document: Any, ours: Any) -> DatasetFile:
@@ -287,7 +296,9 @@ def _totals(ours: Any, shards: Sequence[ShardEntry]) -> Any:
 def _pattern(ours: Any, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern: a range must give the names of the shards that are listed, in their order."""
     text: str = _file_name(ours, "pattern")
-    if "{" in text:
+    if any(mark in text for mark in "{}<>"):
+        if not _RANGE.fullmatch(text):  # braces of another kind may stand for any number of names
+            raise ValueError(f"the pattern {text!r:.80}")
         pattern = parse_pattern(text)
         names = [shard.name for shard in shards]
         if pattern.count is not None and pattern.count < len(names):

@@ -86,8 +86,8 @@ class ShardFact:
         crc: CRC-32C of the file; None where nobody has read it all.
         plan: The fingerprint of the shard's plan; empty where no plan is known.
         made: Of a shard whose samples were changed on the way.
-        dataset: The name of its dataset; empty where no plan is known.
-        shards: How many shards the dataset was to have, at least, when this one was written; None likewise.
+        first: The name of the first shard of its run; empty where no plan is known.
+        shards: How many shards that run was to make, at least, when this one was written; None likewise.
     """
 
     name: str
@@ -95,7 +95,7 @@ class ShardFact:
     crc: int | None
     plan: str
     made: MadeFact | None = None
-    dataset: str = ""
+    first: str = ""
     shards: int | None = None
 
 
@@ -206,7 +206,7 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
     if shard.plan:
         facts["plan"] = shard.plan
     if shard.shards is not None:
-        facts |= {"dataset": shard.dataset, "shards": f"{shard.shards}"}
+        facts |= {"first": shard.first, "shards": f"{shard.shards}"}
     if shard.made is not None:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
@@ -288,7 +288,7 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         shards = int(facts["shards"]) if "shards" in facts else None
         fact = ShardFact(
-            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("dataset", ""), shards
+            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("first", ""), shards
         )
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None

@@ -63,7 +63,7 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         mending.run()
         done = mending.done
         if mending.changed:
-            report, _ = look(dataset, replace(options, repair=False), Observer())
+            report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
         report = replace(report, unchecked=(*report.unchecked, *mending.left))
     return with_seconds(report, time.time() - begun, tuple(done))
 

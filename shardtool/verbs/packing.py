@@ -347,7 +347,7 @@ class Packing:
         written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
         fact = ShardFact(
             output_text(name), result.size, result.crc, self._fingerprint(shard, samples), None,
-            self._name, self._planned(shard, plan.count(shard)),
+            self._first, self._planned(shard, plan.count(shard)),
         )  # fmt: skip
         index = index_of(written)
         data, self.schema = encode(index, fact)
@@ -372,7 +372,7 @@ class Packing:
         fact = ShardFact(
             output_text(name), result.size, result.crc, self._fingerprint(shard, samples),
             MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
-            self._name, self._planned(shard, made.consumed),
+            self._first, self._planned(shard, made.consumed),
         )  # fmt: skip
         index = index_of(Written(plan.format, made.samples, columns, result.field_crcs, (), source_paths=False))
         data, self.schema = encode(index, fact)
@@ -390,7 +390,7 @@ class Packing:
         if made is None:
             raise Bug(name, "a kept shard without its facts", remedy="Please report this.")
         if fact.shards != (planned := self._planned(shard, made.consumed)):  # the source has grown or shrunk since
-            fact = replace(fact, dataset=self._name, shards=planned)
+            fact = replace(fact, first=self._first, shards=planned)
             data = encode_table(table, fact)
         self.digest += made.content
         self.dropped += made.dropped
@@ -400,16 +400,17 @@ class Packing:
         return tally_of(table), fact, data
 
     @property
-    def _name(self) -> str:
-        return output_text(self.publisher.pattern.base)
+    def _first(self) -> str:
+        return output_text(self.publisher.pattern.shard(self.publisher.first))
 
     def _planned(self, shard: int, consumed: int) -> int:
-        """Return how many shards the dataset is to have, as far as it is known when a shard is written.
+        """Return how many shards this run is to make, as far as it is known when a shard is written.
 
         Those of this round and of all before, and one more where samples planned for this shard found no room in it:
         so, of all shards that a killed run has left, one tells of more than there are.
         """
-        return self._base + self._round.shards + (consumed < self._round.count(shard))
+        before = self._base - self.publisher.first
+        return before + self._round.shards + (consumed < self._round.count(shard))
 
     def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
         """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""

@@ -28,29 +28,29 @@ EXPECTED = "all of them, and their dataset file"
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A dataset that is not all there.
+    """A run whose shards are not all there.
 
     Attributes:
-        name: Its name.
+        first: The name of its first shard.
         shards: How many there are.
         planned: How many there were to be, at least.
     """
 
-    name: str
+    first: str
     shards: int
     planned: int
 
     def __str__(self) -> str:
-        there = f"{counted(self.shards, 'shard')} of {self.planned:,} that were planned for {printable(self.name)[:80]}"
-        return f"{there}: a run did not end, or not all was copied"
+        there = f"{counted(self.shards, 'shard')} of {self.planned:,} that were planned"
+        return f"{there} from {printable(self.first)[:80]} on: a run did not end, or not all was copied"
 
 
 def unfinished(facts: Iterable[ShardFact | None]) -> list[Unfinished]:
-    """Return the datasets that have fewer shards than their sidecars tell.
+    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars tell.
 
     Args:
         facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
-            belong to any of the datasets.
+            be of any of the runs.
     """
     there: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -59,12 +59,12 @@ def unfinished(facts: Iterable[ShardFact | None]) -> list[Unfinished]:
         if fact is None or fact.shards is None:
             unknown += 1
             continue
-        there[fact.dataset] += 1
-        planned[fact.dataset] = max(planned.get(fact.dataset, 0), fact.shards)
+        there[fact.first] += 1
+        planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
     return [
-        Unfinished(name, there[name] + unknown, number)
-        for name, number in sorted(planned.items())
-        if number > there[name] + unknown
+        Unfinished(first, there[first] + unknown, number)
+        for first, number in sorted(planned.items())
+        if number > there[first] + unknown
     ]
 
 

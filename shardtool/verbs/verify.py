@@ -418,7 +418,8 @@ class Look:
             self.add(
                 -1, Finding("shard-missing", one, "neither given nor there", f"a shard, as {output_text(name)} says")
             )
-        self.counts["shard-missing"] += max(0, len(missing) - _MOST_GAPS)
+        if len(missing) > _MOST_GAPS:
+            self.counts["shard-missing"] += len(missing) - _MOST_GAPS
 
     @property
     def _is_of_several(self) -> bool:
@@ -427,8 +428,8 @@ class Look:
 
     def _check_finished(self) -> None:
         """See whether shards without a whole dataset file are all that their run planned."""
-        asked = self._own or (self.found.dataset_file is None and self._is_of_several)
-        if self.file is not None or not asked:
+        damaged = self.file is None and self._own
+        if not damaged and self._no_file is None:
             return
         from shardtool.verbs.unfinished import EXPECTED, others_beside, unfinished
 
