@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
-from shardtool.errors import CorruptShard
-from shardtool.pattern import sidecar_name
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
 from shardtool.sample import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
@@ -28,7 +28,12 @@ _APPENDS = b'\n    "appends": ['
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
+_RANGE = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC = re.compile(r"[0-9a-f]{8}")
+_MOST = 2**63 - 1  # what a column of whole numbers can hold
+_MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
+_MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
+_FINGERPRINT_LENGTH = 80  # ours has 67 characters
 _LIST = "tf.io.VarLenFeature("
 _TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
@@ -180,9 +185,10 @@ def shard_names(data: bytes) -> list[str] | None:
     if not any(mark in data for mark in _MARKS):
         return None
     try:
-        return [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
+        names = [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
+    return [name.encode("utf-8", "replace").decode() for name in names]  # half of a surrogate pair is no name at all
 
 
 def tells_of_appends(data: bytes) -> bool:
@@ -191,15 +197,19 @@ def tells_of_appends(data: bytes) -> bool:
 
 
 def read_dataset(data: bytes, name: str) -> DatasetFile:
-    """Return what a dataset file says.
+    """Return what a dataset file says: the one place where that is checked, for whoever uses it.
+
+    What comes back has the types that `DatasetFile` tells, texts are Unicode, numbers have 63 bits, totals are those
+    of the shards, of which there is one at least. All names are plain names of the dataset file's folder: those of
+    shards are the ones that the pattern gives, and each sidecar is called like its shard. That the files are there,
+    and hold what is said of them, is not known.
 
     Args:
         data: Its bytes.
         name: Its name, for messages.
 
     Raises:
-        CorruptShard: It is none of a version that this program knows, its checksum differs, or it names a file
-            that lies in another folder.
+        CorruptShard: It is none of a version that this program knows, its checksum differs, or it says what cannot be.
     """
     if not all(mark in data for mark in _MARKS):
         raise CorruptShard(name, "no dataset file of shardtool")
@@ -210,48 +220,113 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         document = json.loads(data)
         ours = _typed(document, "shardtool", dict)
         if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
+            _check_texts(document, ours)
             return _dataset(document, ours)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
         raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
 
 
+def is_plain_name(name: str) -> bool:
+    """Tell whether a name is that of a file in a folder: whoever opens it stays there, and prints it as it is."""
+    return name not in ("", ".", "..") and "/" not in name and printable(name) == name
+
+
+def _check_texts(document: Any, ours: Any) -> None:
+    """See that all texts, keys among them, are Unicode, and that no number is infinite or none.
+
+    An option may be the name of a file that is no UTF-8: `--exclude` takes that.
+    """
+    try:
+        _as_json({**document, "shardtool": {**ours, "made": None}}).encode()
+        _as_json(ours["made"]).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        found = "a text with half of a surrogate pair"
+        raise ValueError(found) from None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 def _dataset(document: Any, ours: Any) -> DatasetFile:
     shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
+    if not shards:
+        raise ValueError("no shards")
     if len({shard.sidecar for shard in shards}) < len(shards):
         raise ValueError("a sidecar is listed twice")
-    if (shard_format := _typed(ours, "format", str)) not in ("tar", "tfrecord"):
-        raise ValueError(f"the format {shard_format!r}")
-    totals = _typed(ours, "totals", dict)
+    if (shard_format := _typed(ours, "format", str)) not in FORMATS.values():
+        raise ValueError(f"the format {shard_format!r:.40}")
+    for shard in shards:
+        if format_of(shard.name) != shard_format:
+            raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
+    totals, appends = _totals(ours, shards), _appends(ours, len(shards)) if "appends" in ours else ()
     return DatasetFile(
-        name=_typed(document, "name", str),
-        pattern=_typed(ours, "pattern", str),
+        name=_file_name(document, "name"),
+        pattern=_pattern(ours, shards),
         format=shard_format,
         shards=shards,
-        fields=_typed(ours, "fields", dict),
+        fields=_mapping(ours, "fields", int),
         field_bytes=_typed(totals, "field_bytes", int),
         skipped=_typed(totals, "skipped", int),
-        schema=_typed(ours, "schema", dict),
+        schema=_mapping(ours, "schema", str),
         classes=_classes(ours),
-        features=_typed(ours, "features", dict) if "features" in ours else {},
-        made=_typed(ours, "made", dict),
-        fingerprint=_typed(ours, "fingerprint", str),
+        features=_mapping(ours, "features", str) if "features" in ours else {},
+        made=_made(ours, len(appends)),
+        fingerprint=_fingerprint(ours),
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
         numbers=_numbers(ours) if "numbers" in ours else {},
-        appends=_appends(ours, len(shards)) if "appends" in ours else (),
+        appends=appends,
     )
 
 
+def _totals(ours: Any, shards: Sequence[ShardEntry]) -> Any:
+    totals = _typed(ours, "totals", dict)
+    sums = {
+        "shards": len(shards),
+        "samples": sum(shard.samples for shard in shards),
+        "size": sum(shard.size for shard in shards),
+    }
+    for name, total in sums.items():
+        if _typed(totals, name, int) != total:
+            raise ValueError(f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
+    return totals
+
+
+def _pattern(ours: Any, shards: Sequence[ShardEntry]) -> str:
+    """Return the pattern: a range must give the names of the shards that are listed, in their order."""
+    text: str = _file_name(ours, "pattern")
+    if any(mark in text for mark in "{}<>"):
+        if not _RANGE.fullmatch(text):  # braces of another kind may stand for any number of names
+            raise ValueError(f"the pattern {text!r:.80}")
+        pattern = parse_pattern(text)
+        names = [shard.name for shard in shards]
+        if pattern.count is not None and pattern.count < len(names):
+            raise ValueError(f"{len(names):,} shards, but {pattern.count:,} names in the pattern {text!r:.80}")
+        for number, name in enumerate(names):
+            if pattern.shard(number) != name:
+                raise ValueError(f"the shard {name!r:.80} does not have its name by the pattern {text!r:.80}")
+    return text
+
+
+def _mapping(ours: Any, name: str, kind: type[Any]) -> dict[str, Any]:
+    """Return a mapping of texts to values of a kind."""
+    found: dict[str, Any] = _typed(ours, name, dict)
+    for key in found:
+        _typed(found, key, kind)
+    return found
+
+
 def _classes(ours: Any) -> dict[str, list[str]]:
-    classes: dict[str, list[str]] = _typed(ours, "classes", dict)
+    classes: dict[str, list[str]] = _mapping(ours, "classes", list)
     for name, names in classes.items():
-        if type(names) is not list or not all(type(one) is str for one in names):
+        if not all(type(one) is str for one in names):
             raise TypeError(f"the classes of {name!r:.40} are {names!r:.80}")
     return classes
 
 
 def _numbers(ours: Any) -> dict[str, str]:
-    numbers: dict[str, str] = _typed(ours, "numbers", dict)
+    numbers: dict[str, str] = _mapping(ours, "numbers", str)
     for name, kind in numbers.items():
         if kind not in _TF_KINDS or name not in ours["fields"] or ours["format"] != "tar":
             raise ValueError(f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
@@ -265,11 +340,50 @@ def _appends(ours: Any, shards: int) -> tuple[int, ...]:
     return tuple(appends)
 
 
+def _made(ours: Any, appends: int) -> dict[str, Any]:
+    """Return how the dataset was made: plain data, of which nothing is ever executed or opened."""
+    made: dict[str, Any] = _typed(ours, "made", dict)
+    appended = _typed(made, "appended", list) if "appended" in made else []
+    if len(appended) != appends:
+        raise ValueError(f"{len(appended):,} runs that appended, but {appends:,} places where they did")
+    for number, run in enumerate([made, *appended]):
+        if type(run) is not dict:
+            raise TypeError(f"the run that appended as number {number} is {run!r:.80}")
+        for name in ("verb", "source", "split", "tool"):
+            if name in run:
+                _typed(run, name, str)
+        if "options" in run:
+            _typed(run, "options", dict)
+        if not is_plain_name(run.get("split", "-").replace("/", "-")):
+            raise ValueError(f"the split {run['split']!r:.80}")
+    _check_values(made)
+    return made
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    """See that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
+    if depth > _MOST_LEVELS:
+        raise ValueError(f"more than {_MOST_LEVELS} levels of nested values in how it was made")
+    if type(value) is int and abs(value) > _MOST_IN_OPTIONS:
+        raise ValueError("a number without bounds in how it was made")
+    if isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_values(one, depth + 1)
+
+
+def _fingerprint(ours: Any) -> str:
+    """Return the content fingerprint; one of another form is compared with what there is, and so found."""
+    text: str = _typed(ours, "fingerprint", str)
+    if len(text) > _FINGERPRINT_LENGTH:
+        raise ValueError(f"the fingerprint {text!r:.80}")
+    return text
+
+
 def _shard(found: Any) -> ShardEntry:
     index, name = _typed(found, "index", dict), _file_name(found, "url")
     if (sidecar := _file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
-    return ShardEntry(
+    shard = ShardEntry(
         name=name,
         samples=_typed(found, "nsamples", int),
         size=_typed(found, "filesize", int),
@@ -280,12 +394,15 @@ def _shard(found: Any) -> ShardEntry:
         first_key=_typed(found, "first_key", str),
         last_key=_typed(found, "last_key", str),
     )
+    if shard.samples > shard.size:
+        raise ValueError(f"{shard.samples:,} samples in the {shard.size:,} bytes of {name!r:.80}")
+    return shard
 
 
 def _typed(found: Any, name: str, kind: type[Any]) -> Any:
-    """Return a value of the kind that the format says; numbers count something."""
+    """Return a value of the kind that the format says; numbers count something, in 63 bits."""
     value = found[name]
-    if type(value) is not kind or (kind is int and value < 0):
+    if type(value) is not kind or (kind is int and not 0 <= value <= _MOST):
         raise TypeError(f"{name} is {value!r:.80}")
     return value
 
@@ -297,9 +414,8 @@ def _crc(found: Any, name: str = "crc32c") -> int:
 
 
 def _file_name(found: Any, key: str) -> str:
-    """Return the name of a file beside the dataset file: whoever opens it stays in the folder."""
+    """Return the name of a file beside the dataset file."""
     name: str = _typed(found, key, str)
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
+    if not is_plain_name(name):
         raise ValueError(f"{name!r:.80} is no file in its folder")
-    name.encode()  # a name that is no UTF-8 is none of ours
     return name

@@ -32,6 +32,8 @@ class Kind:
 KINDS = {
     "dataset-file-missing": Kind("sidecars, but no dataset file", _REINDEX),
     "dataset-file-damaged": Kind("the dataset file is not what was written", _REINDEX),
+    "dataset-incomplete": Kind("fewer shards than their run planned, and no dataset file",
+                               "Finish that run: its own command with --resume; or copy the rest."),
     "totals-differ": Kind("the dataset file tells of other samples or fields than there are", _REINDEX),
     "fingerprint-differs": Kind("the content is another than the dataset file's fingerprint says", _REMAKE),
     "shard-missing": Kind("a shard is not there", _REMAKE),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import is_utf8
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ class ShardPattern:
         return digits.isascii() and digits.isdigit() and digits == f"{int(digits):0{self.width}d}"
 
 
+def format_of(shard: str) -> str:
+    """Return the format that a shard's name tells: `tar` or `tfrecord`; empty where it tells none."""
+    return FORMATS.get(_ending(shard), "")
+
+
 def sidecar_name(shard: str) -> str:
     """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
     return shard.removesuffix(_ending(shard)) + SIDECAR_SUFFIX
@@ -130,6 +136,8 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     for text in texts:
         if not is_utf8(os.fsencode(text)):
             raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
+        if printable(name := text.rpartition("/")[2]) != name:
+            raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
     folder, slash, name = texts[0].rpartition("/")
     if any(mark in folder for mark in "{}<>"):
         raise InvalidRequest(texts[0], "a range in a folder's name", expected="one range, in the file name")
@@ -190,7 +198,7 @@ def _from_names(names: list[str]) -> ShardPattern:
         _check_ending(name, name)
     if len(set(map(_ending, plain))) > 1:
         raise InvalidRequest("OUTPUT", f"several formats: {listing(sorted(set(map(_ending, plain))))}", expected="one")
-    if twice := sorted({name for name in plain if plain.count(name) > 1} if len(set(plain)) < len(plain) else ()):
+    if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
         raise InvalidRequest("OUTPUT", f"names given twice: {listing(twice)}")
     stems = [name.removesuffix(_ending(name)) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()

@@ -149,7 +149,10 @@ def _of_dataset_file(path: str) -> Found:
     if names is None:
         raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
     folder = os.path.dirname(path)
-    bad = [name for name in names if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or ":" in name]
+    bad = [
+        name for name in names
+        if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or ":" in name or printable(name) != name
+    ]  # fmt: skip
     if bad:
         raise CorruptShard(
             path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",

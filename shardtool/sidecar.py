@@ -87,6 +87,8 @@ class ShardFact:
         crc: CRC-32C of the file; None where nobody has read it all.
         plan: The fingerprint of the shard's plan; empty where no plan is known.
         made: Of a shard whose samples were changed on the way.
+        first: The name of the first shard of its run; empty where no plan is known.
+        shards: How many shards that run was to make, at least, when this one was written; None likewise.
     """
 
     name: str
@@ -94,6 +96,8 @@ class ShardFact:
     crc: int | None
     plan: str
     made: MadeFact | None = None
+    first: str = ""
+    shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,8 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
         facts["crc32c"] = f"{shard.crc:08x}"
     if shard.plan:
         facts["plan"] = shard.plan
+    if shard.shards is not None:
+        facts |= {"first": shard.first, "shards": f"{shard.shards}"}
     if shard.made is not None:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
@@ -280,7 +286,10 @@ def read_facts(data: bytes, name: str) -> ShardFact:
                 int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
             )
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
-        fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
+        shards = int(facts["shards"]) if "shards" in facts else None
+        fact = ShardFact(
+            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("first", ""), shards
+        )
         _check_facts(fact)
     except KeyError as error:
         raise CorruptShard(name, f"no sidecar: without {_PREFIX}{error.args[0]}", remedy=_REMEDY) from None

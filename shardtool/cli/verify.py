@@ -13,7 +13,12 @@ _TARGETS = ["webdataset", "wids", "dali", "energon", "huggingface"]
 
 
 class _Verify(Sectioned):
-    SECTIONS: ClassVar[dict[str, str]] = {"quick": "What is looked at", "repair": "What is done", "workers": "Running"}
+    SECTIONS: ClassVar[dict[str, str]] = {
+        "quick": "What is looked at",
+        "root": "The source",
+        "repair": "What is done",
+        "workers": "Running",
+    }
 
 
 @click.command(cls=_Verify, no_args_is_help=True)
@@ -24,12 +29,22 @@ class _Verify(Sectioned):
     "--source", "sources", multiple=True, type=click.Path(),
     help="Compare with what it was made from, by key: a folder, a manifest, or datasets; repeatable.",
 )  # fmt: skip
+@click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
+@click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")
+@click.option(
+    "--symlinks", type=click.Choice(["inside", "follow", "skip"]),
+    help="Links in a folder. [default: as recorded, but never follow]",
+)  # fmt: skip
 @click.option(
     "--target", multiple=True, type=click.Choice(_TARGETS), help="See that this reader gets names right; repeatable."
 )
 @click.option(
     "--repair", is_flag=True,
     help="Mend what can be mended without guessing: sidecars and dataset file; with --source, shards too.",
+)  # fmt: skip
+@click.option(
+    "--map", metavar="MODULE:FUNCTION",
+    help="With --repair: call this function of yours again, if it made the samples. It is code: see that you trust it.",
 )  # fmt: skip
 @click.option(
     "--format", "style", type=click.Choice(["text", "json", "junit", "github"]), default="text", show_default=True,
@@ -61,6 +76,7 @@ def verify(  # noqa: PLR0913 - an option each
       shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
       shardtool verify out.json --source ./imgs
       shardtool verify out.json --repair --source ./imgs
+      shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
       shardtool verify out.json --format junit > report.xml
     """

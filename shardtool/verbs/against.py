@@ -1,8 +1,8 @@
 """A dataset compared with what it was made from, by key, and its names with what readers make of them.
 
-The source is listed as the verb that made the dataset lists it, with the options that the dataset file recorded. What
-is recorded is never executed: with `--map`, whose function could make any sample, nothing is compared; and what came
-of a table of `--join` is not. Order and sharding do not matter.
+The source is listed as the verb that made the dataset lists it, with those options that the dataset file recorded and
+that only choose. What names code or a place is not used: with `--map`, whose function could make any sample, nothing
+is compared; and what came of a table of `--join` is not. Order and sharding do not matter.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Comparison:
 
     def __init__(self, look: Look, source: Any) -> None:
         self.look = look
-        self.made = recorded_run(look.file)
+        self.made = recorded_run(look.file, look.options.given)
         outputs = [parse_pattern([os.path.join(look.found.folder, case.name) for case in look.cases])]
         self.source = open_again(self.made, source, outputs)
 
     def run(self, pool: LocalPool) -> None:
         """Compare; tell `look` of what differs."""
         made = self.made
-        if made.calls:
+        if made.map:
             self.look.unchecked.append("the source: --map made the samples, and is not run again")
             return
         entries = self._entries(pool)
@@ -296,7 +296,7 @@ def _key_column(data: bytes, starts: NDArray[np.int64]) -> Any:
 
 def _ledger(look: Look) -> set[str]:
     """Return the keys that the dataset tells to have left out."""
-    if look.file is None or not look.file.skipped or "/" in look.file.name:
+    if look.file is None or not look.file.skipped:
         return set()
     keys = set()
     try:

@@ -4,9 +4,10 @@
   the shard to be the one that was written.
 - A dataset file that is missing or damaged is made again, where every shard is the one that its sound sidecar tells
   of.
-- With the source, `create` is run again with the options that the dataset file records: it gives the same bytes. What
-  was there is kept under other names until the outcome is seen to be just what the dataset file says, and comes back
-  where it is not. Of a split, of `reshard`, and after an append, the user is told what to run instead.
+- With the source, `create` is run again with those of the recorded options that only choose, and what the user gives
+  of others (`--map`, `--root`): it gives the same bytes. What was there is kept under other names until the outcome is
+  seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`, and after an
+  append, the user learns what to run instead.
 
 Everything is staged, then published; afterwards the dataset is verified again.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
-from shardtool.pattern import DATASET_SUFFIX
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.reading import read_small
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
@@ -43,6 +44,7 @@ _OF_SHARDS = frozenset(
      "payload-checksum"}
 )  # fmt: skip
 _OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
+_OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 _KEPT_SUFFIX = ".before-repair"
 
 
@@ -61,7 +63,7 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         mending.run()
         done = mending.done
         if mending.changed:
-            report, _ = look(dataset, replace(options, repair=False), Observer())
+            report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
         report = replace(report, unchecked=(*report.unchecked, *mending.left))
     return with_seconds(report, time.time() - begun, tuple(done))
 
@@ -97,11 +99,16 @@ class _Mending:
                 self._again(file)
             return
         if self.codes & _OF_SHARDS:
-            self._leave(instead or "damaged shards: they can only be made again from their source (--source)")
+            self._leave(instead or self._of_shards())
         if self.seen.file is not None and self.codes & _OF_SIDECARS:
             self._sidecars(self.seen.file)
         elif self.codes & _OF_DATASET_FILE:
             self._dataset_file()
+
+    def _of_shards(self) -> str:
+        if self.options.source is None:
+            return "damaged shards: they can only be made again from their source (--source)"
+        return "damaged shards: only a whole dataset file tells how they were made. Run that command with --resume"
 
     def _leave(self, what: str) -> None:
         self.left.append(f"repair: {what}")
@@ -164,8 +171,10 @@ class _Mending:
     def _dataset_file(self) -> None:
         """Make the dataset file again from shards that are what their sidecars say."""
         unsound = [case.name for case in self.seen.cases if not case.sound]
-        if unsound or self.codes & (_OF_SHARDS | _OF_SIDECARS | {"numbering-gap", "sidecar-extra", "shard-extra"}):
+        if unsound or self.codes & (_OF_SHARDS | _OF_SIDECARS | _OF_ALL):
             what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
+            if "dataset-incomplete" in self.codes:
+                what = "shards are missing. Finish the run that made them: its own command with --resume"
             self._leave(f"the dataset file: {what}")
             return
         from shardtool.verbs.rebuild import IndexOptions, index
@@ -184,15 +193,10 @@ class _Mending:
     def _again(self, file: DatasetFile) -> None:
         """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
         from shardtool.verbs.create import create
-        from shardtool.verbs.recorded import create_options
 
-        output: Any = os.path.join(self.folder.path, file.pattern)
-        if "{" not in file.pattern:
-            output = [os.path.join(self.folder.path, one.name) for one in file.shards]
         wrong = self._wrong_names(file)
-        on_error: OnError = "skip" if file.skipped else "stop"
         try:
-            options = replace(create_options(file), if_exists="resume", on_error=on_error, workers=self.options.workers)
+            options, output = self._options(file), self._output(file)
             self._check_plan(file, output, options)
             kept = self._keep(file, wrong)
         except ShardError as error:
@@ -210,6 +214,48 @@ class _Mending:
         shutil.rmtree(kept)
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
+
+    def _options(self, file: DatasetFile) -> Any:
+        """Return the options to run `create` again with: code is the user's, never what is recorded."""
+        from shardtool.verbs.recorded import recorded_run
+
+        run, given = recorded_run(file, self.options.given), self.options.map
+        options: Any = run.options  # of `create`: other verbs are not run again
+        if run.map and given is None:
+            raise InvalidRequest(
+                "--source", f"samples made by {run.map}, which is never run because a file names it",
+                expected="--map, if that code is yours", remedy="Nothing was touched.",
+            )  # fmt: skip
+        if given is not None and given != run.map:
+            expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
+            raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
+        on_error: OnError = "skip" if file.skipped else "stop"
+        return replace(
+            options, map=given, if_exists="resume", on_error=on_error, workers=self.options.workers,
+            start_method=self.options.start_method,
+        )  # fmt: skip
+
+    def _output(self, file: DatasetFile) -> list[str] | str:
+        """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
+
+        Raises:
+            InvalidRequest: It would write or remove other files than those.
+        """
+        if extra := self.codes & {"shard-extra", "sidecar-extra"}:
+            raise InvalidRequest(
+                "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
+                expected="none, for they would be removed", remedy="Move them away first.",
+            )  # fmt: skip
+        output: list[str] | str = os.path.join(self.folder.path, file.pattern)
+        if "{" not in file.pattern:
+            output = [os.path.join(self.folder.path, one.name) for one in file.shards]
+        base = parse_pattern(output).base
+        if {base, file.name} != {self._base()}:
+            raise InvalidRequest(
+                "--repair", f"a dataset file called {self._base()}, of a dataset called {file.name}",
+                expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
+            )  # fmt: skip
+        return output
 
     def _wrong_names(self, file: DatasetFile) -> list[str]:
         """Return the files that are to be made again."""

@@ -345,7 +345,10 @@ class Packing:
         left_out = tuple(place for place, _ in result.skipped)
         columns = plan.columns(shard)
         written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
-        fact = ShardFact(output_text(name), result.size, result.crc, self._fingerprint(shard, samples))
+        fact = ShardFact(
+            output_text(name), result.size, result.crc, self._fingerprint(shard, samples), None,
+            self._first, self._planned(shard, plan.count(shard)),
+        )  # fmt: skip
         index = index_of(written)
         data, self.schema = encode(index, fact)
         tally = index.tally()
@@ -369,6 +372,7 @@ class Packing:
         fact = ShardFact(
             output_text(name), result.size, result.crc, self._fingerprint(shard, samples),
             MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
+            self._first, self._planned(shard, made.consumed),
         )  # fmt: skip
         index = index_of(Written(plan.format, made.samples, columns, result.field_crcs, (), source_paths=False))
         data, self.schema = encode(index, fact)
@@ -386,12 +390,28 @@ class Packing:
         made = fact.made
         if made is None:
             raise Bug(name, "a kept shard without its facts", remedy="Please report this.")
+        if fact.shards != (planned := self._planned(shard, made.consumed)):  # the source has grown or shrunk since
+            fact = replace(fact, first=self._first, shards=planned)
+            data = encode_table(table, fact)
         self.digest += made.content
         self.dropped += made.dropped
         self._consumed[shard] = made.consumed
         self._done += made.consumed
         self._check_keys([key.encode() for key in table.column("__key__").to_pylist()])
         return tally_of(table), fact, data
+
+    @property
+    def _first(self) -> str:
+        return output_text(self.publisher.pattern.shard(self.publisher.first))
+
+    def _planned(self, shard: int, consumed: int) -> int:
+        """Return how many shards this run is to make, as far as it is known when a shard is written.
+
+        Those of this round and of all before, and one more where samples planned for this shard found no room in it:
+        so, of all shards that a killed run has left, one tells of more than there are.
+        """
+        before = self._base - self.publisher.first
+        return before + self._round.shards + (consumed < self._round.count(shard))
 
     def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
         """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""

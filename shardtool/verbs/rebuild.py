@@ -22,6 +22,7 @@ from shardtool.sample import counted, output_text
 from shardtool.storage import open_folder
 from shardtool.survey import SurveyTask, survey, walked_text
 from shardtool.verbs.observer import Observer
+from shardtool.verbs.unfinished import check_finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,6 +128,8 @@ class _Job:
         if twice := [name for name, count in Counter(map(sidecar_name, self.names)).items() if count > 1]:
             raise InvalidRequest("DATASET", f"shards that want the same sidecar: {listing(twice)}")
         self.old = self._old()
+        if self.old is None:
+            check_finished(found.folder, found.shards)
         self.pattern = parse_pattern(self.names)
         name = os.path.basename(found.dataset_file) if found.dataset_file else self.pattern.dataset_file
         self.dataset_file, self.base = name, name.removesuffix(DATASET_SUFFIX)

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardtool.checksum import crc32c, show_fingerprint
+from shardtool.commandline import option
 from shardtool.dataset import DatasetFile, read_dataset, shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
 from shardtool.examine import HASH_SIZE, Examined, Task, examine
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from shardtool.execute.local import StartMethod
     from shardtool.reading import Found
     from shardtool.sample import Dots
+    from shardtool.source.scan import Symlinks
+    from shardtool.verbs.recorded import Given
     from shardtool.verbs.shardchecks import Case
 
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
@@ -55,6 +58,11 @@ class VerifyOptions:
             compared by key; None: nothing is.
         target: Readers that the names must be safe for.
         repair: Mend what can be mended without guessing.
+        map: Of `create --map`: the function that a repair may call to make shards again.
+        root: Of the source, a manifest: what its relative paths count from; None: its folder.
+        allow_outside: Of the source, a manifest: whether its paths may leave the root.
+        symlinks: Of the source, a folder: `inside` (the tree), `follow` or `skip`; None: as the dataset file says,
+            but `follow`, which only the user can ask for.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
     """
@@ -64,10 +72,26 @@ class VerifyOptions:
     source: Any = None
     target: tuple[Target, ...] = ()
     repair: bool = False
+    map: str | None = None
+    root: str | None = None
+    allow_outside: bool = False
+    symlinks: Symlinks | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
 
+    @property
+    def given(self) -> Given:
+        """What the user says of the source."""
+        from shardtool.verbs.recorded import Given
+
+        return Given(self.map, self.root, self.allow_outside, self.symlinks)
+
     def __post_init__(self) -> None:
+        for name in ("map", "root", "allow_outside", "symlinks"):
+            if getattr(self, name) and self.source is None:
+                raise InvalidRequest(option(name), "no source that it could be about", expected="--source, too")
+        if self.map and not self.repair:
+            raise InvalidRequest("--map", "nothing to make again", expected="--repair, too")
         if self.quick:
             for name in ("decode", "repair", "source", "target"):
                 if getattr(self, name):
@@ -223,6 +247,7 @@ class Look:
         self.seen = _Seen()
         self.surveys: dict[int, Any] = {}
         self.compared = False
+        self._no_file: Finding | None = None  # what to tell of it, unless the shards turn out to be not all
 
     def _read_dataset_file(self) -> None:
         path = self.found.dataset_file
@@ -281,6 +306,7 @@ class Look:
         else:
             self._look_inside(pool)
             self._check_together()
+        self._check_finished()
         if isinstance(pool, LocalPool) and compared is not None:
             compared.run(pool)
         if self.options.target:
@@ -342,8 +368,8 @@ class Look:
 
     def dots(self) -> Dots:
         """Return where keys end in the names of members."""
-        told = self.file.made.get("options") if self.file else None
-        return "last" if isinstance(told, dict) and told.get("dots") == "last" else "first"
+        told = self.file.made.get("options", {}) if self.file else {}
+        return "last" if told.get("dots") == "last" else "first"
 
     def _classes(self) -> dict[str, int]:
         return {name: len(names) for name, names in self.file.classes.items() if names} if self.file else {}
@@ -368,18 +394,53 @@ class Look:
             self._check_none(names, listed)
 
     def _check_none(self, names: set[str], listed: set[str]) -> None:
-        """Tell what it means that there is no dataset file: of shards that are all of a dataset there should be."""
-        sidecars = [name for name in sorted(map(sidecar_name, listed)) if name in names]
+        """Say what it means that no dataset file lists just these shards: all of a dataset should be there."""
+        sidecars = [name for name in map(sidecar_name, listed) if name in names]
         if not sidecars:
             return
+        left = set(map(output_text, listed))
         for name in sorted(names):
-            path = os.path.join(self.found.folder, name)
-            if name.endswith(DATASET_SUFFIX) and (more := _listed_in(path)) and listed <= more:
-                self.unchecked.append(f"what {output_text(name)} says: it lists {len(more):,} shards")
-                return
-        if isinstance(self._given, (str, os.PathLike)) and not os.path.isfile(self._given):
+            more = _listed_in(os.path.join(self.found.folder, name)) if name.endswith(DATASET_SUFFIX) else set()
+            if more & left:
+                left -= more
+                self._check_rest(name, more, set(map(output_text, names)))
+        if left and self._is_of_several:
             what = f"{counted(len(sidecars), 'sidecar')} and no dataset file: what is here may not be all"
-            self.add(-1, Finding("dataset-file-missing", _name(self.found.folder or "."), what))
+            self._no_file = Finding("dataset-file-missing", _name(self.found.folder or "."), what)
+
+    def _check_rest(self, name: str, listed: set[str], there: set[str]) -> None:
+        """Say of a dataset some of whose shards were given whether the others are there."""
+        self.unchecked.append(f"what {output_text(name)} says: it lists {counted(len(listed), 'shard')}")
+        missing = sorted(listed - there)
+        if not self._is_of_several:
+            return
+        for one in missing[:_MOST_GAPS]:
+            self.add(
+                -1, Finding("shard-missing", one, "neither given nor there", f"a shard, as {output_text(name)} says")
+            )
+        if len(missing) > _MOST_GAPS:
+            self.counts["shard-missing"] += len(missing) - _MOST_GAPS
+
+    @property
+    def _is_of_several(self) -> bool:
+        """Whether more was asked for than one file: whoever names one shard asks about that alone."""
+        return not isinstance(self._given, (str, os.PathLike)) or not os.path.isfile(self._given)
+
+    def _check_finished(self) -> None:
+        """See whether shards without a whole dataset file are all that their run planned."""
+        damaged = self.file is None and self._own
+        if not damaged and self._no_file is None:
+            return
+        from shardtool.verbs.unfinished import EXPECTED, others_beside, unfinished
+
+        found, there = self.found, [case for case in self.cases if case.size is not None]
+        others = others_beside(found.folder, _names_in(found.folder), found.shards)
+        facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
+        short = unfinished([*facts, *[None] * others])
+        for one in short:
+            self.add(-1, Finding("dataset-incomplete", _name(found.folder or "."), str(one), EXPECTED))
+        if self._no_file is not None and not short:
+            self.add(-1, self._no_file)
 
     def _check_together(self) -> None:
         """Look at what no shard alone can show."""
@@ -391,7 +452,7 @@ class Look:
                 self.unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
             return
         name = _name(self.found.dataset_file or "")
-        told = {field: count for field, count in file.fields.items() if isinstance(count, int)}
+        told = dict(file.fields)
         if dict(seen.fields) != told and self._is_all():
             for one in sorted({*told, *seen.fields}, key=str):
                 if told.get(one) != seen.fields.get(one):
@@ -585,8 +646,6 @@ def _asked_for(given: Any) -> list[str]:
 def _skipped(folder: str, file: DatasetFile) -> Iterable[Finding]:
     """Yield whether the list of what was left out is the one that the dataset file tells of."""
     name = f"{file.name}.skipped"
-    if "/" in name:
-        return
     try:
         data = read_small(os.path.join(folder, name))
     except FileNotFoundError:
