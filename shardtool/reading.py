@@ -29,6 +29,7 @@ COMPRESSED = (".gz", ".tgz", ".zst")
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
+_NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
@@ -76,7 +77,7 @@ def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts `s-9` before `s-10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(_NUMBER.split(name))]
 
 
 def _of_names(names: list[str]) -> Found:

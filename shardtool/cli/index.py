@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -57,7 +56,9 @@ def index(  # noqa: PLR0913 - an option each
       shardtool index out.json --export dali-webdataset
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
     """
-    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.output import show, show_json
+    from shardtool.cli.render import Terminal
+    from shardtool.errors import printable
     from shardtool.sample import counted
     from shardtool.verbs.index import export
     from shardtool.verbs.rebuild import IndexOptions
@@ -75,7 +76,7 @@ def index(  # noqa: PLR0913 - an option each
             kept = f" ({result.kept:,} were right already)" if result.kept else ""
             lines.append(
                 f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
-                f"dataset file  {result.dataset_file}"
+                f"dataset file  {printable(result.dataset_file)}"
             )
         if formats:
             exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
@@ -85,6 +86,6 @@ def index(  # noqa: PLR0913 - an option each
     finally:
         terminal.close()
     if as_json:
-        show(json.dumps(document, indent=2))
+        show_json(document)
     elif not quiet:
         show("\n".join(lines))

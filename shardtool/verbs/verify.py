@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 _MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
 _MOST_GAPS = 1000
-_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*")
+_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,7 +554,7 @@ def _gaps(found: Found, given: Any, file: DatasetFile | None) -> Iterable[Findin
     groups: dict[tuple[str, str, int], list[int]] = {}
     for name in names:
         stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
-        if (match := re.fullmatch(r"(.*?)(\d{1,18})(\D*)", stem)) is not None:
+        if (match := re.fullmatch(r"(.*?)(\d{1,18})(\D*)", stem, re.ASCII)) is not None:
             key = (match[1], match[3] + name[len(stem) :], len(match[2]) if match[2][0] == "0" else 0)
             groups.setdefault(key, []).append(int(match[2]))
     left = _MOST_GAPS
