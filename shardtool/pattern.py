@@ -115,6 +115,11 @@ class ShardPattern:
         return digits.isascii() and digits.isdigit() and digits == f"{int(digits):0{self.width}d}"
 
 
+def format_of(shard: str) -> str:
+    """Return the format that a shard's name tells: `tar` or `tfrecord`; empty where it tells none."""
+    return FORMATS.get(_ending(shard), "")
+
+
 def sidecar_name(shard: str) -> str:
     """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
     return shard.removesuffix(_ending(shard)) + SIDECAR_SUFFIX

@@ -281,6 +281,8 @@ def read_facts(data: bytes, name: str) -> ShardFact:
             )
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         fact = ShardFact(facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made)
+    except MemoryError:  # pyarrow's is an ArrowException, too: it says nothing of the file
+        raise
     except (KeyError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
@@ -315,6 +317,8 @@ def read_table(data: bytes, name: str) -> Any:
     """
     try:
         return pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    except MemoryError:
+        raise
     except (ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
 
@@ -338,6 +342,8 @@ def read_field_crcs(data: bytes, name: str) -> bytes:
         if table.num_rows != footer.num_rows or values != {len(fields)}:  # page headers have no checksum
             raise CorruptShard(name, "the pages hold less than the footer says", remedy=_REMEDY)
         return bytes(fields.field("crc32c").fill_null(0).to_numpy().astype(np.uint32).tobytes())
+    except MemoryError:
+        raise
     except (KeyError, IndexError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
 
@@ -360,6 +366,8 @@ def read_index(data: bytes, name: str) -> Any:
         read_field_crcs(data, name)  # sees to it that no page is short
         table = pq.read_table(pa.BufferReader(data), columns=SCHEMA.names, page_checksum_verification=True)
         table.validate(full=True)
+    except MemoryError:
+        raise
     except (ValueError, OSError, pa.ArrowException) as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if not _fits(table, fact.size):

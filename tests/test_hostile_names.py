@@ -94,8 +94,8 @@ def test_no_key_steers_a_terminal(tmp_path: Path, shown: Shown) -> None:
         _, text = shown("create", source, output, *words)
         assert text
         assert not STEERS.search(text), text
-    for words in (("inspect", "--keys"), ("inspect", "--head", "9"), ("verify", "-v", "--source", source)):
-        _, text = shown(words[0], tmp_path / "ds", *words[1:])
+    for verb, *more in (["inspect", "--keys"], ["inspect", "--head", "9"], ["verify", "-v", "--source", str(source)]):
+        _, text = shown(verb, tmp_path / "ds", *more)
         assert not STEERS.search(text), text
 
 

@@ -19,8 +19,7 @@ from shardtool.arrow import number_array, strings
 from shardtool.checksum import crc32c
 from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
-from shardtool.pattern import sidecar_name
-from shardtool.reading import find_dataset, open_shard, read_small, shard_format
+from shardtool.reading import find_dataset, open_shard, read_small, shard_format, sidecar_path
 from shardtool.sidecar import SCHEMA, UNREAD, ShardFact, read_facts, read_table
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
 
@@ -40,11 +39,13 @@ class OpenedShard:
         path: Of the shard.
         number: Its place in the dataset, counted from 0.
         dots: Where keys end in its members' names.
+        index_folder: Where its sidecar lies; None: beside it.
     """
 
     path: str
     number: int
     dots: Dots = "first"
+    index_folder: str | None = None
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class OpenedShard:
     @property
     def sidecar(self) -> str:
         """The path of its sidecar, which need not be there."""
-        return os.path.join(os.path.dirname(self.path), sidecar_name(self.name))
+        return sidecar_path(self.path, self.index_folder)
 
     @cached_property
     def _index(self) -> tuple[Any, ShardFact | None, CorruptShard | None]:
@@ -154,7 +155,8 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
     options = file.made.get("options") if file else None
     dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
-    return OpenedDataset(found, file, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
+    shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
+    return OpenedDataset(found, file, tuple(shards))
 
 
 def check_table(table: Any, size: int, where: str) -> None:

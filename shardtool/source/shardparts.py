@@ -24,7 +24,7 @@ from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.index_rows import Rows, read_rows, unfolded_bytes
 from shardtool.pattern import sidecar_name
-from shardtool.reading import COMPRESSED, read_small
+from shardtool.reading import COMPRESSED, read_small, sidecar_path
 from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
 from shardtool.sidecar import SCHEMA, read_facts
 from shardtool.source import buffers
@@ -82,6 +82,7 @@ class Shard:
         dots: Where keys end in its members' names.
         kinds: Of a TFRecord: field to `int64` or `float`; None where only a walk can tell.
         numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
+        index_folder: Where its sidecar lies; None: beside it.
     """
 
     file: SpanFile
@@ -92,6 +93,7 @@ class Shard:
     dots: Dots
     kinds: Mapping[str, Number] | None
     numbers: Mapping[str, Number]
+    index_folder: str | None = None
 
     @property
     def path(self) -> str:
@@ -197,7 +199,7 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     """
     if shard.packed:
         return None
-    path = os.path.join(os.path.dirname(shard.path), sidecar_name(os.path.basename(shard.path)))
+    path = sidecar_path(shard.path, shard.index_folder)
     try:
         seen.add(os.stat(path))
         data = read_small(path)

@@ -248,11 +248,11 @@ class Look:
         entries: dict[str, ShardEntry] = {one.name: one for one in self.file.shards} if self.file else {}
         cases = []
         for path in self.found.shards:
-            folder, name = os.path.split(path)
+            name = os.path.basename(path)
             sidecar = sidecar_name(name)
             entry = entries.get(output_text(name))
             wanted = self._own and (self.file is None or entry is not None)
-            cases.append(Case(output_text(name), path, sidecar, os.path.join(folder, sidecar), entry, wanted))
+            cases.append(Case(output_text(name), path, sidecar, self.found.sidecar(path), entry, wanted))
             cases[-1].size = _plain_size(path)
         return cases
 
@@ -353,7 +353,7 @@ class Look:
         if self.file is None and self._own:
             self.unchecked.append("shards that are not listed: the dataset file is damaged")
         self.add(-1, *_gaps(self.found, self._given, self.file))
-        names = _names_in(self.found.folder)
+        names = set[str]().union(*map(_names_in, {self.found.folder, *self.found.folders()}))
         listed = {os.path.basename(path) for path in self.found.shards}
         if self.file is not None:
             listed = {one.name for one in self.file.shards}
