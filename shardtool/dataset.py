@@ -10,8 +10,9 @@ Source: docs/format.md, "Dataset file"; interop.md 4.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool.checksum import crc32c
@@ -86,6 +87,7 @@ class DatasetFile:
         skipped_crc: CRC-32C of `out.skipped`; None where there is none.
         numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
         appends: The number of the first shard of each append, in the order of `appended` in `made`.
+        shards_folder: Where the shards lie: below the dataset file's folder, such as `train/tars`; empty: beside it.
     """
 
     name: str
@@ -103,6 +105,7 @@ class DatasetFile:
     skipped_crc: int | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
+    shards_folder: str = ""
 
     def is_split_with(self, other: DatasetFile) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
@@ -118,11 +121,12 @@ class DatasetFile:
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
             "name": self.name,
-            "shardlist": [shard.to_json() for shard in self.shards],
+            "shardlist": [self._listed(shard) for shard in self.shards],
             "shardtool": {
                 "format_version": FORMAT_VERSION,
                 "format": self.format,
                 "pattern": self.pattern,
+                **({"shards_folder": self.shards_folder} if self.shards_folder else {}),
                 "totals": {
                     "shards": len(self.shards),
                     "samples": sum(shard.samples for shard in self.shards),
@@ -145,6 +149,10 @@ class DatasetFile:
             json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
         )
         return body + b'%08x"\n}\n' % crc32c(body)
+
+    def _listed(self, shard: ShardEntry) -> dict[str, object]:
+        """Return a shard for the list: a reader of wids finds it from the dataset file's folder."""
+        return {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)}
 
 
 def feature_spec(
@@ -221,7 +229,8 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         ours = _typed(document, "shardtool", dict)
         if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
             _check_texts(document, ours)
-            return _dataset(document, ours)
+            folder = _without_folder(document, ours)
+            return replace(_dataset(document, ours), shards_folder=folder)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
         raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
@@ -247,6 +256,21 @@ def _check_texts(document: Any, ours: Any) -> None:
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _without_folder(document: Any, ours: Any) -> str:
+    """Take the shards' folder away from their names, and return it: a path down from the dataset file's folder."""
+    if "shards_folder" not in ours:
+        return ""
+    folder: str = _typed(ours, "shards_folder", str)
+    for part in folder.split("/"):
+        _file_name({"part": part}, "part")
+    for shard in _typed(document, "shardlist", list):
+        url = _typed(shard, "url", str)
+        if not url.startswith(f"{folder}/"):
+            raise ValueError(f"{url!r:.80} is no file in the folder {folder!r:.80}")
+        shard["url"] = url.removeprefix(f"{folder}/")
+    return folder
 
 
 def _dataset(document: Any, ours: Any) -> DatasetFile:

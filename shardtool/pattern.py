@@ -24,9 +24,11 @@ SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
 FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
-_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]")  # what some other tool's pattern has, and no file's name should
+_MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
+# What some other tool's pattern has, and no file's name should.
+_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -159,6 +161,10 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
     if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
         raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
     digits, last = match[1] or match[3], match[2] or match[4]
+    if max(len(one or "") for one in match.groups()) > _MOST_DIGITS:
+        raise InvalidRequest(name, "too long a number", expected=f"at most {_MOST_DIGITS} digits")
+    if not digits and int(match[5] or 1) > _NAME_LIMIT:
+        raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_NAME_LIMIT}")
     if digits is None:
         first, width, count = 0, int(match[5] or 1), None
     else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.checksum import crc32c
 from shardtool.dataset import shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.storage import READ_FOLLOWING, READ_PLAIN
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _LARGE = 2**25
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
+_NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
@@ -42,12 +43,33 @@ class Found:
     Attributes:
         shards: Their paths, in order.
         dataset_file: The path of the dataset file; None where there is none.
-        folder: Where they lie; "" is the current folder.
+        folder: Where the dataset file lies, and the shards, or folders that hold them; "" is the current folder.
+        own: Whether the dataset file is one of ours, damaged or not: then sidecars lie beside it.
     """
 
     shards: tuple[str, ...]
     dataset_file: str | None
     folder: str
+    own: bool = False
+
+    @property
+    def index_folder(self) -> str | None:
+        """Where all sidecars lie; None: each beside its shard."""
+        return self.folder if self.own else None
+
+    def sidecar(self, shard: str) -> str:
+        """Return the path of a shard's sidecar, which need not be there."""
+        return sidecar_path(shard, self.index_folder)
+
+    def folders(self) -> list[str]:
+        """Return the folders of the shards, in order."""
+        return list(dict.fromkeys(map(os.path.dirname, self.shards)))
+
+
+def sidecar_path(shard: str, folder: str | None) -> str:
+    """Return the path of a shard's sidecar, in a folder, or beside the shard where that is None."""
+    beside, name = os.path.split(shard)
+    return os.path.join(beside if folder is None else folder, sidecar_name(name))
 
 
 def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Found:
@@ -78,7 +100,7 @@ def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts `s-9` before `s-10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(_NUMBER.split(name))]
 
 
 def _of_names(names: list[str]) -> Found:
@@ -88,11 +110,15 @@ def _of_names(names: list[str]) -> Found:
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
         return _of_dataset_file(names[0])
     folder = os.path.dirname(names[0])
-    return Found(tuple(names), _dataset_file_of(folder, names), folder)
+    file = _dataset_file_of(folder, names)
+    return Found(tuple(names), file, folder, own=file is not None)
 
 
 def _of_folder(folder: str) -> Found:
-    names = sorted(os.listdir(folder), key=natural)
+    try:
+        names = sorted(os.listdir(folder), key=natural)
+    except OSError as error:
+        raise InvalidRequest(folder, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
         raise InvalidRequest(
@@ -118,7 +144,8 @@ def _of_pattern(text: str) -> Found:
         raise InvalidRequest(text, "no shards of that pattern", expected=_EXPECTED)
     shards = [os.path.join(pattern.folder, name) for name in found]
     file = os.path.join(pattern.folder, pattern.dataset_file)
-    return Found(tuple(shards), file if _is_dataset_file(file) else None, pattern.folder)
+    own = _is_dataset_file(file)
+    return Found(tuple(shards), file if own else None, pattern.folder, own=own)
 
 
 def _existing(pattern: ShardPattern) -> list[str]:
@@ -143,7 +170,7 @@ def _of_dataset_file(path: str) -> Found:
         data = read_small(path)
     except OSError as error:
         raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
-    names = shard_names(data)
+    names = listed = shard_names(data)
     if names is None:
         names = _wids_names(data)
     if names is None:
@@ -158,7 +185,24 @@ def _of_dataset_file(path: str) -> Found:
             path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",
             expected="names of files", remedy="Nothing was read from there.",
         )  # fmt: skip
-    return Found(tuple(os.path.join(folder, name) for name in names), path, folder)
+    check_below(path, {os.path.dirname(name) for name in names})
+    return Found(tuple(os.path.join(folder, name) for name in names), path, folder, own=listed is not None)
+
+
+def check_below(path: str, folders: set[str]) -> None:
+    """See that none of the folders that a dataset file names is a link that leads out of its own folder.
+
+    Raises:
+        CorruptShard: One is.
+    """
+    folder = os.path.dirname(path)
+    top = os.path.join(os.path.realpath(folder or "."), "")
+    for below in sorted(folders - {""}):
+        if not os.path.join(os.path.realpath(os.path.join(folder, below)), "").startswith(top):
+            raise CorruptShard(
+                path, f"the folder {printable(below)} is a link out of {printable(folder or '.')}",
+                expected="shards in the dataset file's folder, or below it", remedy="Nothing was read from there.",
+            )  # fmt: skip
 
 
 def _wids_names(data: bytes) -> list[str] | None:

@@ -12,11 +12,13 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from shardtool import __version__
+from shardtool.cli.output import say, show_json
 from shardtool.errors import Interrupted, OutputFailed, ShardError
 
 if TYPE_CHECKING:
@@ -110,15 +112,13 @@ def _run(arguments: list[str]) -> int:
 
 def _show(error: str | dict[str, Any]) -> None:
     if isinstance(error, dict):
-        import json
-
         try:
-            click.echo(json.dumps({"error": error}, indent=2))
-        except OSError:
+            show_json({"error": error})
+        except OutputFailed:
             _show(f"{error['where']}: {error['found']}")
     else:
         with suppress(OSError):
-            click.echo(f"shardtool: {error}", err=True)
+            say(f"shardtool: {error}")
 
 
 def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
@@ -128,7 +128,9 @@ def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
         _show({"code": "invalid-request", "exit_code": error.exit_code, **found})
     else:
         with suppress(OSError):
-            error.show()
+            message = StringIO()
+            error.show(file=message)
+            say(message.getvalue().removesuffix("\n"))
 
 
 def _interrupt(signum: int, _frame: FrameType | None) -> None:

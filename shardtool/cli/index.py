@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -22,8 +21,13 @@ from shardtool.interop.exports import EXPORTS
     "--export", "formats", multiple=True, type=click.Choice(list(EXPORTS)),
     help="Write the index that another tool wants, too; repeatable.",
 )  # fmt: skip
-@click.option("--output", type=click.Path(), metavar="DIR", help="Where to write. [default: beside the shards]")
-@click.option("--overwrite", is_flag=True, help="Replace other index files of other tools.")
+@click.option(
+    "--output", type=click.Path(), metavar="DIR",
+    help="Where to write: a folder above that of the shards; --export alone: any. [default: beside the shards]",
+)  # fmt: skip
+@click.option(
+    "--overwrite", is_flag=True, help="Replace what is wrong: sidecars, the dataset file, indexes of other tools."
+)
 @common
 def index(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
@@ -39,8 +43,9 @@ def index(  # noqa: PLR0913 - an option each
     """Make the sidecars and the dataset file of shards that any tool made, and the indexes of other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
-    are never touched. A sidecar that is right stays, with what only it knows. With --export and a dataset file, only
-    the exports are made, from the sidecars.
+    are never touched. A sidecar that is right stays, with what only it knows; one that is missing is written; one that
+    is wrong is replaced with --overwrite only. With --export and a dataset file, only the exports are made, from the
+    sidecars.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
@@ -57,7 +62,9 @@ def index(  # noqa: PLR0913 - an option each
       shardtool index out.json --export dali-webdataset
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
     """
-    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.output import show, show_json
+    from shardtool.cli.render import Terminal
+    from shardtool.errors import printable
     from shardtool.sample import counted
     from shardtool.verbs.index import export
     from shardtool.verbs.rebuild import IndexOptions
@@ -70,12 +77,12 @@ def index(  # noqa: PLR0913 - an option each
     file = dataset[0]
     try:
         if not only_export:
-            result = run(dataset, IndexOptions(output=output, **options), observer=terminal)
+            result = run(dataset, IndexOptions(output=output, overwrite=overwrite, **options), observer=terminal)
             document, file = result.to_json(), result.dataset_file
             kept = f" ({result.kept:,} were right already)" if result.kept else ""
             lines.append(
                 f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
-                f"dataset file  {result.dataset_file}"
+                f"dataset file  {printable(result.dataset_file)}"
             )
         if formats:
             exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
@@ -85,6 +92,6 @@ def index(  # noqa: PLR0913 - an option each
     finally:
         terminal.close()
     if as_json:
-        show(json.dumps(document, indent=2))
+        show_json(document)
     elif not quiet:
         show("\n".join(lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -123,7 +122,8 @@ def inspect(  # noqa: PLR0913 - an option each
 def _show_summary(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
 ) -> None:
-    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.output import show, show_json
+    from shardtool.cli.render import Terminal
     from shardtool.cli.show import encodable, summary_text, width
     from shardtool.verbs.summary import InspectOptions
     from shardtool.verbs.summary import inspect as run
@@ -133,13 +133,17 @@ def _show_summary(  # noqa: PLR0913 - an option each
         summary = run(dataset, InspectOptions(full=full, looks=looks, seed=seed), observer=terminal)
     finally:
         terminal.close()
-    show(json.dumps(summary.to_json(), indent=2) if as_json else encodable(summary_text(summary, width())))
+    if as_json:
+        show_json(summary.to_json())
+    else:
+        show(encodable(summary_text(summary, width())))
 
 
 def _write_pictures(  # noqa: PLR0913 - an option each
     opened: OpenedDataset, html: str | None, contact_sheet: str | None, *, seed: int, overwrite: bool, as_json: bool
 ) -> None:
-    from shardtool.cli.render import show
+    from shardtool.cli.output import show, show_json
+    from shardtool.errors import printable
     from shardtool.report import write_contact_sheet, write_page
     from shardtool.sample import output_text
 
@@ -148,14 +152,17 @@ def _write_pictures(  # noqa: PLR0913 - an option each
         write_page(opened, html, seed=seed, overwrite=overwrite)
     if contact_sheet is not None:
         write_contact_sheet(opened, contact_sheet, seed=seed, overwrite=overwrite)
-    show(json.dumps({"files": written}, indent=2) if as_json else "\n".join(written))
+    if as_json:
+        show_json({"files": written})
+    else:
+        show("\n".join(map(printable, written)))
 
 
 def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, and no more than somebody reads."""
     from itertools import islice
 
-    from shardtool.cli.render import show
+    from shardtool.cli.output import show_json
     from shardtool.cli.show import encodable, show_each
     from shardtool.errors import printable
     from shardtool.verbs.samples import keys
@@ -163,7 +170,7 @@ def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
     found = keys(opened)
     chunks = iter(lambda: list(islice(found, _MANY)), [])
     if as_json:
-        show(json.dumps({"keys": list(found)}, indent=2))
+        show_json({"keys": list(found)})
     else:
         show_each(encodable("\n".join(map(printable, chunk))) for chunk in chunks)
 
@@ -171,7 +178,7 @@ def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
 def _print_samples(
     found: Iterator[FoundSample], folder: str | None, *, overwrite: bool, brief: bool, as_json: bool
 ) -> None:
-    from shardtool.cli.render import show
+    from shardtool.cli.output import show_json
     from shardtool.cli.show import encodable, sample_line, sample_text, show_each, width
     from shardtool.errors import printable
     from shardtool.sample import counted, output_text
@@ -198,6 +205,6 @@ def _print_samples(
             yield encodable(text)
 
     if as_json:
-        show(json.dumps({"samples": list(documents())}, indent=2))
+        show_json({"samples": list(documents())})
     else:
         show_each(texts())

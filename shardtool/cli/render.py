@@ -7,9 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from shardtool.errors import OutputFailed
+from shardtool.cli.output import say, show, show_json
+from shardtool.errors import printable
 from shardtool.sample import counted, show_size
 from shardtool.verbs.observer import Observer
 from shardtool.verbs.results import CreateResult
@@ -20,23 +19,6 @@ if TYPE_CHECKING:
     from shardtool.verbs.results import DryRun
 
 _MOST_ROWS = 40
-
-
-def show(text: str) -> None:
-    """Print a result on stdout, all of it.
-
-    Raises:
-        OutputFailed: It cannot be written. That whoever reads it has seen enough (`| head`) is no error.
-    """
-    try:
-        click.echo(text)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
-    except OSError as error:
-        where = (error.strerror or str(error)).lower()
-        raise OutputFailed("stdout", f"cannot write: {where}") from None
 
 
 class Terminal(Observer):
@@ -85,7 +67,13 @@ class Terminal(Observer):
         from tqdm import tqdm
 
         self._bar = tqdm(
-            desc=label, total=total, unit=unit, unit_scale=True, leave=leave, dynamic_ncols=True, file=sys.stderr
+            desc=printable(label),
+            total=total,
+            unit=unit,
+            unit_scale=True,
+            leave=leave,
+            dynamic_ncols=True,
+            file=sys.stderr,
         )
 
     def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes tell the most
@@ -107,12 +95,13 @@ class Terminal(Observer):
             self._bar = None
 
     def _line(self, text: str) -> None:
+        text = printable(text)  # a line is one line, whatever names are in it
         try:
-            if self._bar is not None:
-                self._bar.write(text, file=sys.stderr)
-            elif sys.stderr is not None:
-                sys.stderr.write(text + "\n")
-                sys.stderr.flush()
+            if self._bar is None:
+                say(text)
+            else:
+                with self._bar.external_write_mode(file=sys.stderr):
+                    say(text)
         except OSError:
             self._nobody_reads()
 
@@ -137,7 +126,7 @@ def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quie
     finally:
         terminal.close()
     if as_json:
-        show(json.dumps(result.to_json(), indent=2))
+        show_json(result.to_json())
     elif isinstance(result, CreateResult):
         if not quiet:
             show(summary(result))
@@ -172,13 +161,14 @@ def summary(result: CreateResult) -> str:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
         lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def plan_table(plan: DryRun) -> str:
     """Return a dry run as a table; of a long one, its start and end."""
     rows = [
-        (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key) for shard in plan.shards
+        tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
+        for shard in plan.shards
     ]
     if len(rows) > _MOST_ROWS:
         gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")

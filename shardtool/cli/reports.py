@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
+from shardtool.cli.output import json_text
 from shardtool.errors import printable
 from shardtool.findings import KINDS
 from shardtool.sample import counted, show_size
@@ -24,7 +24,7 @@ def rendered(report: Report, style: str) -> str:
 
 
 def _json(report: Report) -> str:
-    return json.dumps(report.to_json(), indent=2)
+    return json_text(report.to_json())
 
 
 def _text(report: Report) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PATTERN = re.compile(r"[{<%]")
 _MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
-_NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.DOTALL)
+_NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.ASCII | re.DOTALL)
 
 
 class _Reshard(Sectioned):

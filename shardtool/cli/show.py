@@ -9,7 +9,7 @@ import textwrap
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from shardtool.cli.render import show
+from shardtool.cli.output import show
 from shardtool.commandline import appended_runs, command_line
 from shardtool.errors import listing, printable
 from shardtool.sample import counted, show_size

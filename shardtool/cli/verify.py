@@ -80,7 +80,8 @@ def verify(  # noqa: PLR0913 - an option each
       shardtool verify all.json --source crawl1/ --source crawl2/
       shardtool verify out.json --format junit > report.xml
     """
-    from shardtool.cli.render import Terminal, show
+    from shardtool.cli.output import show
+    from shardtool.cli.render import Terminal
     from shardtool.cli.reports import rendered
     from shardtool.verbs.verify import VerifyOptions
     from shardtool.verbs.verify import verify as run

@@ -18,8 +18,7 @@ import pyarrow as pa
 from shardtool.arrow import number_array, strings
 from shardtool.dataset import read_dataset, shard_names
 from shardtool.errors import CorruptShard
-from shardtool.pattern import sidecar_name
-from shardtool.reading import find_dataset, read_small, shard_format
+from shardtool.reading import find_dataset, read_small, shard_format, sidecar_path
 from shardtool.sample import output_text
 from shardtool.sidecar import SCHEMA, UNREAD
 from shardtool.sidecar_read import check_shard, read_bytes, read_sidecar
@@ -44,11 +43,13 @@ class OpenedShard:
         path: Of the shard.
         number: Its place in the dataset, counted from 0.
         dots: Where keys end in its members' names.
+        index_folder: Where its sidecar lies; None: beside it.
     """
 
     path: str
     number: int
     dots: Dots = "first"
+    index_folder: str | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ class OpenedShard:
     @property
     def sidecar(self) -> str:
         """The path of its sidecar, which need not be there."""
-        return os.path.join(os.path.dirname(self.path), sidecar_name(self.name))
+        return sidecar_path(self.path, self.index_folder)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
     options = file.made.get("options") if file else None
     dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
-    return OpenedDataset(found, file, tuple(OpenedShard(path, at, dots) for at, path in enumerate(found.shards)))
+    shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
+    return OpenedDataset(found, file, tuple(shards))
 
 
 def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:

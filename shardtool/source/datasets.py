@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,7 +84,10 @@ def _open(given: Any, number: int, seen: Seen) -> Dataset:
             name = output_text(os.path.basename(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
         _check_missing(given, file, {_name(one) for one in shards}, path)
-    opened = tuple(_shard(one, number, file, listed.get(_name(one)), seen) for one in shards)
+    opened = tuple(
+        replace(_shard(one, number, file, listed.get(_name(one)), seen), index_folder=found.index_folder)
+        for one in shards
+    )
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
 

@@ -19,7 +19,11 @@ import numpy as np
 from shardtool.arrow import string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.pattern import sidecar_name
+<<<<<<< HEAD
 from shardtool.reading import COMPRESSED
+=======
+from shardtool.reading import COMPRESSED, read_small, sidecar_path
+>>>>>>> w2
 from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
 from shardtool.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.sidecar_read import read_sidecar as read_rows
@@ -76,6 +80,7 @@ class Shard:
         dots: Where keys end in its members' names.
         kinds: Of a TFRecord: field to `int64` or `float`; None where only a walk can tell.
         numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
+        index_folder: Where its sidecar lies; None: beside it.
     """
 
     file: SpanFile
@@ -86,6 +91,7 @@ class Shard:
     dots: Dots
     kinds: Mapping[str, Number] | None
     numbers: Mapping[str, Number]
+    index_folder: str | None = None
 
     @property
     def path(self) -> str:
@@ -191,7 +197,7 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     """
     if shard.packed:
         return None
-    path = os.path.join(os.path.dirname(shard.path), sidecar_name(os.path.basename(shard.path)))
+    path = sidecar_path(shard.path, shard.index_folder)
     try:
         seen.add(os.stat(path))
         data = read_bytes(path)

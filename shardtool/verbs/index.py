@@ -17,6 +17,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, FORMATS, SIDECAR_SUFFIX, sidecar_name
+from shardtool.reading import check_below
 from shardtool.sample import counted, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
@@ -167,6 +168,7 @@ class Exporter:
             found = (error.strerror or str(error)).lower()
             raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
         dataset = read_dataset(data, self.folder.full_path(self.name))
+        check_below(self.folder.full_path(self.name), {dataset.shards_folder})
         wanted_exports([*self.wanted], dataset.format)
         if packed := [shard.name for shard in dataset.shards if not shard.name.endswith(tuple(FORMATS))]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
@@ -216,7 +218,7 @@ class Exporter:
                 self._note(f"{export.reader} cannot read the index ({name}) of {what}: {listing(few, 3)}")
             if export.note:
                 self._note(f"{name}: {export.note}")
-            if export.once and target != self.folder:
+            if export.once and (target != self.folder or dataset.shards_folder):
                 self._note(f"{name}: {export.reader} looks for the shards beside these files")
 
     def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
@@ -237,7 +239,7 @@ class Exporter:
         def tasks() -> Iterator[DigestTask]:
             for number, shard in enumerate(shards):
                 tables[number] = self._index(shard)
-                yield self._digest_task(shard, tables[number])
+                yield self._digest_task(dataset, shard, tables[number])
 
         for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
@@ -251,7 +253,7 @@ class Exporter:
         self.observer.advance(shard.samples, size, 1)
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
-    def _digest_task(self, shard: ShardEntry, table: Any) -> DigestTask:
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: Any) -> DigestTask:
         import numpy as np
 
         fields = table.column("__fields__").combine_chunks().flatten()
@@ -259,7 +261,7 @@ class Exporter:
         stops = starts + lengths
         if np.any(starts[1:] < stops[:-1]):
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=_REMEDY)
-        path = self.folder.full_path(os.fsdecode(to_bytes(shard.name)))
+        path = os.path.join(self.folder.path, dataset.shards_folder, os.fsdecode(to_bytes(shard.name)))
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
 
     def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:

@@ -181,7 +181,10 @@ class _Mending:
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
-            options = IndexOptions(checksum=True, dots=self.seen.dots(), workers=self.options.workers)
+            options = IndexOptions(
+                checksum=True, dots=self.seen.dots(), workers=self.options.workers,
+                overwrite="dataset-file-damaged" in self.codes,
+            )  # fmt: skip
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")

@@ -278,6 +278,6 @@ def pairs(
 
 def _parse_resize(text: str) -> tuple[int, int]:
     width, cross, height = text.lower().partition("x")
-    if not width.isdecimal() or (cross and not height.isdecimal()):
+    if not f"{width}{height}".isascii() or not width.isdecimal() or (cross and not height.isdecimal()):
         raise InvalidRequest("--resize", repr(text), expected="a number of pixels, or WIDTHxHEIGHT")
     return int(width), int(height or width)

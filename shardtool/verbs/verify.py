@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 _MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
 _MOST_GAPS = 1000
-_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*")
+_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +273,11 @@ class Look:
         entries: dict[str, ShardEntry] = {one.name: one for one in self.file.shards} if self.file else {}
         cases = []
         for path in self.found.shards:
-            folder, name = os.path.split(path)
+            name = os.path.basename(path)
             sidecar = sidecar_name(name)
             entry = entries.get(output_text(name))
             wanted = self._own and (self.file is None or entry is not None)
-            cases.append(Case(output_text(name), path, sidecar, os.path.join(folder, sidecar), entry, wanted))
+            cases.append(Case(output_text(name), path, sidecar, self.found.sidecar(path), entry, wanted))
             cases[-1].size = _plain_size(path)
         return cases
 
@@ -379,7 +379,7 @@ class Look:
         if self.file is None and self._own:
             self.unchecked.append("shards that are not listed: the dataset file is damaged")
         self.add(-1, *_gaps(self.found, self._given, self.file))
-        names = _names_in(self.found.folder)
+        names = set[str]().union(*map(_names_in, {self.found.folder, *self.found.folders()}))
         listed = {os.path.basename(path) for path in self.found.shards}
         if self.file is not None:
             listed = {one.name for one in self.file.shards}
@@ -615,7 +615,7 @@ def _gaps(found: Found, given: Any, file: DatasetFile | None) -> Iterable[Findin
     groups: dict[tuple[str, str, int], list[int]] = {}
     for name in names:
         stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
-        if (match := re.fullmatch(r"(.*?)(\d{1,18})(\D*)", stem)) is not None:
+        if (match := re.fullmatch(r"(.*?)(\d{1,18})(\D*)", stem, re.ASCII)) is not None:
             key = (match[1], match[3] + name[len(stem) :], len(match[2]) if match[2][0] == "0" else 0)
             groups.setdefault(key, []).append(int(match[2]))
     left = _MOST_GAPS

@@ -1,0 +1,69 @@
+"""What the command line prints: all of it goes through here, so that nothing that was read can steer a terminal.
+
+Names of files, keys and fields are what others chose. Text for people passes `printable` here, line by line, whatever
+the verb thought of; JSON escapes by itself. Everything but results goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from shardtool.errors import OutputFailed, printable
+
+
+def show(text: str) -> None:
+    """Print a result for people on stdout, all of it.
+
+    Args:
+        text: Its lines. A name with a line break in it must have been made `printable` before.
+
+    Raises:
+        OutputFailed: It cannot be written. That whoever reads it has seen enough (`| head`) is no error.
+    """
+    _print(_clean(text))
+
+
+def show_json(document: object) -> None:
+    """Print a result for programs on stdout.
+
+    Raises:
+        OutputFailed: It cannot be written.
+    """
+    _print(json_text(document))
+
+
+def json_text(document: object) -> str:
+    """Return a document as JSON, without a character that steers a terminal."""
+    import json
+
+    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
+
+
+def say(text: str) -> None:
+    """Print text for people on stderr, past a progress bar's line.
+
+    Raises:
+        OSError: Whoever read stderr is gone.
+    """
+    if sys.stderr is not None:
+        sys.stderr.write(_clean(text) + "\n")
+        sys.stderr.flush()
+
+
+def _clean(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _print(text: str) -> None:
+    try:
+        click.echo(text)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
+    except OSError as error:
+        where = (error.strerror or str(error)).lower()
+        raise OutputFailed("stdout", f"cannot write: {where}") from None
