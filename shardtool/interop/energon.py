@@ -86,10 +86,16 @@ def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 def listed_shards(info: bytes) -> list[str]:
     """Return the shards that a `.info.json` tells of, as far as it can be read."""
+    return [*shard_counts(info)]
+
+
+def shard_counts(info: bytes) -> dict[str, int]:
+    """Return how many samples a `.info.json` tells of each shard, as far as it can be read; -1: no number."""
     try:
-        return [str(name) for name in json.loads(info)["shard_counts"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return []
+        counts = json.loads(info)["shard_counts"]
+        return {str(name): counts[name] if type(counts[name]) is int else -1 for name in counts}
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return {}
 
 
 def split_of(dataset: DatasetFile) -> str:

@@ -16,8 +16,9 @@ from shardtool.dataset import read_dataset
 from shardtool.digest import DigestTask, digest
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
 from shardtool.execute.local import LocalPool, cores
+from shardtool.interop.beside import index_name
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX, FORMATS, SIDECAR_SUFFIX, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, FORMATS
 from shardtool.sample import counted, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
@@ -201,7 +202,7 @@ class Exporter:
             for shard in self._indexed(dataset, pool):
                 for export in self.wanted.values():
                     if export.encode is not None:
-                        box.add(_index_name(shard.name, export), export.encode(shard))
+                        box.add(index_name(shard.name, export), export.encode(shard))
             for files in shared:
                 for path, data in files.files.items():
                     box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
@@ -267,7 +268,7 @@ class Exporter:
         """Return what is to be there once a folder: for this dataset, and its other splits that have this index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):
-            names = {_index_name(shard.name, export) for shard in other.shards}
+            names = {index_name(shard.name, export) for shard in other.shards}
             if len(target.facts(names)) == len(names):
                 others.append(other)
         return once_files(once, [dataset, *others], target)
@@ -301,11 +302,6 @@ class Exporter:
             self.observer.note(note)
 
 
-def _index_name(shard: str, export: Export) -> str:
-    name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
-    return os.fsdecode(to_bytes(name))
-
-
 def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
     """Return the names of all indexes of shards, by shard.
 
@@ -316,7 +312,7 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():
-            index = _index_name(shard, export)
+            index = index_name(shard, export)
             if index == dataset_file or index in owners:
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
                 raise InvalidRequest(

@@ -18,12 +18,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
-from shardtool.sample import SPAN, SpanFile, parse_size, to_bytes
+from shardtool.sample import SPAN, SpanFile, counted, parse_size, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes
 from shardtool.verbs.observer import Observer
@@ -87,6 +87,7 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
                 done.append((target, packing))
             job.check_written(done)
             finished = [(*one, one[1].publish_dataset(job.made(one[0]))) for one in done]
+            job.tell_removed()
             for target in job.targets:
                 job.export(target, pool)
         finally:
@@ -406,6 +407,17 @@ class Job:
 
     def _owns(self, name: str) -> bool:
         return any(target.pattern.owns(name) for target in self.targets)
+
+    def tell_removed(self) -> None:
+        """Tell of other tools' indexes that were removed, and are not made again by this run."""
+        for target in self.targets:
+            removed = target.publisher.beside.removed
+            gone = {name: form for name, form in removed.items() if form not in self.exports}
+            if gone:
+                what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
+                words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
+                again = f"`shardtool index {target.dataset_file} {words} --overwrite` makes them again"
+                self.note(f"{what} ({listing([*gone], 3)}): {again}")
 
     def export(self, target: Target, pool: LocalPool) -> None:
         """Write the indexes of other tools for a dataset that is there."""
