@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputExists, listing
-from shardtool.interop import energon
+from shardtool.interop import energon, huggingface
 from shardtool.interop.beside import HEAD_SIZE, difference, form_of, index_limit, stems_of
 from shardtool.interop.exports import EXPORTS, IndexedShard
 from shardtool.sample import counted, output_text, to_bytes
@@ -144,6 +144,20 @@ class Beside:
             self._stale += self._files.pop(shard)
         if set(self._counts) - wanted:
             self._drop_info()
+        self._compare_readme(wanted)
+
+    def _compare_readme(self, shards: set[str]) -> None:
+        """Have a `README.md` of ours removed that names other shards of this dataset than there are."""
+        there = set(self.folder.names())
+        if huggingface.README not in there:
+            return
+        with suppress(OSError):
+            data = self.folder.read(huggingface.README)
+            names = {name for name in there if not self.pattern.owns(name)} | shards
+            named = {name for name in huggingface.listed(data, names) if self.pattern.owns(name)}
+            if huggingface.is_ours(data) and named and named != shards:
+                self._stale.append(huggingface.README)
+                self._forms[huggingface.README] = "huggingface"
 
     def remove(self) -> None:
         """Remove what was found to be stale, durably; to be called before any of the shards changes.

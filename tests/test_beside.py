@@ -240,8 +240,11 @@ def test_verify_finds_a_damaged_index(source: Path, tmp_path: Path, suffix: str)
     _pack(source, folder, export=FORMATS["tar"])
     path = folder / f"x-001{suffix}"
     right = path.read_bytes()
-    for damage in (lambda: os.truncate(path, len(right) - 8), lambda: flip(path, -12)):
-        damage()
+    for cut in (True, False):
+        if cut:
+            os.truncate(path, len(right) - 8)
+        else:
+            flip(path, -12)
         assert _codes(folder) == {"export-stale"}
         path.write_bytes(right)
 

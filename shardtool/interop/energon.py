@@ -67,7 +67,7 @@ def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in _SPLITS}
-    for dataset in sorted(datasets, key=_rank):
+    for dataset in sorted(datasets, key=by_split):
         part = parts.setdefault(split_of(dataset) or _SPLITS[0], [])
         for shard in dataset.shards:
             if shard.samples:
@@ -104,7 +104,8 @@ def split_of(dataset: DatasetFile) -> str:
     return split if isinstance(split, str) else ""
 
 
-def _rank(dataset: DatasetFile) -> tuple[int, str]:
+def by_split(dataset: DatasetFile) -> tuple[int, str]:
+    """Return a key that sorts the splits of a run: train, val, test, then others by name."""
     split = split_of(dataset)
     return (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split)
 

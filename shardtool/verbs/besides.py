@@ -16,6 +16,7 @@ from shardtool.findings import Finding
 from shardtool.interop import energon
 from shardtool.interop.beside import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.interop.exports import EXPORTS, IndexedShard
+from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.sample import output_text
 from shardtool.storage import READ_PLAIN, open_folder
 
@@ -72,7 +73,7 @@ def check_beside(look: Look, pool: LocalPool | Here) -> None:
     for place, found in pool.map(compare_beside, iter(tasks.values())):
         look.add(numbers[place], *found.findings)
         look.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
-    look.add(-1, *_of_folder(look))
+    look.add(-1, *_of_folder(look), *_of_readme(look, names))
 
 
 def compare_beside(task: BesideTask) -> BesideFound:
@@ -151,3 +152,16 @@ def _of_folder(look: Look) -> Iterator[Finding]:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
             yield Finding(CODE, path, found, f"{samples:,} samples")
             return
+
+
+def _of_readme(look: Look, names: set[str]) -> Iterator[Finding]:
+    """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
+    data, _ = _read(os.path.join(look.found.folder, README), 2**24)
+    if look.file is None or not is_ours(data):
+        return
+    there, shards = {*map(output_text, names)}, {shard.name for shard in look.file.shards}
+    named = listed(data, there | shards)
+    if named & shards and (lacking := sorted(shards - named)):
+        yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")
+    if named & shards and (gone := sorted(named - there - shards)):
+        yield Finding(CODE, README, f"a name of no shard: {gone[0]}", "names of shards")

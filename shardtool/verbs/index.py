@@ -17,9 +17,11 @@ from shardtool.digest import DigestTask, digest
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.beside import index_name
+from shardtool.interop.energon import split_of
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
+from shardtool.interop.huggingface import README, is_ours, listed, readme, split_name
 from shardtool.pattern import DATASET_SUFFIX, FORMATS
-from shardtool.sample import counted, to_bytes
+from shardtool.sample import counted, output_text, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
 from shardtool.verbs.once import once_files, other_splits, refuse_others
@@ -190,7 +192,7 @@ class Exporter:
         own = self.name if target == self.folder else ""
         names = _index_names([shard.name for shard in dataset.shards], self.wanted, own)
         with ExitStack() as stack:
-            if any(export.once for export in self.wanted.values()):
+            if any(export.once or export.readme for export in self.wanted.values()):
                 stack.enter_context(target.lock(_ONCE_LOCK))
             shared = [
                 self._once(export, once, dataset, target)
@@ -198,6 +200,9 @@ class Exporter:
                 if (once := export.once) is not None
             ]
             names += [path for files in shared for path in files.files]
+            made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
+            readmes = [data for data in made if data is not None]
+            names += [README] * len(readmes)
             box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
             for shard in self._indexed(dataset, pool):
                 for export in self.wanted.values():
@@ -206,6 +211,8 @@ class Exporter:
             for files in shared:
                 for path, data in files.files.items():
                     box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
+            for data in readmes:
+                box.add(README, data, replace=True)
             box.publish()
         return tuple(names), box.kept
 
@@ -266,12 +273,38 @@ class Exporter:
 
     def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:
         """Return what is to be there once a folder: for this dataset, and its other splits that have this index."""
+        return once_files(once, self._covered(export, dataset, target), target)
+
+    def _covered(self, export: Export, dataset: DatasetFile, target: Folder) -> list[DatasetFile]:
+        """Return this dataset, and its other splits that have an index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):
             names = {index_name(shard.name, export) for shard in other.shards}
             if len(target.facts(names)) == len(names):
                 others.append(other)
-        return once_files(once, [dataset, *others], target)
+        return [dataset, *others]
+
+    def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
+        """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
+        datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
+        for one in datasets:
+            if (split := split_of(one)) and (name := split_name(split)) != split:
+                self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
+        if README in there:
+            try:
+                old = self.folder.read(README)
+            except OSError:
+                old = b""
+            ours = {shard.name for one in datasets for shard in one.shards}
+            others = sorted(listed(old, [*map(output_text, there)]).intersection(map(output_text, there)) - ours)
+            if not is_ours(old) or others:
+                whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
+                self._note(
+                    f"{README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
+                    "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
+                )
+                return None
+        return readme(datasets, [*map(output_text, there)])
 
     def _index(self, shard: ShardEntry) -> Any:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""

@@ -337,8 +337,11 @@ class Job:
                     f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
                 )
         if self.exports and not self.dry:
+            from shardtool.interop.huggingface import check_splits
             from shardtool.verbs.index import check_exports
 
+            if any(export.readme for export in self.exports.values()):
+                check_splits([target.split for target in self.targets])
             for target, plan in zip(self.targets, plans, strict=True):
                 shards, overwrite = target.publisher.first + plan.shards, options.if_exists != "error"
                 check_exports(target.pattern, shards, self.exports, self._owns, overwrite=overwrite)
