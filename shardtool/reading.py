@@ -142,12 +142,16 @@ def _of_dataset_file(path: str) -> Found:
     except OSError as error:
         raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
     names = shard_names(data)
+    urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
         names = _wids_names(data)
     if names is None:
         raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
     folder = os.path.dirname(path)
-    bad = [name for name in names if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or ":" in name]
+    bad = [
+        name for name in names
+        if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or (":" in name if urls else "://" in name)
+    ]  # fmt: skip
     if bad:
         raise CorruptShard(
             path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",

@@ -138,6 +138,12 @@ def test_only_what_we_wrote_is_ours(data: bytes) -> None:
         (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "takes x-0.tar.idx for a tar"),
         (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "takes x"),
         (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "takes val.json"),
+        (
+            ["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"],
+            "takes names for splits",
+        ),
+        (["train.index", "notes.txt"], ""),
+        ([], ""),
         (["train-0.tar", "train-1.tar", "train.json", "notes.json", "b.json", "c.json"], ""),
     ],
 )

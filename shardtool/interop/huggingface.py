@@ -131,12 +131,15 @@ def misreading(names: Iterable[str]) -> str:
     for group in [one for one in splits if one] or [seen]:
         counts = Counter(ending.lower() for name in group for ending in name.split(".")[1:])
         known: Mapping[str, int] = {ending: counts[ending] for ending in _READ if counts[ending]}
+        if not known:
+            continue
         most = max(known, key=lambda one: (known[one], _FAVOURITES.index(one) if one in _FAVOURITES else -1, one))
         if most != "tar":
             return f"takes {_example(group, most)} for the data, not the shards"
         if indexes := [name for name in group if "tar" in name.split(".")[1:-1]]:
             return f"takes {min(indexes)} for a tar, and fails"
-    return ""
+    passed = [name for name in seen if name.endswith(".tar") and any(splits) and not any(name in one for one in splits)]
+    return f"takes names for splits, and passes over {min(passed)}" if passed else ""
 
 
 def _has_word(name: str, words: Iterable[str]) -> bool:

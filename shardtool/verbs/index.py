@@ -19,7 +19,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.beside import index_name
 from shardtool.interop.energon import split_of
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
-from shardtool.interop.huggingface import README, is_ours, listed, readme, split_name
+from shardtool.interop.huggingface import README, is_ours, listed, misreading, readme, split_name
 from shardtool.pattern import DATASET_SUFFIX, FORMATS
 from shardtool.sample import counted, output_text, to_bytes
 from shardtool.storage import open_folder
@@ -203,6 +203,8 @@ class Exporter:
             made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
             readmes = [data for data in made if data is not None]
             names += [README] * len(readmes)
+            if own and not any(export.readme for export in self.wanted.values()):
+                self._tell_of_folder(names)
             box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
             for shard in self._indexed(dataset, pool):
                 for export in self.wanted.values():
@@ -227,6 +229,16 @@ class Exporter:
                 self._note(f"{name}: {export.note}")
             if export.once and target != self.folder:
                 self._note(f"{name}: {export.reader} looks for the shards beside these files")
+
+    def _tell_of_folder(self, names: list[str]) -> None:
+        """Say what the new files make of the folder for `load_dataset`."""
+        from shardtool.verbs.advice import CURE, has_own_readme
+
+        there = [*map(output_text, self.folder.names())]
+        if has_own_readme(self.folder) or misreading(there):
+            return
+        if wrong := misreading({*there, *map(output_text, names)}):
+            self._note(f"Hugging Face load_dataset(folder) {wrong}: {CURE}")
 
     def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""

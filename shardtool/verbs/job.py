@@ -331,11 +331,10 @@ class Job:
         self.note(*left_out_notes(entries))
         if self.targets[0].pattern.format == "tar":
             self.note(*map(str, _misreads(plans[0].entries, options)))
-            if self.targets[0].publisher.first + plans[0].shards == 1:
-                self.note(
-                    "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
-                    f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
-                )
+        from shardtool.verbs.advice import folder_notes, name_notes
+
+        outputs = [(target.publisher, plan.shards) for target, plan in zip(self.targets, plans, strict=True)]
+        self.note(*name_notes(outputs), *folder_notes(outputs, self.exports))
         if self.exports and not self.dry:
             from shardtool.interop.huggingface import check_splits
             from shardtool.verbs.index import check_exports

@@ -287,7 +287,7 @@ class Look:
         if isinstance(pool, LocalPool) and compared is not None:
             compared.run(pool)
         if self.options.target:
-            from shardtool.verbs.against import check_targets
+            from shardtool.verbs.targets import check_targets
 
             check_targets(self, self.options.target)
 
