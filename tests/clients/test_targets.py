@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
 Samples = list[tuple[str, Fields]]
+Made = tuple[Path, Samples, list[str], str]
 _PLAIN = [f"p{at}" for at in range(10, 20)]
 
 
@@ -70,7 +71,7 @@ DATASETS: dict[str, tuple[dict[str, bytes], str, list[str]]] = {
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Samples, list[str], str]:
-    """Give a folder with a dataset, what is in it, and the notes of `create`."""
+    """Give a folder with a dataset, what is in it, the notes of `create`, and its name."""
     files, pattern, options = DATASETS[request.param]
     root = tmp_path_factory.mktemp("target")
     for name, data in files.items():
@@ -177,9 +178,7 @@ READERS: dict[str, tuple[Callable[[Path, list[str]], Samples], str]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_verdict_is_what_the_reader_does(
-    made: tuple[Path, Samples, list[str], str], reader: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_is_what_the_reader_does(made: Made, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify --target` finds something just where the reader does not give every key and byte; `create` said so."""
     folder, samples, notes, name = made
     monkeypatch.chdir(folder)
