@@ -65,6 +65,13 @@ KINDS = {
     "source-missing": Kind("a sample or field of the source that the dataset does not have", _SOURCE),
     "source-extra": Kind("a sample or field that the source does not have", _SOURCE),
     "source-differs": Kind("a payload that is another in the source", _SOURCE),
+    "export-stale": Kind("an index of another tool that leads into other bytes than its shard's",
+                         "`shardtool index DATASET --export FORMAT --overwrite` makes it again."),
+    "target-format": Kind("shards that a reader does not read at all", "`shardtool reshard` makes tar shards of them."),
+    "target-fields": Kind("fields that a reader drops or refuses", "Give every sample the same fields."),
+    "target-folder": Kind("a folder in which a reader takes other files for the data",
+                          "`shardtool index DATASET --export huggingface` writes a README.md that names the shards."),
+    "target-name": Kind("a shard's name that a reader cannot open", "Rename them with `shardtool reshard`."),
     "misread": Kind("names that a reader gets wrong", "`shardtool create --portable` makes names safe for all."),
 }  # fmt: skip
 

@@ -7,7 +7,8 @@ that makes every instant safe:
 - the dataset file names only files that are there and whole: whatever replaces or removes one of
   its shards removes the dataset file first;
 - `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged;
-- `--append` touches no shard that the old dataset file names, so that file stays until another takes its place.
+- `--append` touches no shard that the old dataset file names, so that file stays until another takes its place;
+- an index file of another tool that would lead into other bytes is removed before its shard changes (`Beside`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.appended import check_none_left, check_old, later_files, names_left, nothing_there
+from shardtool.beside import Beside
 from shardtool.dataset import shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing
 from shardtool.ledger import check_ledger, encode_skipped, merged, read_skipped, without
@@ -49,6 +51,7 @@ class Publisher:
         old: The dataset that is appended to, once it was checked; None: there is none.
         done_from: Where this append is in that dataset already: the number of its first shard. Then nothing is
             published, and what would be is compared.
+        beside: The index files of other tools, and which of them were removed.
     """
 
     def __init__(self, folder: Folder, pattern: ShardPattern, if_exists: IfExists) -> None:
@@ -60,6 +63,7 @@ class Publisher:
         self._waiting: list[Staged] = []
         self._spool: Output | None = None
         self._withdrawn = False
+        self.beside = Beside(folder, pattern, appends=self.appends)
 
     @property
     def appends(self) -> bool:
@@ -115,6 +119,9 @@ class Publisher:
             finish = "." if self.pattern.dataset_file in self.existing else ", or finish that run with --resume."
             found = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
             raise OutputExists(where, found, remedy=f"Choose another name, or --overwrite{finish}")
+        self.beside.look(there)
+        if not self.resumes and self.if_exists != "overwrite":
+            self.beside.check_none_left(set(there))
 
     def _check_dataset_file(self) -> None:
         """See that what has the dataset file's name is one, and lists no shard that would be left behind."""
@@ -245,10 +252,12 @@ class Publisher:
         index = sidecar_name(name)
         if shard is not None or not self._has(index, sidecar):
             staged.append(self._stage(index, sidecar))
+        self.beside.compare(name, sidecar, written=shard is not None)
         if self.if_exists == "overwrite":
             self._waiting += staged
         elif staged:
             self._withdraw_dataset_file()
+            self.beside.remove()
             self.folder.publish(*staged)
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
@@ -271,6 +280,8 @@ class Publisher:
             stale = later_files(self.pattern, self.existing, self.first + len(shards))
         if ledger and not self._has(self.pattern.skipped_file, ledger):
             self._waiting.append(self._stage(self.pattern.skipped_file, ledger))
+        self.beside.keep_only([*shards, *(() if self.old is None else (one.name for one in self.old.shards))])
+        self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
             return
         last = self._stage(self.pattern.dataset_file, dataset_file)

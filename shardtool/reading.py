@@ -171,6 +171,7 @@ def _of_dataset_file(path: str) -> Found:
     except OSError as error:
         raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
     names = listed = shard_names(data)
+    urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
         names = _wids_names(data)
     if names is None:
@@ -178,7 +179,8 @@ def _of_dataset_file(path: str) -> Found:
     folder = os.path.dirname(path)
     bad = [
         name for name in names
-        if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or ":" in name or printable(name) != name
+        if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or printable(name) != name
+        or (":" in name if urls else "://" in name)
     ]  # fmt: skip
     if bad:
         raise CorruptShard(

@@ -176,7 +176,7 @@ def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
         create(more, f"{tmp_path}/out/out-{{000..}}.tar", options)
     result = export(dataset, formats)
     names = [shard.name for shard in shards(dataset.parent)]
-    assert (len(names), result.kept) == (8, 13)  # of four shards, and `dataset.yaml`
+    assert (len(names), result.kept) == (8, 14)  # of four shards, `dataset.yaml` and `README.md`
     after = read_tree(dataset.parent)
     assert {name for name in before if before[name] != after[name]} == {
         "out.json", ".nv-meta/.info.json", ".nv-meta/split.yaml"
@@ -297,8 +297,8 @@ def test_the_hubs_index(tree: str, small: Path, tmp_path: Path) -> None:
     large = {"l/a.bin": b"abc" * 700_000, "l/a.txt": b"", "l/b.bin": b"x" * (2**20 - 512)}  # over several blocks
     source = small if tree == "small" else write_tree(tmp_path / "s", _ODD if tree == "odd" else large)
     result = export(_made(source, tmp_path / "out", "tar"), "huggingface", workers=1)
-    assert result.files == tuple(path.with_suffix(".json").name for path in shards(tmp_path / "out"))
-    assert "data_files" in result.notes[0]
+    assert result.files == (*(path.with_suffix(".json").name for path in shards(tmp_path / "out")), "README.md")
+    assert result.notes == ()
     for shard in shards(tmp_path / "out"):
         raw = shard.read_bytes()
         with tarfile.open(shard) as tar:
@@ -392,7 +392,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match=r"9 files there already: out-000\.tar\.idx"):
+    with pytest.raises(OutputExists, match=r"7 files that index earlier shards: out-000\.idx"):
         _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):

@@ -67,7 +67,7 @@ def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in _SPLITS}
-    for dataset in sorted(datasets, key=_rank):
+    for dataset in sorted(datasets, key=by_split):
         part = parts.setdefault(split_of(dataset) or _SPLITS[0], [])
         for shard in dataset.shards:
             if shard.samples:
@@ -86,10 +86,16 @@ def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 def listed_shards(info: bytes) -> list[str]:
     """Return the shards that a `.info.json` tells of, as far as it can be read."""
+    return [*shard_counts(info)]
+
+
+def shard_counts(info: bytes) -> dict[str, int]:
+    """Return how many samples a `.info.json` tells of each shard, as far as it can be read; -1: no number."""
     try:
-        return [str(name) for name in json.loads(info)["shard_counts"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return []
+        counts = json.loads(info)["shard_counts"]
+        return {str(name): counts[name] if type(counts[name]) is int else -1 for name in counts}
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return {}
 
 
 def split_of(dataset: DatasetFile) -> str:
@@ -98,7 +104,8 @@ def split_of(dataset: DatasetFile) -> str:
     return split if isinstance(split, str) else ""
 
 
-def _rank(dataset: DatasetFile) -> tuple[int, str]:
+def by_split(dataset: DatasetFile) -> tuple[int, str]:
+    """Return a key that sorts the splits of a run: train, val, test, then others by name."""
     split = split_of(dataset)
     return (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split)
 

@@ -33,7 +33,7 @@ class IndexedShard:
     Attributes:
         name: Its name.
         size: Its bytes.
-        table: Where its samples and fields lie, as `sidecar.read_index` returns it.
+        table: Where its samples and fields lie, with the columns of `sidecar.SCHEMA`.
         digests: Its hashes, where the export wants them.
     """
 
@@ -72,6 +72,7 @@ class Export:
         least: Samples that a shard must hold for the tool to take its index.
         hashed: Whether it has hashes of payloads: then shards are read.
         once: What else there is, once a folder.
+        readme: Whether a `README.md` that names the shards comes with it.
         note: What the user should know.
     """
 
@@ -82,6 +83,7 @@ class Export:
     least: int = 0
     hashed: bool = False
     once: FolderIndex | None = None
+    readme: bool = False
     note: str = ""
 
 
@@ -149,11 +151,7 @@ EXPORTS = {
         "tar", "energon", ".tar.idx", energon.offsets_index,
         once=FolderIndex(energon.folder_index, energon.INFO_FILE, energon.listed_shards, energon.DATASET_YAML),
     ),
-    "huggingface": Export(
-        "tar", "the Hugging Face Hub", ".json", hub_index, hashed=True,
-        note="Hugging Face load_dataset(folder) takes these JSON files for the data: "
-        "name the shards with data_files='*.tar' there",
-    ),
+    "huggingface": Export("tar", "the Hugging Face Hub", ".json", hub_index, hashed=True, readme=True),
     "wids": Export("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
     "dali-tfrecord": Export("tfrecord", "DALI", ".idx", tfrecord_index, least=1),
     "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", tfrecord_index, least=2),

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT
+from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
 from shardtool.sample import INLINE, counted, to_bytes
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
 _UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
 _HASH_LENGTH = 16
+_UNEVEN_SHOWN = 3  # fields that not all samples have: the rest is counted
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 
 _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
@@ -35,10 +36,20 @@ _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
-    ("space-in-key", "DALI's index (wds2idx) breaks at white space",
+    ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; --export dali-webdataset does not",
      "key with white space", _WHITE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
-    ("meta-key", "webdataset and Hugging Face datasets pass over names that start with two underscores",
-     "key with a part that starts with two underscores", (b"__",), re.compile(rb"(?<![^\0/])__[^\0]*\0")),
+    ("meta-folder", "webdataset and energon pass over names in a folder such as __meta__",
+     "key in a folder between two underscores on each side", (b"__",), re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
+    ("meta-name", "Hugging Face datasets passes over files whose names start with two underscores",
+     "key whose last part starts with two underscores", (b"__",), re.compile(rb"(?<![^\0/])__[^/\0]*\0")),
+)  # fmt: skip
+
+
+_FIELD_RULES = (
+    ("reserved-field", "webdataset, energon and Hugging Face datasets keep names such as __key__ for themselves",
+     "field with a name of theirs", re.compile(r"^__(?:key|url|local_path|bad|restore_key|subflavors)__$")),
+    ("unnamable-field", "DALI cannot be asked for a field with white space or a semicolon in its name",
+     "field of such a name", re.compile(r"[\x00-\x20\x7f;]")),
 )  # fmt: skip
 
 
@@ -73,21 +84,27 @@ def misreads(entries: Entries) -> list[Misread]:
     upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
         rows = int(np.isin(entries.code, upper).sum())
-        readers = "webdataset lower-cases fields; DALI and Hugging Face datasets do not"
+        readers = "webdataset lower-cases fields; other readers do not"
         found.append(
             Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
         )
-    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
-    if meta:
-        rows = int(np.isin(entries.code, meta).sum())
-        readers = "webdataset takes fields that start with two underscores for its own"
-        found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
+    found += _bad_fields(entries, used)
     large = np.flatnonzero(entries.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
         readers = "wids cannot read members of 8 GiB or more"
         found.append(Misread("large-member", readers, "field", len(large), example, mendable=False))
     return found + _uneven(entries)
+
+
+def _bad_fields(entries: Entries, used: set[int]) -> list[Misread]:
+    """Find fields that a reader takes for its own, or cannot be asked for."""
+    found = []
+    for code, readers, what, pattern in _FIELD_RULES:
+        if bad := [at for at, name in enumerate(entries.fields) if at in used and pattern.search(name)]:
+            rows = int(np.isin(entries.code, bad).sum())
+            found.append(Misread(code, readers, what, rows, printable(entries.fields[bad[0]])))
+    return found
 
 
 def misread_keys(keys: Names) -> list[Misread]:
@@ -111,24 +128,36 @@ def _long_names(entries: Entries) -> list[Misread]:
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
-    readers = "wids cuts names at 100 bytes, and DALI loses the field of some without an index"
-    return [Misread("long-name", readers, "name over 100 bytes", len(long), printable(long[0]))]
+    found = [Misread("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))]
+    if pax := [name for name in long if split_prefix(name) is None]:
+        readers = "DALI loses the field of a name in a pax header, without an index (--export dali-webdataset)"
+        found.append(Misread("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
+    return found
 
 
 def _uneven(entries: Entries) -> list[Misread]:
-    """Find samples that lack a field which most others have."""
+    """Find fields that not all samples have."""
     total = len(entries)
     has = np.bincount(entries.code, minlength=len(entries.fields))
-    missing = [(name, total - int(count)) for name, count in zip(entries.fields, has, strict=True)]
+    uneven = [(name, int(count)) for name, count in zip(entries.fields, has, strict=True) if 0 < count < total]
     found = []
-    for name, lack in missing:
-        if 0 < lack <= total // 2:
-            rows = np.flatnonzero(entries.code == entries.fields.index(name))
-            holders = np.searchsorted(entries.first, rows, "right") - 1
-            lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
-            readers = "Hugging Face datasets wants the same fields in every sample"
-            example = printable(entries.key(int(lacking[0])))
-            found.append(Misread("missing-field", readers, f"sample without {name!r}", lack, example, mendable=False))
+    readers = (
+        "Hugging Face datasets takes the fields of the first five samples for those of all: it refuses them where they "
+        "differ, and drops a field that comes later"
+    )
+    for name, count in uneven[:_UNEVEN_SHOWN]:
+        rows = np.flatnonzero(entries.code == entries.fields.index(name))
+        holders = np.searchsorted(entries.first, rows, "right") - 1
+        lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
+        few = count < total - count
+        what = f"sample {'with' if few else 'without'} {name!r}"
+        sample = int(holders[0] if few else lacking[0])
+        shown = min(count, total - count), printable(entries.key(sample))
+        found.append(Misread("missing-field", readers, what, *shown, mendable=False))
+        readers = "likewise"
+    if more := uneven[_UNEVEN_SHOWN:]:
+        what = "more field that not all samples have"
+        found.append(Misread("missing-field", readers, what, len(more), printable(more[0][0]), mendable=False))
     return found
 
 
@@ -244,3 +273,24 @@ def check_case(entries: Entries) -> None:
             "SOURCE", f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}",
             expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
         )  # fmt: skip
+
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")
+_NAME_RULES = (
+    ("webdataset", "takes #, ;, :: and a backslash for something else", re.compile(r"[#;\\]|::")),
+    ("webdataset", "takes what stands before the colon for the kind of a URL", _SCHEME),
+    ("wids", "takes #, ; and ? for parts of a URL", re.compile(r"[#;?]")),
+    ("wids", "takes what stands before the colon for the kind of a URL", _SCHEME),
+    ("huggingface", "takes :: for a way into an archive", re.compile(r"::")),
+    ("huggingface", "passes over files whose names start with a dot", re.compile(r"^\.")),
+    ("energon", "has no way to write it in its YAML", re.compile(r"[\x00-\x1f\x7f-\x9f\"\\{}]")),
+)
+
+
+def unopenable(name: str) -> dict[str, str]:
+    """Return the readers that cannot open a shard of this file name, and why."""
+    found: dict[str, str] = {}
+    for reader, why, pattern in _NAME_RULES:
+        if pattern.search(name):
+            found.setdefault(reader, why)
+    return found

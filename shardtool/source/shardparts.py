@@ -19,11 +19,7 @@ import numpy as np
 from shardtool.arrow import string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.pattern import sidecar_name
-<<<<<<< HEAD
-from shardtool.reading import COMPRESSED
-=======
-from shardtool.reading import COMPRESSED, read_small, sidecar_path
->>>>>>> w2
+from shardtool.reading import COMPRESSED, sidecar_path
 from shardtool.sample import Skipped, SpanFile, is_utf8, to_bytes
 from shardtool.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.sidecar_read import read_sidecar as read_rows

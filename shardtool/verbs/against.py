@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify import Look
 
 _MOST = 100  # findings of a code: the rest tells nothing new, and is counted
-_READERS = {
-    "dot-in-key": ("webdataset", "wids", "dali", "energon", "huggingface"),
-    "space-in-key": ("dali",),
-    "meta-key": ("webdataset", "huggingface"),
-    "long-name": ("wids", "dali"),
-    "upper-case-field": ("webdataset", "dali", "huggingface"),
-    "meta-field": ("webdataset",),
-    "large-member": ("wids",),
-    "missing-field": ("huggingface",),
-}
 
 
 class Comparison:
@@ -307,22 +297,7 @@ def _ledger(look: Look) -> set[str]:
     return keys
 
 
-def check_targets(look: Look, targets: Sequence[str]) -> None:
-    """Tell `look` of names that a reader gets wrong."""
-    from shardtool.interop.portability import misreads
-
-    shards = [survey for _, survey in sorted(look.surveys.items())]
-    if any(one.format != "tar" for one in shards):
-        look.unchecked.append("names for readers: TFRecord shards have none")
-        return
-    for one in misreads(_entries_of(shards)):
-        readers = [target for target in targets if target in _READERS[one.code]]
-        if readers:
-            what = f"{one.code}: {counted(one.count, one.what)}, such as '{one.example}'"
-            look.add(len(look.cases), Finding("misread", ", ".join(readers), what, one.readers))
-
-
-def _entries_of(surveys: Sequence[Survey]) -> Entries:
+def entries_of(surveys: Sequence[Survey]) -> Entries:
     """Return the samples of shards as a source's would be."""
     from shardtool.source.entries import Entries
 

@@ -15,10 +15,13 @@ from shardtool.dataset import read_dataset
 from shardtool.digest import DigestTask, digest
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
 from shardtool.execute.local import LocalPool, cores
+from shardtool.interop.beside import index_name
+from shardtool.interop.energon import split_of
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX, FORMATS, SIDECAR_SUFFIX, sidecar_name
+from shardtool.interop.huggingface import README, is_ours, listed, misreading, readme, split_name
+from shardtool.pattern import DATASET_SUFFIX, FORMATS
 from shardtool.reading import check_below
-from shardtool.sample import counted, to_bytes
+from shardtool.sample import counted, output_text, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer
 from shardtool.verbs.once import once_files, other_splits, refuse_others
@@ -190,7 +193,7 @@ class Exporter:
         own = self.name if target == self.folder else ""
         names = _index_names([shard.name for shard in dataset.shards], self.wanted, own)
         with ExitStack() as stack:
-            if any(export.once for export in self.wanted.values()):
+            if any(export.once or export.readme for export in self.wanted.values()):
                 stack.enter_context(target.lock(_ONCE_LOCK))
             shared = [
                 self._once(export, once, dataset, target)
@@ -198,14 +201,21 @@ class Exporter:
                 if (once := export.once) is not None
             ]
             names += [path for files in shared for path in files.files]
+            made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
+            readmes = [data for data in made if data is not None]
+            names += [README] * len(readmes)
+            if own and not any(export.readme for export in self.wanted.values()):
+                self._tell_of_folder(names)
             box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
             for shard in self._indexed(dataset, pool):
                 for export in self.wanted.values():
                     if export.encode is not None:
-                        box.add(_index_name(shard.name, export), export.encode(shard))
+                        box.add(index_name(shard.name, export), export.encode(shard))
             for files in shared:
                 for path, data in files.files.items():
                     box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
+            for data in readmes:
+                box.add(README, data, replace=True)
             box.publish()
         return tuple(names), box.kept
 
@@ -220,6 +230,16 @@ class Exporter:
                 self._note(f"{name}: {export.note}")
             if export.once and (target != self.folder or dataset.shards_folder):
                 self._note(f"{name}: {export.reader} looks for the shards beside these files")
+
+    def _tell_of_folder(self, names: list[str]) -> None:
+        """Say what the new files make of the folder for `load_dataset`."""
+        from shardtool.verbs.advice import CURE, has_own_readme
+
+        there = [*map(output_text, self.folder.names())]
+        if has_own_readme(self.folder) or misreading(there):
+            return
+        if wrong := misreading({*there, *map(output_text, names)}):
+            self._note(f"Hugging Face load_dataset(folder) {wrong}: {CURE}")
 
     def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
@@ -266,12 +286,38 @@ class Exporter:
 
     def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:
         """Return what is to be there once a folder: for this dataset, and its other splits that have this index."""
+        return once_files(once, self._covered(export, dataset, target), target)
+
+    def _covered(self, export: Export, dataset: DatasetFile, target: Folder) -> list[DatasetFile]:
+        """Return this dataset, and its other splits that have an index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):
-            names = {_index_name(shard.name, export) for shard in other.shards}
+            names = {index_name(shard.name, export) for shard in other.shards}
             if len(target.facts(names)) == len(names):
                 others.append(other)
-        return once_files(once, [dataset, *others], target)
+        return [dataset, *others]
+
+    def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
+        """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
+        datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
+        for one in datasets:
+            if (split := split_of(one)) and (name := split_name(split)) != split:
+                self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
+        if README in there:
+            try:
+                old = self.folder.read(README)
+            except OSError:
+                old = b""
+            ours = {shard.name for one in datasets for shard in one.shards}
+            others = sorted(listed(old, [*map(output_text, there)]).intersection(map(output_text, there)) - ours)
+            if not is_ours(old) or others:
+                whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
+                self._note(
+                    f"{README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
+                    "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
+                )
+                return None
+        return readme(datasets, [*map(output_text, there)])
 
     def _index(self, shard: ShardEntry) -> Any:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
@@ -301,11 +347,6 @@ class Exporter:
             self.observer.note(note)
 
 
-def _index_name(shard: str, export: Export) -> str:
-    name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
-    return os.fsdecode(to_bytes(name))
-
-
 def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
     """Return the names of all indexes of shards, by shard.
 
@@ -316,7 +357,7 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():
-            index = _index_name(shard, export)
+            index = index_name(shard, export)
             if index == dataset_file or index in owners:
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
                 raise InvalidRequest(

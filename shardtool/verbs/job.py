@@ -18,12 +18,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish import Publisher
-from shardtool.sample import SPAN, SpanFile, parse_size, to_bytes
+from shardtool.sample import SPAN, SpanFile, counted, parse_size, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.listing import left_out_notes
 from shardtool.verbs.observer import Observer
@@ -87,6 +87,7 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
                 done.append((target, packing))
             job.check_written(done)
             finished = [(*one, one[1].publish_dataset(job.made(one[0]))) for one in done]
+            job.tell_removed()
             for target in job.targets:
                 job.export(target, pool)
         finally:
@@ -330,14 +331,16 @@ class Job:
         self.note(*left_out_notes(entries))
         if self.targets[0].pattern.format == "tar":
             self.note(*map(str, _misreads(plans[0].entries, options)))
-            if self.targets[0].publisher.first + plans[0].shards == 1:
-                self.note(
-                    "Hugging Face load_dataset(folder) cannot tell a single shard from its JSON: "
-                    f"name the data with data_files={self.targets[0].pattern.shard(0)!r} there"
-                )
+        from shardtool.verbs.advice import folder_notes, name_notes
+
+        outputs = [(target.publisher, plan.shards) for target, plan in zip(self.targets, plans, strict=True)]
+        self.note(*name_notes(outputs), *folder_notes(outputs, self.exports))
         if self.exports and not self.dry:
+            from shardtool.interop.huggingface import check_splits
             from shardtool.verbs.index import check_exports
 
+            if any(export.readme for export in self.exports.values()):
+                check_splits([target.split for target in self.targets])
             for target, plan in zip(self.targets, plans, strict=True):
                 shards, overwrite = target.publisher.first + plan.shards, options.if_exists != "error"
                 check_exports(target.pattern, shards, self.exports, self._owns, overwrite=overwrite)
@@ -406,6 +409,17 @@ class Job:
 
     def _owns(self, name: str) -> bool:
         return any(target.pattern.owns(name) for target in self.targets)
+
+    def tell_removed(self) -> None:
+        """Tell of other tools' indexes that were removed, and are not made again by this run."""
+        for target in self.targets:
+            removed = target.publisher.beside.removed
+            gone = {name: form for name, form in removed.items() if form not in self.exports}
+            if gone:
+                what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
+                words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
+                again = f"`shardtool index {target.dataset_file} {words} --overwrite` makes them again"
+                self.note(f"{what} ({listing([*gone], 3)}): {again}")
 
     def export(self, target: Target, pool: LocalPool) -> None:
         """Write the indexes of other tools for a dataset that is there."""

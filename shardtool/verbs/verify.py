@@ -191,7 +191,7 @@ def look(dataset: Any, options: VerifyOptions, observer: Observer) -> tuple[Repo
     workers = options.workers or cores()
     if workers == 1 and options.source is None:
         one = Look(dataset, options, observer)
-        one.look(_Here())
+        one.look(Here())
         return one.report(), one
     # Workers are forked before anything heavy is imported.
     with LocalPool(workers, options.start_method) as pool:
@@ -200,7 +200,7 @@ def look(dataset: Any, options: VerifyOptions, observer: Observer) -> tuple[Repo
     return one.report(), one
 
 
-class _Here:
+class Here:
     """What stands for a pool where one worker is asked for: this process does the work, and starts none."""
 
     def map(self, function: Callable[..., Any], tasks: Iterable[object]) -> Iterator[tuple[int, Any]]:
@@ -289,7 +289,7 @@ class Look:
             if times <= _MOST:
                 self._findings.append((number, one))
 
-    def look(self, pool: LocalPool | _Here | None) -> None:
+    def look(self, pool: LocalPool | Here | None) -> None:
         """Look at all shards, then at what only all of them together show."""
         compared = None
         if self.options.source is not None:
@@ -306,15 +306,18 @@ class Look:
         else:
             self._look_inside(pool)
             self._check_together()
+            from shardtool.verbs.besides import check_beside
+
+            check_beside(self, pool)
         self._check_finished()
         if isinstance(pool, LocalPool) and compared is not None:
             compared.run(pool)
         if self.options.target:
-            from shardtool.verbs.against import check_targets
+            from shardtool.verbs.targets import check_targets
 
             check_targets(self, self.options.target)
 
-    def _look_inside(self, pool: LocalPool | _Here) -> None:
+    def _look_inside(self, pool: LocalPool | Here) -> None:
         ahead = threading.Thread(target=_import_ahead, daemon=True)
         ahead.start()
         keep = self.options.source is not None or bool(self.options.target)

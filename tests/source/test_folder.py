@@ -452,7 +452,7 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1))
     mendable = ("white space", "two underscores", "over 100 bytes", "upper case")
-    for what in (*mendable, "without 'jpg'", "single shard"):
+    for what in (*mendable, "without 'jpg'", "takes out.json for the data"):
         assert sum(what in note for note in plan.notes) == 1, what
     safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True))
     assert not any(what in note for note in safe.notes for what in mendable)
