@@ -27,9 +27,11 @@ _BATCH = 64  # rows of bytes at a time; a page of them, which is what a writer m
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Say of whatever goes wrong in reading a table that it is the table's fault."""
+    """Say of whatever goes wrong in reading a table that it is the table's fault, but for a lack of memory."""
     try:
         yield
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, memory_for, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
@@ -118,7 +118,8 @@ def start_pool(options: OutputOptions) -> LocalPool:
     """
     for name in _OF_WORKERS:
         import_module(name)
-    return LocalPool(options.workers or cores(), options.start_method)
+    again = "Run the same command with --resume: finished shards are kept."
+    return LocalPool(options.workers or cores(), options.start_method, again)
 
 
 class Target:
@@ -228,6 +229,7 @@ class Job:
         folder = os.path.abspath(target.pattern.folder or ".")
         return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)
 
+    @memory_for("listing the source")
     def entries(self, pool: LocalPool) -> tuple[Entries, list[NDArray[Any] | None]]:
         """List the source; return its samples, and which of them each target gets (None: all)."""
         options = self.options
@@ -301,6 +303,7 @@ class Job:
         path = publisher.spool(size, self.source.write_binary)
         return replace(entries, files=(SpanFile(os.fsencode(path), size, -1),))
 
+    @memory_for("planning the shards")
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
         options = self.options
@@ -379,6 +382,7 @@ class Job:
                 check_appended(old, plan)
                 self.note(*export_notes(target.publisher, self.exports))
 
+    @memory_for("arranging the payloads")
     def arrange(self, plans: list[Plan], manner: Manner, pool: LocalPool) -> list[Plan]:
         """Return the same plans, for payloads that lie where they can be read better."""
         from shardtool.verbs.packing import new_sizes

@@ -18,7 +18,7 @@ from shardtool.arrow import number_array
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.columns import Names
 from shardtool.dataset import DatasetFile, ShardEntry, feature_spec
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.interop.portability import misread_keys
 from shardtool.ledger import encode_skipped
 from shardtool.pattern import sidecar_name
@@ -122,6 +122,7 @@ class Packing:
         self.misread: dict[str, Misread] = {}
         self._reported: dict[int, tuple[int, int]] = {}
 
+    @memory_for("packing the shards")
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
         plan = self.plan
@@ -139,8 +140,8 @@ class Packing:
             self._check_names()
         if self._done != len(plan):
             raise Bug(
-                self.publisher.pattern.text, f"{self._done:,} of {len(plan):,} planned samples are accounted for",
-                remedy="The dataset file was not written. Please report this.",
+                self.publisher.pattern.text,
+                f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written",
             )  # fmt: skip
         self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
@@ -151,6 +152,7 @@ class Packing:
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
 
+    @memory_for("the dataset file")
     def publish_dataset(self, made: Mapping[str, object]) -> DatasetFile:
         """Publish what was skipped and the dataset file; return what it says.
 
@@ -384,7 +386,7 @@ class Packing:
         self.schema = types_of(table.schema)
         made = fact.made
         if made is None:
-            raise Bug(name, "a kept shard without its facts", remedy="Please report this.")
+            raise Bug(name, "a kept shard without its facts")
         self.digest += made.content
         self.dropped += made.dropped
         self._consumed[shard] = made.consumed
@@ -397,8 +399,7 @@ class Packing:
         if consumed != accounted:
             name = self.publisher.pattern.shard(self._base + shard)
             raise Bug(
-                name, f"{accounted:,} of {consumed:,} samples accounted for",
-                remedy="The dataset file was not written. Please report this.",
+                name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             )  # fmt: skip
         self._consumed[shard] = consumed
         self._done += consumed
