@@ -13,15 +13,28 @@ from typing import Any
 _PANDAS = "pandas"
 
 
+class _Withheld:
+    """Finds no pandas: an import of it fails, as where it is not installed."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        """Let other modules be found by others.
+
+        Raises:
+            ModuleNotFoundError: It is pandas.
+        """
+        if name == _PANDAS:
+            message = f"No module named {_PANDAS!r}"
+            raise ModuleNotFoundError(message, name=_PANDAS)
+
+
 def withhold_pandas() -> None:
-    """Let an import of pandas fail from now on, as where it is not installed, until `allow_pandas`."""
-    sys.modules.setdefault(_PANDAS, None)  # type: ignore[arg-type]  # documented: such an import fails
+    """Let an import of pandas fail from now on, until `allow_pandas`."""
+    sys.meta_path.insert(0, _Withheld())
 
 
 def allow_pandas() -> None:
     """Let pandas be imported."""
-    if _PANDAS in sys.modules and sys.modules[_PANDAS] is None:
-        del sys.modules[_PANDAS]
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Withheld)]
 
 
 def pandas() -> Any:

@@ -100,6 +100,9 @@ class Folder(Protocol):
     def publish(self, *staged: Staged) -> None:
         """Make staged files appear, whole, in this order."""
 
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Set the modification time of a published file, where that is allowed."""
+
     def staged_names(self) -> list[str]:
         """Return the final names of what killed runs have staged."""
 
@@ -313,6 +316,11 @@ class LocalFolder:
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(staged[0].name, error) from None
+
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Set the modification time of a published file, where that is allowed."""
+        with contextlib.suppress(OSError):
+            os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""

@@ -68,3 +68,8 @@ def hungry(_sample: Sample) -> None:
 def failing(_sample: Sample) -> None:
     """Take no sample."""
     raise ValueError("none is good")
+
+
+def doubled(sample: Sample) -> list[Sample]:
+    """Make two samples of one."""
+    return [{**sample, KEY: f"{sample[KEY]}/{at}"} for at in range(2)]
