@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MEMORY_REMEDY = "Free memory or raise its limit (ulimit, cgroup), or use fewer --workers."
+MEMORY_REMEDY = "Free memory, or raise its limit (ulimit, cgroup)."
 _REPORT_IT = "This is a mistake in shardtool: please report it, with what -v prints."
 _LONGEST = 500  # characters of another library's message
 _NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")

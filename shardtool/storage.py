@@ -561,10 +561,11 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
+_AGAIN = "{}, then run the same command again; `create --resume` and `reshard --resume` keep what is finished."
 _REMEDIES = {
-    errno.ENOSPC: "Make space, then run the same command with --resume.",
-    errno.EDQUOT: "Raise the quota, then run the same command with --resume.",
-    errno.EFBIG: "Choose a smaller --max-size, or raise the file size limit (ulimit -f).",
+    errno.ENOSPC: _AGAIN.format("Make space"),
+    errno.EDQUOT: _AGAIN.format("Raise the quota"),
+    errno.EFBIG: "Raise the file size limit (ulimit -f), or make smaller shards with `create --max-size`.",
     errno.EACCES: "Choose a folder that you may write to.",
     errno.EPERM: "Choose a folder that you may write to.",
     errno.EROFS: "Choose a folder that you may write to.",

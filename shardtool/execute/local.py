@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 StartMethod = Literal["auto", "fork", "spawn"]
 Task = TypeVar("Task")
+_FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
 
@@ -100,8 +101,8 @@ class LocalPool:
             where, found = f"worker {len(self._workers) + 1} of {workers}", (error.strerror or str(error)).lower()
             self.close()
             if is_out_of_memory(error):
-                raise OutOfMemory(where, "not enough memory to start it", remedy=MEMORY_REMEDY) from None
-            raise WorkerDied(where, f"cannot start: {found}", remedy="Use fewer --workers.") from None
+                raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_FEWER}") from None
+            raise WorkerDied(where, f"cannot start: {found}", remedy=_FEWER) from None
         except BaseException:
             self.close()
             raise

@@ -117,7 +117,7 @@ def _reported(what: str, error: Exception) -> Exception:
     if isinstance(error, Report):
         return error
     if is_out_of_memory(error):
-        return OutOfMemory(what, "not enough memory", remedy=MEMORY_REMEDY)
+        return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer --workers.")
     return Bug.of(what, error)
 
 

@@ -69,7 +69,7 @@ class _Files:
         if not same:
             raise SampleFailed(
                 self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
+                remedy="Run it again; `create --resume` keeps what is finished.",
             )  # fmt: skip
 
 
