@@ -1,7 +1,7 @@
 """Every error that a user can meet: one base, few children, one line each.
 
 An error says where it happened, what was found, what was expected and what to do, and keeps
-these apart so that `--json` can print them as data. `Report.__reduce__` makes each of them
+these apart so that `--json` can print them as data. `PlainError.__reduce__` makes each of them
 survive the way out of a worker process.
 
 The children of `ShardError` differ in whose fault it is, which the exit code tells a script: the
@@ -46,7 +46,7 @@ def printable(text: str | bytes) -> str:
     return _CONTROL.sub(escape, text)
 
 
-class Report(Exception):
+class PlainError(Exception):
     """What every error tells.
 
     Attributes:
@@ -93,12 +93,12 @@ class Report(Exception):
         }
 
 
-def _restore(kind: type[Report], fields: dict[str, str]) -> Report:
+def _restore(kind: type[PlainError], fields: dict[str, str]) -> PlainError:
     more = {name: fields[name] for name in ("expected", "remedy", "detail") if name in fields}
     return kind(fields["where"], fields["found"], **more)
 
 
-class ShardError(Report):
+class ShardError(PlainError):
     """An error that a user can understand and act upon."""
 
 
@@ -151,7 +151,7 @@ class OutOfMemory(ShardError):
     exit_code = 7
 
 
-class Bug(Report):
+class Bug(PlainError):
     """Something that cannot be, or an exception that is no `ShardError`: a mistake in this program.
 
     No `ShardError`, so that nothing that expects damaged data or a refused request swallows it.

@@ -18,7 +18,7 @@ import click
 
 from shardtool import __version__
 from shardtool.cli.signals import Signals
-from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, Report, is_out_of_memory
+from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory
 from shardtool.frames import withhold_pandas
 
 _VERBS = {
@@ -115,7 +115,7 @@ def _run(arguments: list[str], signals: Signals) -> int:
 def _told(error: BaseException, arguments: list[str]) -> dict[str, Any]:
     """Return what is printed of an error, as data."""
     where = f"shardtool {verb}" if (verb := _verb(arguments)) else "shardtool"
-    if isinstance(error, Report):
+    if isinstance(error, PlainError):
         told = error
     elif is_out_of_memory(error):
         told = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
@@ -157,7 +157,7 @@ def _show(error: dict[str, Any], arguments: list[str]) -> int:
         _show_text(f"{error['found']}. {error['remedy']}")
     else:
         kept = {name: error.get(name, "") for name in ("expected", "remedy", "detail")}
-        _show_text(str(Report(error["where"], error["found"], **kept)))
+        _show_text(str(PlainError(error["where"], error["found"], **kept)))
     return int(error["exit_code"])
 
 

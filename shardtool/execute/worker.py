@@ -112,9 +112,9 @@ def _what(function: Callable[..., object], task: object) -> str:
 
 def _reported(what: str, error: Exception) -> Exception:
     """Return what the parent is to raise for an exception that ended a task."""
-    from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, Report, is_out_of_memory
+    from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
 
-    if isinstance(error, Report):
+    if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):
         return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer --workers.")

@@ -61,7 +61,6 @@ class DryRun:
         """Return the plan as data, the way `--json` prints it."""
         changes = {} if self.changes is None else {"changes": asdict(self.changes)}
         return {
-            **changes,
             "dry_run": True,
             "dataset_file": self.dataset_file,
             "shards": [{one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards],
@@ -71,6 +70,7 @@ class DryRun:
                 "size": sum(shard.size for shard in self.shards),
                 "skipped": self.skipped,
             },
+            **changes,
             "notes": list(self.notes),
         }
 
