@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.frames import pandas
 from shardtool.sample import counted
 
 if TYPE_CHECKING:
@@ -332,8 +333,7 @@ class _Rows:
         return _filled(_COMPARE[op](one, two), missing=op is ast.NotEq)
 
     def _isin(self, value: _Value, items: _Value) -> NDArray[np.bool_]:
-        import pandas as pd
-
+        pd = pandas()
         self._check_varies(value)
         if items.kind != "a list":
             raise self._query.refusal(items.node, items.described, expected="a list such as ['cat', 'dog']")
@@ -367,8 +367,7 @@ class _Rows:
 
     def _time(self, text: _Value, zone: Any) -> Any:
         """Return the time that a text means, in the time zone of a column where it says none."""
-        import pandas as pd
-
+        pd = pandas()
         try:
             time = pd.Timestamp(text.data) if _TIME.fullmatch(text.data) else None
         except ValueError:
@@ -486,10 +485,10 @@ def _nulls(kind: Kind, count: int) -> Any:
 
 def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
     """Return what a column holds, and a Series whose dtype depends on the column's type, never on its values."""
-    import pandas as pd
     import pyarrow as pa
     from pyarrow import types
 
+    pd = pandas()
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
     if types.is_dictionary(column.type):

@@ -1,19 +1,29 @@
 """Every error that a user can meet: one base, few children, one line each.
 
 An error says where it happened, what was found, what was expected and what to do, and keeps
-these apart so that `--json` can print them as data. `ShardError.__reduce__` makes each of them
+these apart so that `--json` can print them as data. `PlainError.__reduce__` makes each of them
 survive the way out of a worker process.
 
-The children differ in whose fault it is, which the exit code tells a script: the request's
-(`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel run's
-(`OutputExists`), or the machine's (`OutputFailed`, `WorkerDied`).
+The children of `ShardError` differ in whose fault it is, which the exit code tells a script: the
+request's (`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel
+run's (`OutputExists`), or the machine's (`OutputFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is none
+of them: what deals with an error of the data must not take a mistake in the code for one.
 """
 
 from __future__ import annotations
 
+import errno
 import re
-from typing import ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY_REMEDY = "Free memory, or raise its limit (ulimit, cgroup)."
+_REPORT_IT = "This is a mistake in shardtool: please report it, with what -v prints."
+_LONGEST = 500  # characters of another library's message
+_NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -36,8 +46,8 @@ def printable(text: str | bytes) -> str:
     return _CONTROL.sub(escape, text)
 
 
-class ShardError(Exception):
-    """An error that a user can understand and act upon.
+class PlainError(Exception):
+    """What every error tells.
 
     Attributes:
         where: The file, sample or option.
@@ -83,9 +93,13 @@ class ShardError(Exception):
         }
 
 
-def _restore(kind: type[ShardError], fields: dict[str, str]) -> ShardError:
+def _restore(kind: type[PlainError], fields: dict[str, str]) -> PlainError:
     more = {name: fields[name] for name in ("expected", "remedy", "detail") if name in fields}
     return kind(fields["where"], fields["found"], **more)
+
+
+class ShardError(PlainError):
+    """An error that a user can understand and act upon."""
 
 
 class InvalidRequest(ShardError):
@@ -130,11 +144,32 @@ class WorkerDied(ShardError):
     exit_code = 7
 
 
-class Bug(ShardError):
-    """Something that cannot be, or an exception in a worker that is no `ShardError`: a bug of ours."""
+class OutOfMemory(ShardError):
+    """The machine, or a limit of this process, gave no memory for what had to be done."""
+
+    code = "out-of-memory"
+    exit_code = 7
+
+
+class Bug(PlainError):
+    """Something that cannot be, or an exception that is no `ShardError`: a mistake in this program.
+
+    No `ShardError`, so that nothing that expects damaged data or a refused request swallows it.
+    """
 
     code = "bug"
     exit_code = 1
+
+    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", detail: str = "") -> None:
+        super().__init__(where, found, expected=expected, remedy=remedy or _REPORT_IT, detail=detail)
+
+    @classmethod
+    def of(cls, where: str, error: BaseException) -> Bug:
+        """Return the report of an exception that nothing expected; its traceback is the detail."""
+        import traceback
+
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        return cls(where, found[:_LONGEST], detail="".join(traceback.format_exception(error)))
 
 
 class Interrupted(BaseException):
@@ -143,6 +178,34 @@ class Interrupted(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception means that there was no memory, whichever library raised it.
+
+    pyarrow's is a MemoryError, NumPy's too; the system's is an OSError; a library that cannot be loaded is an
+    ImportError, and a thread that cannot be started a RuntimeError.
+    """
+    if isinstance(error, ImportError):
+        return any(text in str(error).lower() for text in _NO_ROOM_TO_LOAD)
+    if isinstance(error, RuntimeError):
+        return str(error) == "can't start new thread"
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+@contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Say of a failure to get memory inside of the block that `what` took it.
+
+    Raises:
+        OutOfMemory: There was no memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(what, "not enough memory", remedy=MEMORY_REMEDY) from None
 
 
 def listing(items: list[str], most: int = 5, *, total: int | None = None) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.sample import Skipped
     from shardtool.storage import FileFact, Folder, Output, Staged
 
-IfExists = Literal["error", "resume", "overwrite", "append", "append-resume"]
+IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 _SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
 
@@ -73,7 +73,7 @@ class Publisher:
     @property
     def resumes(self) -> bool:
         """Whether shards that a killed run has finished are kept."""
-        return self.if_exists in ("resume", "append-resume")
+        return self.if_exists in ("resume", "resume-overwrite", "append-resume")
 
     @property
     def first(self) -> int:

@@ -101,6 +101,9 @@ class Folder(Protocol):
     def publish(self, *staged: Staged) -> None:
         """Make staged files appear, whole, in this order."""
 
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Set the modification time of a published file, where that is allowed."""
+
     def staged_names(self) -> list[str]:
         """Return the final names of what killed runs have staged."""
 
@@ -314,6 +317,11 @@ class LocalFolder:
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(staged[0].name, error) from None
+
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Set the modification time of a published file, where that is allowed."""
+        with contextlib.suppress(OSError):
+            os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
@@ -559,10 +567,11 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
+_AGAIN = "{}, then run the same command again; `create --resume` and `reshard --resume` keep what is finished."
 _REMEDIES = {
-    errno.ENOSPC: "Make space, then run the same command with --resume.",
-    errno.EDQUOT: "Raise the quota, then run the same command with --resume.",
-    errno.EFBIG: "Choose a smaller --max-size, or raise the file size limit (ulimit -f).",
+    errno.ENOSPC: _AGAIN.format("Make space"),
+    errno.EDQUOT: _AGAIN.format("Raise the quota"),
+    errno.EFBIG: "Raise the file size limit (ulimit -f), or make smaller shards with `create --max-size`.",
     errno.EACCES: "Choose a folder that you may write to.",
     errno.EPERM: "Choose a folder that you may write to.",
     errno.EROFS: "Choose a folder that you may write to.",

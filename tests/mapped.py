@@ -58,3 +58,18 @@ def stubborn(sample: Sample) -> Sample:
     while True:
         with suppress(BaseException):
             time.sleep(sample is not None)
+
+
+def hungry(_sample: Sample) -> None:
+    """Want more memory than any machine has."""
+    bytearray(2**62)
+
+
+def failing(_sample: Sample) -> None:
+    """Take no sample."""
+    raise ValueError("none is good")
+
+
+def doubled(sample: Sample) -> list[Sample]:
+    """Make two samples of one."""
+    return [{**sample, KEY: f"{sample[KEY]}/{at}"} for at in range(2)]

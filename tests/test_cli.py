@@ -59,7 +59,7 @@ USAGE: dict[str, tuple[list[str], str]] = {
     "bad size": (["create", "s", PATTERN, "--max-size", "many"], "many"),
     "zero": (["create", "s", PATTERN, "--max-count", "0"], "--max-count"),
     "bad choice": (["create", "s", PATTERN, "--oversize", "eat"], "eat"),
-    "both": (["create", "s", PATTERN, "--resume", "--overwrite"], "choose one"),
+    "both": (["create", "s", PATTERN, "--append", "--overwrite"], "choose one"),
     "no workers": (["create", "s", PATTERN, "--workers", "0"], "--workers"),
 }
 

@@ -214,7 +214,7 @@ def test_resume_takes_in_another_listing(what: str, ending: str, small: Path, tm
         (small / "a" / "000.bin").unlink()
     else:
         (small / "a" / "000.txt").rename(small / "a" / "000.text")
-    _pack(small, tmp_path / "out", "resume", ending=ending)
+    _pack(small, tmp_path / "out", "resume", ending=ending, max_removed="50%")
     _pack(small, tmp_path / "fresh", ending=ending)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
@@ -232,9 +232,13 @@ def test_resume_takes_in_another_listing(what: str, ending: str, small: Path, tm
     ],
 )
 def test_resume_with_other_options(options: dict[str, Any], ending: str, small: Path, tmp_path: Path) -> None:
-    """`--resume` with other options equals a fresh run with these, without stale files."""
+    """`--resume` with other options is refused; with `--overwrite` it equals a fresh run, without stale files."""
     _pack(small, tmp_path / "out", ending=ending)
-    _pack(small, tmp_path / "out", "resume", ending=ending, **options)
+    before = read_tree(tmp_path / "out")
+    with pytest.raises(OutputExists, match=r"other options: --.* then, .* now"):
+        _pack(small, tmp_path / "out", "resume", ending=ending, **options)
+    assert read_tree(tmp_path / "out") == before
+    _pack(small, tmp_path / "out", "resume-overwrite", ending=ending, **options)
     _pack(small, tmp_path / "fresh", ending=ending, **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 

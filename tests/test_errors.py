@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import errors
-from shardtool.errors import ShardError, listing, printable
+from shardtool.errors import Bug, PlainError, ShardError, listing, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def _kinds(kind: type[ShardError] = ShardError) -> Iterator[type[ShardError]]:
+def _kinds(kind: type[ShardError] = ShardError) -> Iterator[type[PlainError]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _kinds(child)
 
 
-KINDS = list(_kinds())
+KINDS: list[type[PlainError]] = [*_kinds(), Bug]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_survive_a_process_border(kind: type[ShardError], protocol: int) -> None:
+def test_errors_survive_a_process_border(kind: type[PlainError], protocol: int) -> None:
     """Every error comes out of a pickle as the same kind, with every field and the same words."""
     error = kind("a/\udcff.jpg", "found\x1b[2J", expected="expected", remedy="remedy")
     again = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own

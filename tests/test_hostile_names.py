@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import cli
+from shardtool.cli.signals import Signals
 from shardtool.reading import natural
 from tests.helpers import REPO, write_tree
 
@@ -32,7 +33,7 @@ class Shown:
     def __call__(self, *words: str | Path) -> tuple[int, str]:
         """Return the exit code, and all that was printed."""
         self._capsys.readouterr()
-        code = cli._run([str(word) for word in words])  # noqa: SLF001 - the entry, without ending this process
+        code = cli._run([str(word) for word in words], Signals(print))  # noqa: SLF001 - the entry, without ending this process
         shown = self._capsys.readouterr()
         return code, shown.out + shown.err
 

@@ -671,7 +671,8 @@ def test_resume_takes_in_another_source(made: Made, place: Path) -> None:
     first.write_bytes(data.replace(payload("b.jpg"), payload("B.jpg")))
     run(first, place / "out", max_count=1, if_exists="resume")
     assert read(place / "out" / "out.json")["b"] == {"jpg": payload("B.jpg")}
-    run(made.file(), place / "out", max_count=1, if_exists="resume")
+    assert refused(made.file(), place / "out", OutputExists, max_count=1, if_exists="resume").exit_code == 5
+    run(made.file(), place / "out", max_count=1, if_exists="resume-overwrite")
     assert keys(place / "out") == made.keys
     is_sound(place / "out" / "out.json")
 

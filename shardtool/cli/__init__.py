@@ -2,7 +2,7 @@
 
 Exit codes (docs/cli.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify),
 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
-worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
+out of memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from shardtool import __version__
 from shardtool.cli.output import say, show_json
-from shardtool.errors import Interrupted, OutputFailed, ShardError
+from shardtool.cli.signals import Signals
+from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory
+from shardtool.frames import withhold_pandas
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or tell what is wrong with it.",
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
+}
+_GOES_ON = "What is there is finished files only; --resume goes on from them."
+_AFTERWARDS = {
+    "create": _GOES_ON,
+    "reshard": _GOES_ON,
+    "index": "What is there is finished files only. Run it again.",
 }
 
 
@@ -78,10 +82,14 @@ def main() -> NoReturn:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    for signum in _SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
-            signal.signal(signum, _interrupt)
-    code = _run(sys.argv[1:])
+    withhold_pandas()
+    arguments = sys.argv[1:]
+    signals = Signals(lambda signum: _show(_interrupted(signum, arguments), arguments))
+    signals.install()
+    try:
+        code = _run(arguments, signals)
+    except Interrupted as late:  # between the last line of a verb and `end`
+        code = 128 + late.signum
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, AttributeError):  # closed, or none: what mattered was flushed by `render.show`
             stream.flush()
@@ -89,60 +97,94 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run(arguments: list[str]) -> int:
-    """Return the exit code of a command line."""
-    as_json = "--json" in arguments
+def _run(arguments: list[str], signals: Signals) -> int:
+    """Return the exit code of a command line, once what it has to say is said."""
     try:
         result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
-    except ShardError as error:
-        _show(error.to_json() if as_json else str(error))
-        return error.exit_code
+        signals.end()
+        return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        _show_usage(error, as_json=as_json)
-        return error.exit_code
-    except OSError as error:
-        if not {"-h", "--help", "--version"} & set(arguments):
-            raise  # a bug of ours; what click prints by itself is about stdout
-        _show(f"stdout: cannot write: {(error.strerror or '').lower()}")
-        return OutputFailed.exit_code
-    except Interrupted as interrupt:
-        return _interrupted(interrupt.signum, as_json=as_json)
-    return result if isinstance(result, int) else 0
+        signals.end()
+        return _show_usage(error, arguments)
+    except (Exception, Interrupted) as error:  # noqa: BLE001 - the edge: what is no error of the user's is a bug
+        signals.end()
+        signum = error.signum if isinstance(error, Interrupted) else signals.first
+        told = _told(error, arguments) if signum is None else _interrupted(signum, arguments)
+    # Here the frames of what has failed are gone, and with them the memory that they held.
+    return _show(told, arguments)
 
 
-def _show(error: str | dict[str, Any]) -> None:
-    if isinstance(error, dict):
+def _told(error: BaseException, arguments: list[str]) -> dict[str, Any]:
+    """Return what is printed of an error, as data."""
+    where = f"shardtool {verb}" if (verb := _verb(arguments)) else "shardtool"
+    if isinstance(error, PlainError):
+        told = error
+    elif is_out_of_memory(error):
+        told = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
+    elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
+        told = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
+    else:
+        told = Bug.of(where, error)
+    found = told.to_json()
+    if isinstance(told, Bug) and not {"-v", "--verbose"} & set(arguments):
+        found.pop("detail", None)
+    return found
+
+
+def _innermost(error: BaseException) -> str:
+    """Return which function of this package an exception comes from."""
+    found, trace = "the command line", error.__traceback__
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        if module.startswith("shardtool.") and not module.startswith("shardtool.cli"):
+            found = f"{module}.{trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return found
+
+
+def _verb(arguments: list[str]) -> str:
+    return next((one for one in arguments if one in _VERBS), "")
+
+
+def _show(error: dict[str, Any], arguments: list[str]) -> int:
+    """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
+    if "--json" in arguments:
         try:
             show_json({"error": error})
-        except OutputFailed:
-            _show(f"{error['where']}: {error['found']}")
+        except OutputFailed:  # nobody reads it
+            _show_text(f"{error['where']}: {error['found']}")
+    elif error["code"] == "interrupted":
+        _show_text(f"{error['found']}. {error['remedy']}")
     else:
-        with suppress(OSError):
-            say(f"shardtool: {error}")
+        kept = {name: error.get(name, "") for name in ("expected", "remedy", "detail")}
+        _show_text(str(PlainError(error["where"], error["found"], **kept)))
+    return int(error["exit_code"])
 
 
-def _show_usage(error: click.ClickException, *, as_json: bool) -> None:
-    if as_json:
+def _show_text(text: str) -> None:
+    with suppress(OSError):
+        say(f"shardtool: {text}")
+
+
+def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
+    if "--json" in arguments:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
         found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
-        _show({"code": "invalid-request", "exit_code": error.exit_code, **found})
-    else:
-        with suppress(OSError):
-            message = StringIO()
-            error.show(file=message)
-            say(message.getvalue().removesuffix("\n"))
+        return _show({"code": "invalid-request", "exit_code": error.exit_code, **found}, arguments)
+    with suppress(OSError):
+        message = StringIO()
+        error.show(file=message)
+        say(message.getvalue().removesuffix("\n"))
+    return error.exit_code
 
 
-def _interrupt(signum: int, _frame: FrameType | None) -> None:
-    """End the run; what follows is killing workers and removing temporary files, not to be stopped."""
-    for other in _SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    raise Interrupted(signum)
-
-
-def _interrupted(signum: int, *, as_json: bool) -> int:
-    found, code = f"interrupted by {signal.Signals(signum).name}", 128 + signum
-    remedy = "What is there is finished files only; --resume goes on from them."
-    error = {"code": "interrupted", "exit_code": code, "where": "shardtool", "found": found, "expected": ""}
-    _show(error | {"remedy": remedy} if as_json else f"{found}. {remedy}")
-    return code
+def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
+    """Return what is printed of a run that a signal has ended: what is there, and how to go on, for this verb."""
+    return {
+        "code": "interrupted",
+        "exit_code": 128 + signum,
+        "where": "shardtool",
+        "found": f"interrupted by {signal.Signals(signum).name}",
+        "expected": "",
+        "remedy": _AFTERWARDS.get(_verb(arguments), "Run it again."),
+    }

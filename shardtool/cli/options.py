@@ -108,7 +108,25 @@ def running(command: Command) -> Command:
             "--append", is_flag=True, help="Add new shards to the dataset that is there; nothing of it is rewritten."
         ),
         click.option("--resume", is_flag=True, help="Finish an earlier run; keep what is done and unchanged."),
-        click.option("--overwrite", is_flag=True, help="Replace an earlier dataset, once the new one is complete."),
+        click.option(
+            "--overwrite",
+            is_flag=True,
+            help="Replace an earlier dataset, once the new one is complete; with --resume, what must change of it.",
+        ),
+        click.option(
+            "--max-removed",
+            metavar="SHARE",
+            default="10%",
+            show_default=True,
+            help="--resume stops where more of the samples are no more in SOURCE.",
+        ),
+        click.option(
+            "--trust",
+            type=click.Choice(["time", "size"]),
+            default="time",
+            show_default=True,
+            help="--resume knows a finished shard by times and its checksum, or, reading nothing, by sizes.",
+        ),
         click.option(
             "--export",
             multiple=True,
@@ -139,10 +157,11 @@ def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
     Raises:
         UsageError: They exclude each other.
     """
-    if overwrite and (resume or append):
-        other = "--resume keeps what is there" if resume else "--append adds to what is there"
-        message = f"{other} and --overwrite replaces it: choose one."
+    if overwrite and append:
+        message = "--append adds to what is there and --overwrite replaces it: choose one."
         raise click.UsageError(message)
+    if overwrite and resume:
+        return "resume-overwrite"
     if append:
         return "append-resume" if resume else "append"
     return "resume" if resume else "overwrite" if overwrite else "error"

@@ -16,7 +16,7 @@ from shardtool.verbs.results import CreateResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.verbs.results import DryRun
+    from shardtool.verbs.results import Changes, DryRun
 
 _MOST_ROWS = 40
 
@@ -152,6 +152,8 @@ def summary(result: CreateResult) -> str:
     for name, split in result.splits.items():
         held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
         lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
+    if result.changes and (line := _removed(result.changes)):
+        lines.insert(1, line)
     if result.dropped:
         lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
     if result.skipped:
@@ -162,6 +164,13 @@ def summary(result: CreateResult) -> str:
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
         lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
     return "\n".join(map(printable, lines))
+
+
+def _removed(changes: Changes) -> str:
+    """Return what a run took away from what was there; empty: nothing."""
+    parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
+    removed = [counted(count, what) for count, what in parts if count]
+    return f"removed {' and '.join(removed)} that were there before" if removed else ""
 
 
 def plan_table(plan: DryRun) -> str:
@@ -178,6 +187,8 @@ def plan_table(plan: DryRun) -> str:
     total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} left out"
+    if plan.changes is not None:
+        total += f"\n--resume {plan.changes}"
     return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from shardtool.errors import InvalidRequest, WorkerDied
+from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory
 from shardtool.execute import worker
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 StartMethod = Literal["auto", "fork", "spawn"]
 Task = TypeVar("Task")
+_FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
 
@@ -79,16 +80,19 @@ class LocalPool:
     Args:
         workers: How many.
         start: `auto` forks where no other thread runs.
+        again: What to do after a worker has died.
 
     Raises:
         InvalidRequest: `workers` is less than one.
         WorkerDied: They cannot be started.
+        OutOfMemory: There is no memory for them.
     """
 
-    def __init__(self, workers: int, start: StartMethod = "auto") -> None:
+    def __init__(self, workers: int, start: StartMethod = "auto", again: str = "Run the same command again.") -> None:
         if workers < 1:
             raise InvalidRequest("--workers", str(workers), expected="one or more")
         fork = start == "fork" or (start == "auto" and _may_fork())
+        self._again = again
         self._workers: list[_Worker] = []
         try:
             for _ in range(workers):
@@ -96,7 +100,9 @@ class LocalPool:
         except OSError as error:
             where, found = f"worker {len(self._workers) + 1} of {workers}", (error.strerror or str(error)).lower()
             self.close()
-            raise WorkerDied(where, f"cannot start: {found}", remedy="Use fewer --workers.") from None
+            if is_out_of_memory(error):
+                raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_FEWER}") from None
+            raise WorkerDied(where, f"cannot start: {found}", remedy=_FEWER) from None
         except BaseException:
             self.close()
             raise
@@ -132,6 +138,8 @@ class LocalPool:
         Raises:
             WorkerDied: A worker was killed, or crashed.
             ShardError: What `function` raised.
+            OutOfMemory: There was no memory for a task.
+            Bug: `function` raised something else.
         """
         queue = enumerate(tasks)
         poll = select.poll()
@@ -174,7 +182,7 @@ class LocalPool:
         if -status in (signal.SIGTERM, signal.SIGHUP):
             time.sleep(_GRACE_S)  # the same signal may be on its way to us, and says more
         died = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        remedy = "Run the same command with --resume: finished shards are kept."
+        remedy = self._again
         if status == -signal.SIGKILL:
             died += " (out of memory?)"
             remedy += " Fewer --workers use less memory."

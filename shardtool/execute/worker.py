@@ -74,11 +74,23 @@ def run(tasks: int, results: int, lifeline: int) -> None:
         return  # the parent died before the kernel knew whom to tell
     try:
         while True:
-            function, number, task, reports = receive(tasks)
-            report = _reporter(results, number) if reports else None
-            send(results, _call(function, number, task, report))
+            _serve(tasks, results)
     except (Closed, BrokenPipeError):
         return
+
+
+def _serve(tasks: int, results: int) -> None:
+    """Take one task and send what came of it; where it cannot even be read or told, an error in its place."""
+    what = "a worker, taking its task"
+    try:
+        function, number, task, reports = receive(tasks)
+        what = _what(function, task)
+        report = _reporter(results, number) if reports else None
+        send(results, (DONE, number, function(task) if report is None else function(task, report)))
+    except (Closed, BrokenPipeError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        send(results, (FAILED, 0, _reported(what, error)))  # it ends the run: no number is needed
 
 
 def _spare_stdout(pipes: set[int]) -> None:
@@ -91,21 +103,22 @@ def _spare_stdout(pipes: set[int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _call(
-    function: Callable[..., object], number: int, task: object, report: Callable[[int, int], None] | None
-) -> tuple[int, int, object]:
-    from shardtool.errors import Bug, ShardError
+def _what(function: Callable[..., object], task: object) -> str:
+    """Return what a worker does, for messages."""
+    on = getattr(task, "name", None) or getattr(task, "path", None)
+    does = function.__name__.strip("_").replace("_", " ")
+    return f"a worker, {does} {on}" if isinstance(on, str) else f"a worker, {does}"
 
-    try:
-        return DONE, number, function(task) if report is None else function(task, report)
-    except ShardError as error:
-        return FAILED, number, error
-    except MemoryError:
-        return FAILED, number, Bug("worker", "out of memory", remedy="Use fewer --workers.")
-    except Exception:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        import traceback
 
-        return FAILED, number, Bug("worker", traceback.format_exc())
+def _reported(what: str, error: Exception) -> Exception:
+    """Return what the parent is to raise for an exception that ended a task."""
+    from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
+
+    if isinstance(error, PlainError):
+        return error
+    if is_out_of_memory(error):
+        return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer --workers.")
+    return Bug.of(what, error)
 
 
 def _reporter(results: int, number: int) -> Callable[[int, int], None]:

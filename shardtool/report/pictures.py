@@ -204,6 +204,8 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
             out = BytesIO()
             image.save(out, "WEBP", quality=_QUALITY)
             return out.getvalue(), image.size
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything
         raise BadImage("bad-image", f"cannot be decoded: {error}") from None
 

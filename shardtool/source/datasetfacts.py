@@ -67,6 +67,8 @@ def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
     ]
     try:
         return buffers.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
+    except MemoryError:
+        raise
     except pa.ArrowException as error:
         for name in names:
             _check_alike(name, parts, datasets)
@@ -83,6 +85,8 @@ def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) 
             kinds.setdefault(str(columns[-1].schema.types[0]), datasets[part.shard.dataset].name)
             try:
                 pa.concat_tables(columns, promote_options="permissive")
+            except MemoryError:
+                raise
             except pa.ArrowException:
                 shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
                 raise InvalidRequest(

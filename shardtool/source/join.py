@@ -233,6 +233,8 @@ def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArr
     kind = _united(before.type, column.type)
     try:
         both = None if kind is None else (pc.cast(column, kind), pc.cast(before, kind))
+    except MemoryError:
+        raise
     except pa.ArrowException:  # a number that the other type has not, for example
         both = None
     if both is None:
@@ -254,6 +256,8 @@ def _united(one: Any, other: Any) -> Any:
     try:
         both = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
         return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except MemoryError:
+        raise
     except pa.ArrowException:
         return None
 

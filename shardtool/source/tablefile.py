@@ -27,9 +27,11 @@ _BATCH = 64  # rows of bytes at a time; a page of them, which is what a writer m
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Say of whatever goes wrong in reading a table that it is the table's fault."""
+    """Say of whatever goes wrong in reading a table that it is the table's fault, but for a lack of memory."""
     try:
         yield
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
@@ -67,7 +69,7 @@ class _Files:
         if not same:
             raise SampleFailed(
                 self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
+                remedy="Run it again; `create --resume` keeps what is finished.",
             )  # fmt: skip
 
 

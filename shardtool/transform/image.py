@@ -242,7 +242,7 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
         warnings.simplefilter("ignore")  # what Pillow warns of is refused here, or harmless
         try:
             return _change(data, field, options)
-        except BadImage:
+        except (BadImage, MemoryError):  # the pixels are bounded, so it is the machine that has too little
             raise
         except Exception as error:  # hostile bytes make Pillow raise nearly anything
             raise _blame(error, data) from error
@@ -342,6 +342,8 @@ def _orientation(image: Any, stream: BytesIO) -> int:
     try:
         tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
         value = tags.get(_ORIENTATION)
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
         return 1
     return value if isinstance(value, int) and value in _TURNS else 1
@@ -590,7 +592,7 @@ def _is_lossless_webp(data: bytes) -> bool:
 
 def _blame(error: Exception, data: bytes | memoryview) -> BadImage:
     """Return Pillow's error as one of ours."""
-    if isinstance(error, Image.DecompressionBombError | MemoryError):
+    if isinstance(error, Image.DecompressionBombError):
         return BadImage("image-too-large", f"more pixels than can be decoded: {error}")
     if isinstance(error, UnidentifiedImageError):  # its own words have an address in memory, another on each run
         return BadImage("bad-image", "no JPEG, PNG, WebP, BMP, GIF, TIFF or PNM, or its header is damaged")

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
+from shardtool.frames import allow_pandas
 from shardtool.sample import to_text
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
         raise InvalidRequest("--map", repr(name), expected="package.module:function")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    allow_pandas()
     try:
         with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
             found: Any = import_module(module) if find_spec(module) else None
@@ -129,6 +131,8 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
             found = getattr(found, part)
     except AttributeError:
         raise InvalidRequest("--map", f"no {attribute!r} in the module {module!r}") from None
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         raise InvalidRequest("--map", f"cannot import {module!r}: {type(error).__name__}: {error}") from None
     if found is None:
@@ -161,6 +165,8 @@ class Transformer:
             made = self._function(sample)
             several = isinstance(made, Iterable) and not isinstance(made, (dict, str, bytes))
             found = list(made) if several else [] if made is None else [made]
+        except MemoryError:  # of the machine: whether a sample is left out must not depend on it
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             theirs = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is ours
             trace = "".join(traceback.format_exception(type(error), error, theirs)).splitlines()[-_TRACE_LINES:]

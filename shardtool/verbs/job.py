@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.listing import Source
     from shardtool.verbs.options import OutputOptions
     from shardtool.verbs.packing import Manner, Packing
+    from shardtool.verbs.results import Changes
 
     Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -76,7 +77,7 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
             job.open(locks)
             manner = Manner(
                 options.on_error, begun, options.oversize, job.transform, job.identity,
-                options.equal_count, options.shards_multiple_of,
+                options.equal_count, options.shards_multiple_of, options.trust,
             )  # fmt: skip
             plans = job.arrange(plans, manner, pool)
             done = []
@@ -109,7 +110,7 @@ def plan_dataset(begin: Callable[..., Job], options: OutputOptions, observer: Ob
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             shards.append(PlannedShard(job.shown(target, shard), last - first, int(plan.sizes[shard]), *keys))
     left_out = len(entries.left_out) + sum(len(plan.left_out) for plan in plans)
-    return DryRun(job.dataset_file(), tuple(shards), left_out, tuple(job.notes))
+    return DryRun(job.dataset_file(), tuple(shards), left_out, tuple(job.notes), job.changes)
 
 
 def start_pool(options: OutputOptions) -> LocalPool:
@@ -119,7 +120,8 @@ def start_pool(options: OutputOptions) -> LocalPool:
     """
     for name in _OF_WORKERS:
         import_module(name)
-    return LocalPool(options.workers or cores(), options.start_method)
+    again = "Run the same command with --resume: finished shards are kept."
+    return LocalPool(options.workers or cores(), options.start_method, again)
 
 
 class Target:
@@ -147,6 +149,9 @@ class Job:
         verb: For the dataset file.
         transform: What is done to samples; None: nothing.
         dry: Nothing will be written.
+
+    Attributes:
+        changes: What a run that resumes would change, once it is planned; None where nothing was there.
     """
 
     def __init__(  # noqa: PLR0913 - what there is to say
@@ -171,6 +176,7 @@ class Job:
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
         self.targets = self._targets(known)
         self._opened = False
+        self.changes: Changes | None = None
         self._check_targets()
         patterns = [target.pattern for target in self.targets] or [self._pattern(_MARK)]  # a column will name splits
         self.source = open_source(patterns)
@@ -184,7 +190,7 @@ class Job:
     def _check_targets(self) -> None:
         """See what is there already; a dry run looks only at what it would append to."""
         for target in self.targets:
-            if not self.dry or target.publisher.appends:
+            if not self.dry or target.publisher.appends or target.publisher.resumes:
                 target.publisher.check()
 
     def _taken_keys(self) -> Columns:
@@ -229,6 +235,7 @@ class Job:
         folder = os.path.abspath(target.pattern.folder or ".")
         return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)
 
+    @memory_for("listing the source")
     def entries(self, pool: LocalPool) -> tuple[Entries, list[NDArray[Any] | None]]:
         """List the source; return its samples, and which of them each target gets (None: all)."""
         options = self.options
@@ -302,6 +309,7 @@ class Job:
         path = publisher.spool(size, self.source.write_binary)
         return replace(entries, files=(SpanFile(os.fsencode(path), size, -1),))
 
+    @memory_for("planning the shards")
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
         options = self.options
@@ -326,6 +334,7 @@ class Job:
             for target, which in zip(self.targets, divided, strict=True)
         ]
         self._check_appended(plans)
+        self._check_resumed(plans)
         for plan in plans:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
@@ -346,6 +355,33 @@ class Job:
                 check_exports(target.pattern, shards, self.exports, self._owns, overwrite=overwrite)
         # What the source left out belongs to no split; the first one's ledger lists it.
         return [plans[0], *(replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])]
+
+    def _check_resumed(self, plans: list[Plan]) -> None:
+        """See, before anything is touched, that what is resumed is not replaced by another dataset."""
+        if self.options.if_exists not in ("resume", "resume-overwrite"):
+            return
+        from shardtool.verbs.options import share
+        from shardtool.verbs.packing import shard_fingerprint
+        from shardtool.verbs.resume import Resumed, find_changes, refusal, with_shards
+
+        def named(plan: Plan) -> Callable[[int], str]:
+            return lambda shard: shard_fingerprint(
+                plan, shard, plan.samples(shard), self.identity, self.options.oversize
+            )
+
+        renamed = self.transform is not None and bool(self.transform.function)
+        both = zip(self.targets, plans, strict=True)
+        resumed = [Resumed(one.publisher, plan, self.made(one), named(plan), renamed) for one, plan in both]
+        self.changes = find_changes(resumed)
+        if self.changes is None:
+            return
+        most = share("--max-removed", self.options.max_removed)
+        if self.options.if_exists == "resume" and (refused := refusal(resumed, self.changes, most)) is not None:
+            if not self.dry:
+                raise refused
+            self.note(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
+        if self.dry:
+            self.changes = with_shards(self.changes, resumed)
 
     def _check_apart(self, entries: Entries) -> None:
         """See that the output replaces and removes no file that samples lie in; what it appends to stays as it is."""
@@ -382,6 +418,7 @@ class Job:
                 check_appended(old, plan)
                 self.note(*export_notes(target.publisher, self.exports))
 
+    @memory_for("arranging the payloads")
     def arrange(self, plans: list[Plan], manner: Manner, pool: LocalPool) -> list[Plan]:
         """Return the same plans, for payloads that lie where they can be read better."""
         from shardtool.verbs.packing import new_sizes
@@ -482,7 +519,20 @@ class Job:
             if self._appends
             else None,
             exported=tuple(self.exports),
+            changes=self._changed(done),
         )
+
+    def _changed(self, done: list[tuple[Target, Packing, DatasetFile]]) -> Changes | None:
+        """Return what a run that resumed has changed, now that its shards are known."""
+        if self.changes is None:
+            return None
+        kept = sum(packing.kept for _, packing, _ in done)
+        removed = 0
+        for target, _, dataset in done:
+            there = {name for name in target.publisher.existing if name.endswith(target.pattern.format)}
+            removed += len(there.difference(os.fsdecode(to_bytes(one.name)) for one in dataset.shards))
+        written = sum(len(dataset.shards) for _, _, dataset in done) - kept
+        return replace(self.changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
     def note(self, *notes: str) -> None:
         """Tell the user, now and in the result."""

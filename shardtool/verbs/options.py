@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, get_args
 
 from shardtool.commandline import option
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from shardtool.source.manifest import ManifestOptions
     from shardtool.transform.steps import Transform
 
+Trust = Literal["time", "size"]
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
+
+_SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
 _CHOICES = {
     "on_duplicate": ("error", "rename", "first", "last"),
@@ -28,6 +33,7 @@ _CHOICES = {
     "dots": (None, *get_args(Dots)),
     "on_error": get_args(OnError),
     "if_exists": get_args(IfExists),
+    "trust": get_args(Trust),
     "start_method": get_args(StartMethod),
     "resize_mode": get_args(ResizeMode),
     "encode": (None, *get_args(ImageFormat)),
@@ -44,7 +50,7 @@ _OF_MANIFESTS = (
 )  # fmt: skip
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust",
 }  # fmt: skip
 
 
@@ -68,7 +74,9 @@ class OutputOptions:
         portable: Make names safe for every reader.
         export: Other tools whose indexes to write, too: see `export`.
         on_error: `stop` at a sample that cannot be read, or `skip` and list it.
-        if_exists: `error`, `resume` or `overwrite`.
+        if_exists: `error`, `resume` or `overwrite`; `resume-overwrite`: keep what is right, whatever else is replaced.
+        max_removed: To resume: the share of samples that may be there no more, such as `10%` or 0.1.
+        trust: To resume: a finished shard of an unchanged source is known by `time` and its checksum, or by its `size`.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
     """
@@ -89,6 +97,8 @@ class OutputOptions:
     export: tuple[str, ...] = ()
     on_error: OnError = "stop"
     if_exists: IfExists = "error"
+    max_removed: str | float = "10%"
+    trust: Trust = "time"
     workers: int | None = None
     start_method: StartMethod = "auto"
 
@@ -105,6 +115,7 @@ class OutputOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(option(name), str(value), expected="one or more")
+        share(option("max_removed"), self.max_removed)
         of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
         if of_split and not self.split:
             raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
@@ -257,6 +268,19 @@ class CreateOptions(OutputOptions):
             probe=self.probe,
         )
         return Transform(images, self.map or "")
+
+
+def share(where: str, text: str | float) -> Fraction:
+    """Return a share such as `0.1` or `10%`, exactly as it is written.
+
+    Raises:
+        InvalidRequest: It is none from 0 to 1.
+    """
+    match = _SHARE.fullmatch(str(text))
+    found = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
+    if not 0 <= found <= 1:
+        raise InvalidRequest(where, repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
+    return found
 
 
 def pairs(

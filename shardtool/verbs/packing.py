@@ -18,7 +18,7 @@ from shardtool.arrow import number_array
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.columns import Names
 from shardtool.dataset import DatasetFile, ShardEntry, feature_spec
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.interop.portability import misread_keys
 from shardtool.ledger import encode_skipped
 from shardtool.pattern import sidecar_name
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from shardtool.storage import FileFact
     from shardtool.transform.steps import Transform
     from shardtool.verbs.observer import Observer
+    from shardtool.verbs.options import Trust
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
@@ -73,6 +74,7 @@ class Manner:
         identity: What tells the transform from any other; empty for none.
         equal_count: Whether shards must hold equally many samples, give or take one.
         multiple_of: What the number of shards must be a multiple of.
+        trust: What tells that a finished shard is right: see `OutputOptions`.
         keys: Hashes of the keys that the user's function made, over all splits.
     """
 
@@ -83,6 +85,7 @@ class Manner:
     identity: str = ""
     equal_count: bool = False
     multiple_of: int = 1
+    trust: Trust = "time"
     keys: set[bytes] = field(default_factory=set)
 
 
@@ -121,6 +124,7 @@ class Packing:
         self.misread: dict[str, Misread] = {}
         self._reported: dict[int, tuple[int, int]] = {}
 
+    @memory_for("packing the shards")
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
         plan = self.plan
@@ -138,8 +142,8 @@ class Packing:
             self._check_names()
         if self._done != len(plan):
             raise Bug(
-                self.publisher.pattern.text, f"{self._done:,} of {len(plan):,} planned samples are accounted for",
-                remedy="The dataset file was not written. Please report this.",
+                self.publisher.pattern.text,
+                f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written",
             )  # fmt: skip
         self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
@@ -150,6 +154,7 @@ class Packing:
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
 
+    @memory_for("the dataset file")
     def publish_dataset(self, made: Mapping[str, object]) -> DatasetFile:
         """Publish what was skipped and the dataset file; return what it says.
 
@@ -257,11 +262,15 @@ class Packing:
             # Another plan's, or one that left samples out, and would again.
             return Kept() if self.manner.on_error == "skip" and fact.size < self._round.sizes[shard] else None
         found = self._trusted(shard, fact, name, samples)
+        unread = self.manner.trust == "size"
         if changes:
-            return self._kept_changed(shard, *found[:2]) if found else None
-        if found is None or len(found[2]) != 2 * len(samples.codes) or not _tells_content(samples, found[2]):
+            kept = self._kept_changed(shard, *found[:2]) if found else None
+            return replace(kept, unread=unread, size=fact.size) if kept else None
+        if found is None or len(found[2]) != 2 * len(samples.codes):
             return Kept()
-        return Kept(found[1].crc, found[2])
+        if not _tells_content(samples, found[2], unread=unread):
+            return Kept()
+        return Kept(found[1].crc, found[2], unread and not samples.lists, fact.size)
 
     def _trusted(
         self, shard: int, fact: FileFact, name: str, samples: ShardSamples
@@ -271,8 +280,10 @@ class Packing:
         A shard's modification time is a while before its run listed the source, and its nanoseconds name the
         source's root. So nothing below this root that leads to the shard's files has changed since; and the time
         is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
+
+        Where sizes are to be trusted, times are not looked at.
         """
-        if self._round.changed_ns(shard) >= fact.mtime_ns or fact.mtime_ns % _SECOND_NS != self.stamp:
+        if self.manner.trust == "time" and not self._is_newer(shard, fact.mtime_ns):
             return None
         index = sidecar_name(name)
         try:
@@ -283,6 +294,18 @@ class Packing:
         said, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
         same = (said.plan, said.name, said.size) == (self._fingerprint(shard, samples), output_text(name), fact.size)
         return (data, said, crcs) if same else None
+
+    def _is_newer(self, shard: int, mtime_ns: int) -> bool:
+        """Tell whether a shard's modification time proves that its source has not changed since."""
+        return self._round.changed_ns(shard) < mtime_ns and mtime_ns % _SECOND_NS == self.stamp
+
+    def _renew_time(self, shard: int, name: str) -> None:
+        """Let the next run trust a shard that this one has compared with its source: it is as good as written anew.
+
+        Only where that helps: not while the source is younger than the clocks may differ.
+        """
+        if self._is_newer(shard, self.mtime_ns):
+            self.publisher.folder.set_time(name, self.mtime_ns)
 
     def _kept_changed(self, shard: int, data: bytes, said: ShardFact) -> Kept | None:
         """Return what is known of a shard of changed samples; what was left out of one is not known."""
@@ -300,13 +323,7 @@ class Packing:
         return Kept(said.crc)
 
     def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
-        work = self.manner.identity
-        if work:
-            limits = self._round.limits
-            work += f" {limits.room} {limits.max_count} {self.manner.oversize}"
-            if (columns := self._round.columns(shard)) is not None:
-                work += " " + _table_hash(columns)
-        return fingerprint(self.plan.format, samples, work)
+        return shard_fingerprint(self._round, shard, samples, self.manner.identity, self.manner.oversize)
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
@@ -331,6 +348,8 @@ class Packing:
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
+            if result.compared:
+                self._renew_time(shard, name)
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))
@@ -389,7 +408,7 @@ class Packing:
         self.schema = types_of(table.schema)
         made = fact.made
         if made is None:
-            raise Bug(name, "a kept shard without its facts", remedy="Please report this.")
+            raise Bug(name, "a kept shard without its facts")
         if fact.shards != (planned := self._planned(shard, made.consumed)):  # the source has grown or shrunk since
             fact = replace(fact, first=self._first, shards=planned)
             data = encode_table(table, fact)
@@ -418,8 +437,7 @@ class Packing:
         if consumed != accounted:
             name = self.publisher.pattern.shard(self._base + shard)
             raise Bug(
-                name, f"{accounted:,} of {consumed:,} samples accounted for",
-                remedy="The dataset file was not written. Please report this.",
+                name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             )  # fmt: skip
         self._consumed[shard] = consumed
         self._done += consumed
@@ -461,6 +479,23 @@ class Packing:
         self.observer.advance(samples, size, 0)
 
 
+def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, work: str, oversize: Oversize) -> str:
+    """Return what tells a planned shard from any other: what goes into it, and what is done to that.
+
+    Args:
+        plan: The plan.
+        shard: Its number there.
+        samples: Its samples.
+        work: What tells the transform from any other; empty for none.
+        oversize: What becomes of a sample that turns out to fit in no shard.
+    """
+    if work:
+        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        if (columns := plan.columns(shard)) is not None:
+            work += " " + _table_hash(columns)
+    return fingerprint(plan.format, samples, work)
+
+
 def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
     existing, resume = publisher.existing, publisher.resumes
@@ -472,20 +507,22 @@ def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
     ]  # fmt: skip
 
 
-def _tells_content(samples: ShardSamples, field_crcs: bytes) -> bool:
+def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
     """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
 
     Args:
         samples: What is planned.
         field_crcs: uint32 a field, of the shard that is there.
+        unread: Whether payloads without a checksum are taken for right.
     """
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
     if samples.expected is None:
-        return False
+        return unread
     wanted = np.frombuffer(samples.expected, np.int64)[spans]
-    return bool(np.array_equal(wanted, np.frombuffer(field_crcs, np.uint32)[spans]))
+    there = np.frombuffer(field_crcs, np.uint32)[spans]
+    return bool(np.all((wanted == there) | (unread & (wanted < 0))))
 
 
 def _table_hash(table: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from shardtool.sample import counted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,16 +23,43 @@ class PlannedShard:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What a run that resumes changes of what was there; of several splits, of all.
+
+    Attributes:
+        shards_kept: Shards that stay as they are; of a dry run, as far as sidecars tell: content is not compared.
+        shards_written: Shards that are new, or take the place of another.
+        shards_removed: Shards that are there no more.
+        samples_added: Samples that were not there.
+        samples_removed: Samples that are there no more.
+        samples_before: Samples that were there.
+    """
+
+    shards_kept: int = 0
+    shards_written: int = 0
+    shards_removed: int = 0
+    samples_added: int = 0
+    samples_removed: int = 0
+    samples_before: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{self.shards_kept:,}, write {self.shards_written:,} and remove {self.shards_removed:,} shards"
+        return f"would keep {counts}; add {self.samples_added:,} and remove {counted(self.samples_removed, 'sample')}"
+
+
+@dataclass(frozen=True, slots=True)
 class DryRun:
-    """What `create` would write; of several splits, all their shards."""
+    """What `create` would write; of several splits, all their shards. `changes`: of what is there, to resume."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
     skipped: int
     notes: tuple[str, ...]
+    changes: Changes | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the plan as data, the way `--json` prints it."""
+        changes = {} if self.changes is None else {"changes": asdict(self.changes)}
         return {
             "dry_run": True,
             "dataset_file": self.dataset_file,
@@ -41,6 +70,7 @@ class DryRun:
                 "size": sum(shard.size for shard in self.shards),
                 "skipped": self.skipped,
             },
+            **changes,
             "notes": list(self.notes),
         }
 
@@ -87,6 +117,7 @@ class CreateResult:
         splits: Each split's own dataset; empty without splits.
         appended: Of a run that appended: what is new, where all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
+        changes: Of a run that resumed: what it changed of what was there; None where nothing was.
     """
 
     dataset_file: str
@@ -103,6 +134,7 @@ class CreateResult:
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
     appended: AppendedPart | None = None
     exported: tuple[str, ...] = ()
+    changes: Changes | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
@@ -113,5 +145,6 @@ class CreateResult:
             name: {one.name: getattr(split, one.name) for one in fields(split)} for name, split in self.splits.items()
         }
         found["appended"] = None if self.appended is None else asdict(self.appended)
-        optional = ("dropped", "features", "splits", "appended", "exported")
+        found["changes"] = None if self.changes is None else asdict(self.changes)
+        optional = ("dropped", "features", "splits", "appended", "exported", "changes")
         return {name: value for name, value in found.items() if value or name not in optional}

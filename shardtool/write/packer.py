@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.checksum import crc32c
-from shardtool.errors import CorruptShard, SampleFailed
+from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory
 from shardtool.sample import FILE, INLINE, SPAN, Skipped, to_text
 from shardtool.storage import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
 from shardtool.write.spans import SpanReader
@@ -262,7 +262,9 @@ class Packer:
 
 
 def unreadable(path: bytes, error: OSError) -> Failed:
-    """Return the failure of a file that cannot be read."""
+    """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
+    if is_out_of_memory(error):
+        raise error
     code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
     return Failed(path, code, (error.strerror or str(error)).lower())
 

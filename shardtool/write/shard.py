@@ -6,6 +6,7 @@ What comes back is numbers: checksums, and what was left out. The offsets follow
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.checksum import crc32c
@@ -74,6 +75,8 @@ def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, 
 
 def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
     """Return the result for a file that is there already; None where it is not what the plan wants."""
+    if kept.unread and kept.crc is not None:
+        return _as_said(task, kept, kept.crc, kept.size)
     try:
         size, crc = _file_crc(task)
     except OSError:
@@ -86,10 +89,16 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
                 with suppress(StartAgain), closing(packer):
                     packer.run()
                     packer.spans.check()
-                    return packer.result(None) if (packer.size, packer.crc) == (size, crc) else None
+                    same = (packer.size, packer.crc) == (size, crc)
+                    return replace(packer.result(None), compared=True) if same else None
         return None
     if kept.crc != crc:
         return None
+    return _as_said(task, kept, crc, size)
+
+
+def _as_said(task: ShardTask, kept: Kept, crc: int, size: int) -> ShardResult:
+    """Return the result for a file that is what its sidecar says."""
     content = 0 if task.work is not None else digest(task.samples, kept.field_crcs, ())  # its sidecar tells
     return ShardResult(task.shard, None, size, crc, kept.field_crcs, content, ())
 

@@ -24,10 +24,14 @@ class Kept:
         crc: What its sound sidecar says of the file, where the source is known to be unchanged since;
             None: read the source again to find out.
         field_crcs: uint32 a field, likewise.
+        unread: Whether what the sidecar says is taken for the file as it is: not even that is read.
+        size: The file's bytes.
     """
 
     crc: int | None = None
     field_crcs: bytes = b""
+    unread: bool = False
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class ShardResult:
         digest: The content fingerprint of its samples.
         skipped: What was left out, each with its place in the shard.
         made: What transforms made; None: what was planned.
+        compared: Whether the file that is there was found right by reading the source again.
     """
 
     shard: int
@@ -116,6 +121,7 @@ class ShardResult:
     digest: int
     skipped: tuple[tuple[int, Skipped], ...]
     made: Made | None = None
+    compared: bool = False
 
 
 class Failed(Exception):

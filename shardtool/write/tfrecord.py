@@ -152,4 +152,4 @@ class TFRecordPacker(Packer):
 
 
 def _mismatch(key: bytes) -> Bug:
-    return Bug(repr(key), "a record of another size than planned", remedy="Please report this.")
+    return Bug(repr(key), "a record of another size than planned")

@@ -11,7 +11,7 @@ from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.read.opened import open_dataset
 from shardtool.report import write_contact_sheet
 
-from .made import hostile, labelled, write_shard
+from .made import HOSTILE_KEYS, hostile, labelled, write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,14 +59,20 @@ def test_broken_image_is_marked(tmp_path: Path) -> None:
 
 
 def test_hostile_and_textual_samples(tmp_path: Path) -> None:
-    """Hostile keys and samples without a picture are drawn like any other."""
+    """Hostile keys and samples without a picture are drawn like any other: none is marked as broken or left out."""
     hostile(tmp_path / "d")
+    count = len(HOSTILE_KEYS) + 1 + 3
     write_shard(
         tmp_path / "d" / "h-000001.tar", {"t": {"txt": b"words " * 500}, "j": {"json": b"[1]"}, "e": {"x": b""}}
     )
     write_contact_sheet(open_dataset(tmp_path / "d"), str(tmp_path / "s.png"))
-    with Image.open(tmp_path / "s.png") as picture:
-        picture.load()
+    write_shard(tmp_path / "p" / "s-000000.tar", labelled(range(count), count))
+    write_contact_sheet(open_dataset(tmp_path / "p"), str(tmp_path / "plain.png"))
+    with Image.open(tmp_path / "s.png") as picture, Image.open(tmp_path / "plain.png") as plain:
+        assert picture.size == plain.size
+    colours = _colours(tmp_path / "s.png")
+    assert _BAD not in colours
+    assert len(colours) > count
 
 
 @pytest.mark.parametrize("wrong", [(0, 10), (2001, 10), (10, 0), (10, 51)])

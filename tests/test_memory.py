@@ -1,0 +1,166 @@
+"""Out of memory is the machine's failure, wherever it happens: exit code 7, never damage and never a traceback."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import shardtool
+from shardtool import CreateOptions, SampleFailed, create
+from shardtool.errors import OutOfMemory, is_out_of_memory, memory_for
+from shardtool.execute.local import LocalPool
+from shardtool.write.packer import unreadable
+
+from .helpers import write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PACKAGE = Path(shardtool.__file__).parent
+_SWALLOWS = {"Exception", "BaseException", "MemoryError", "ArrowException"}  # ArrowMemoryError is an ArrowException
+
+# Where a MemoryError is swallowed on purpose, or where the readers are being made one.
+_KNOWN = {
+    "choose.py", "examine.py", "index_rows.py", "read/opened.py", "read/parts.py", "report/gather.py", "sidecar.py",
+    "source/shardparts.py",
+}  # fmt: skip
+
+
+def _names(node: ast.expr | None) -> set[str]:
+    if node is None:
+        return {"BaseException"}
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in parts}
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler raises what it got, or asks whether it is a lack of memory."""
+    again = any(isinstance(one, ast.Raise) and one.exc is None for one in ast.walk(handler))
+    asked = any(isinstance(one, ast.Name) and one.id in ("is_out_of_memory", "_reported") for one in ast.walk(handler))
+    return again or asked
+
+
+def _swallowing(path: Path) -> Iterator[int]:
+    """Yield the lines of a module where a lack of memory would be taken for something else."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Try):
+            spared = False
+            for handler in node.handlers:
+                names = _names(handler.type)
+                if not spared and names & _SWALLOWS and not _raises(handler):
+                    yield handler.lineno
+                spared = spared or ("MemoryError" in names and _raises(handler))
+        elif (
+            isinstance(node, ast.Call)
+            and "suppress"
+            in {
+                getattr(node.func, "id", ""),
+                getattr(node.func, "attr", ""),
+            }
+            and any(_names(one) & _SWALLOWS for one in node.args)
+        ):
+            yield node.lineno
+
+
+def test_nothing_swallows_a_lack_of_memory() -> None:
+    """No `except` or `suppress` of the package takes a MemoryError, pyarrow's too, for damage or a bad request."""
+    edge = {"cli/__init__.py", "execute/local.py"}  # turn it into an exit code; end a forked child
+    found = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE).as_posix()
+        if name not in _KNOWN | edge and (lines := [*_swallowing(path)]):
+            found[name] = lines
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (MemoryError(), True),
+        (pa.ArrowMemoryError("malloc of size 5 failed"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (ImportError("libarrow.so.2400: failed to map segment from shared object"), True),
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (ImportError("No module named 'x'"), False),
+        (RuntimeError("x"), False),
+    ],
+)
+def test_what_is_a_lack_of_memory(error: Exception, is_it: bool) -> None:  # noqa: FBT001 - a parameter
+    """Each library's way to say so is known, and nothing else is taken for it; the error says what took the memory."""
+    assert is_out_of_memory(error) == is_it
+    with pytest.raises(OutOfMemory if is_it else type(error)) as caught, memory_for("a plan"):
+        raise error
+    if isinstance(caught.value, OutOfMemory):
+        assert (caught.value.where, caught.value.exit_code) == ("a plan", 7)
+
+
+def test_a_file_without_memory_is_no_bad_file() -> None:
+    """A source file that the system has no memory to read is never a sample to be left out."""
+    with pytest.raises(OSError, match="memory"):
+        unreadable(b"a.jpg", OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert unreadable(b"a.jpg", FileNotFoundError(errno.ENOENT, "gone")).code == "vanished"
+
+
+def _takes(count: int) -> int:
+    return len(bytearray(count))
+
+
+def _fails(text: str) -> int:
+    raise ValueError(text)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_worker_out_of_memory(start: str) -> None:
+    """What a worker runs out of memory at ends the run as that, and says which task it was."""
+    with LocalPool(1, start) as pool, pytest.raises(OutOfMemory, match="a worker, takes: not enough memory"):  # type: ignore[arg-type]
+        list(pool.map(_takes, [2**62]))
+
+
+def test_a_function_of_the_users_out_of_memory(tmp_path: Path) -> None:
+    """A `--map` that runs out of memory ends the run, also where samples that fail are left out."""
+    write_tree(tmp_path / "in", {"a.txt": b"a", "b.txt": b"b"})
+    for name, kind in (("hungry", OutOfMemory), ("failing", SampleFailed)):
+        asked = CreateOptions(workers=1, on_error="skip", map=f"tests.mapped:{name}")
+        with pytest.raises(kind):
+            create(tmp_path / "in", f"{tmp_path}/{name}-{{0..}}.tar", asked)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a manifest whose plan takes more than a small process may have."""
+    path = tmp_path_factory.mktemp("large") / "m.parquet"
+    keys = pa.array([f"{number:09}" for number in range(1_000_000)])
+    pq.write_table(pa.table({"key": keys, "txt": keys, "cap": keys}), path)
+    return path
+
+
+@pytest.mark.parametrize("limit_kb", [200_000, 300_000])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_line_out_of_memory(limit_kb: int, as_json: bool, table: Path) -> None:  # noqa: FBT001 - a parameter
+    """In the parent, out of the table library or Python, it is exit code 7, and one line or one JSON document."""
+    words = ["create", "m.parquet", "x-%d.tar", "--field", "txt=txt", "--dry-run", "--workers", "1", "--quiet"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "shardtool", *words, *(["--json"] if as_json else [])],
+        cwd=table.parent, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit_kb * 1024, limit_kb * 1024)),
+    )  # fmt: skip
+    assert ran.returncode == 7, ran.stderr[-500:]
+    assert "Traceback" not in ran.stderr
+    if as_json:
+        error = json.loads(ran.stdout)["error"]
+        assert (error["code"], error["exit_code"]) == ("out-of-memory", 7)
+        assert "not enough memory" in error["found"]
+    else:
+        assert len(ran.stderr.splitlines()) == 1
+        assert "not enough memory" in ran.stderr
