@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE, counted, is_utf8, source_text, to_bytes, to_text
+from shardtool.sample import INLINE, counted, source_text, to_bytes, to_text
 from shardtool.source.entries import Entries
 from shardtool.source.scan import NO_FIELD
 
@@ -114,25 +114,6 @@ def check_torn(entries: Entries) -> None:
         remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
         "the first dot), or --dots first if that is what you want.",
     )  # fmt: skip
-
-
-def check_utf8(entries: Entries) -> None:
-    """Refuse names that are not UTF-8: sidecars, JSON and most readers cannot hold them.
-
-    Raises:
-        InvalidRequest: There are such names.
-    """
-    bad = []
-    try:
-        entries.keys.data.decode()
-    except UnicodeDecodeError:
-        bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not is_utf8(key)]
-    bad += [printable(name) for name in entries.fields if not is_utf8(to_bytes(name))]
-    if bad:
-        raise InvalidRequest(
-            "SOURCE", f"{counted(len(bad), 'name')} not UTF-8: {listing(bad)}",
-            remedy="Rename them, or pack them under safe names with --portable.",
-        )  # fmt: skip
 
 
 def label_from_folder(entries: Entries) -> Entries:

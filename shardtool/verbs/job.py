@@ -30,7 +30,7 @@ from shardtool.verbs.observer import Observer
 from shardtool.verbs.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.divide import SplitOptions
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
+    from shardtool.sample import Dots
     from shardtool.source.entries import Entries
     from shardtool.transform.steps import Transform
     from shardtool.verbs.listing import Source
@@ -76,7 +77,7 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
             job.open(locks)
             manner = Manner(
                 options.on_error, begun, options.oversize, job.transform, job.identity,
-                options.equal_count, options.shards_multiple_of,
+                options.equal_count, options.shards_multiple_of, job.dots,
             )  # fmt: skip
             plans = job.arrange(plans, manner, pool)
             done = []
@@ -165,6 +166,7 @@ class Job:
         self._dividing = options.of_split()
         self.transform = transform
         self.identity = transform.identity() if transform else ""
+        self.dots: Dots = "first"  # at which a key ends in a member's name
         self._check_names()
         self.exports = wanted_exports(options.export, self._pattern(_MARK).format)
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
@@ -233,21 +235,38 @@ class Job:
         options = self.options
         entries = self.source.entries(pool, self.observer)
         self.note(*self.source.notes)
+        from shardtool.source.naming import check_names
+
+        if not options.portable:
+            check_names(entries, skip=self.source.may_skip_names)
+        self._settle_dots(entries)
         divided: list[NDArray[Any] | None] = [None]
         if self._dividing is not None:
             entries, divided = self._divide(entries, self._dividing)
         is_tar = self.targets[0].pattern.format == "tar"
         from shardtool.interop.portability import check_case, make_portable
-        from shardtool.source.folder import check_utf8
 
         if options.portable:
             if self._dividing is not None:
                 raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
             return _keep_source_paths(make_portable(entries, by_key=self.source.by_key)), divided
-        check_utf8(entries)
         if is_tar:
             check_case(entries)
         return entries, divided
+
+    def _settle_dots(self, entries: Entries) -> None:
+        """See that keys and fields can be told apart in a tar; where only the last dot does, record that it does."""
+        known: Mapping[str, object] = {**self.options.recorded(), **self.source.recorded}
+        asked: Dots | None = "last" if known.get("dots") == "last" else "first" if "dots" in known else None
+        self.dots = asked or "first"
+        if self._pattern(_MARK).format != "tar" or (self.options.portable and asked != "last"):
+            return
+        from shardtool.source.naming import choose_dots
+
+        self.dots, note = choose_dots(entries, asked, self.source.name)
+        if note:
+            self.source.recorded = {**self.source.recorded, "dots": self.dots}
+            self.note(note)
 
     def _divide(self, entries: Entries, options: SplitOptions) -> tuple[Entries, list[NDArray[Any] | None]]:
         """Return the samples with the column `split`, and which of them each split has."""

@@ -41,6 +41,7 @@ class Source(Protocol):
         notes: What the user should know, once the samples are known.
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
         taken: Gives the keys that new samples cannot have, once `name` and `recorded` are known; None: there are none.
+        may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
         by_key: Whether samples stand in the order of their keys, and are put into that of other ones.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
         outputs: Where samples go; of splits that a column names, once samples are divided.
@@ -51,6 +52,7 @@ class Source(Protocol):
     recorded: Mapping[str, object] = MappingProxyType({})
     taken: Callable[[], Names] | None = None
     by_key: bool = True
+    may_skip_names: bool = False
     digest: int | None = None
     outputs: Sequence[ShardPattern] = ()
 
@@ -114,6 +116,8 @@ def _may_be_manifest(text: str) -> bool:
 class FolderSource(Source):
     """A tree of files."""
 
+    may_skip_names = True
+
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self.name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
         self.notes: list[str] = []
@@ -155,6 +159,10 @@ class FolderSource(Source):
         if chosen is not None and options.where is not None:
             entries = entries.take(chosen)
             _check_some(entries, options.where)
+        if options.on_error == "skip" and not options.portable:
+            from shardtool.source.naming import leave_out_unsafe
+
+            entries = leave_out_unsafe(entries)
         self._entries = entries
         return entries
 

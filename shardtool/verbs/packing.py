@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
     from shardtool.publish import Publisher
-    from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
+    from shardtool.sample import Dots, OnError, Oversize, ShardSamples, Skipped
     from shardtool.source.entries import Entries
     from shardtool.storage import FileFact
     from shardtool.transform.steps import Transform
@@ -74,6 +74,7 @@ class Manner:
         identity: What tells the transform from any other; empty for none.
         equal_count: Whether shards must hold equally many samples, give or take one.
         multiple_of: What the number of shards must be a multiple of.
+        dots: Where keys end in the names of a tar's members.
         keys: Hashes of the keys that the user's function made, over all splits.
     """
 
@@ -84,6 +85,7 @@ class Manner:
     identity: str = ""
     equal_count: bool = False
     multiple_of: int = 1
+    dots: Dots = "first"
     keys: set[bytes] = field(default_factory=set)
 
 
@@ -206,7 +208,7 @@ class Packing:
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize)
+            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize, manner.dots)
         for shard in range(plan.shards):
             samples = self._working[shard] = plan.samples(shard)
             name = self.publisher.pattern.shard(self._base + shard)
@@ -304,6 +306,7 @@ class Packing:
         if work:
             limits = self._round.limits
             work += f" {limits.room} {limits.max_count} {self.manner.oversize}"
+            work += " last" if self.manner.dots == "last" else ""  # other keys of the function's may be in the way
             if (columns := self._round.columns(shard)) is not None:
                 work += " " + _table_hash(columns)
         return fingerprint(self.plan.format, samples, work)
