@@ -20,6 +20,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
 from shardtool.source import buffers
 from shardtool.source.checks import Rows, check_sidecar_names
+from shardtool.source.classes import Classes
 from shardtool.source.inline import Field, with_fields
 from shardtool.source.keys import broken_numbers, is_key, key_texts, places_among, repeated
 from shardtool.source.roles import Roles, check_fields, check_names, heavy_columns, is_index, is_text, no_column
@@ -275,7 +276,7 @@ def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
 
 
 def set_fields(
-    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...]
+    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...], known: Classes | None = None
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
 
@@ -286,6 +287,7 @@ def set_fields(
         entries: The samples.
         fields: (field, column).
         classes: Those of the fields whose values are numbered, in the order of their bytes.
+        known: The numbers that classes have already.
 
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
@@ -294,14 +296,22 @@ def set_fields(
     made, notes = [], []
     for name, column in fields:
         had = _samples_with(entries, name)
-        made.append(_field(entries, (name, column), had, label=name in classes))
+        labels = (known or Classes("", {}, grows=True)) if name in classes else None
+        made.append(_field(entries, (name, column), had, labels))
         notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
     return with_fields(entries, made), tuple(notes)
 
 
-def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], *, label: bool) -> Field:
-    """Return the field that a column is; `had` says which samples have one of its name."""
-    name, column = pair
+def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None) -> Field:
+    """Return the field that a column is.
+
+    Args:
+        entries: The samples.
+        pair: The field, and the column.
+        had: Which samples have a field of its name.
+        known: The numbers that classes have already, where the values are labels; None: they are not.
+    """
+    (name, column), label = pair, known is not None
     values = _metadata(entries, name, column, label=label)
     number: Number | None = "int64" if label else number_of(values.type)
     missing = missing_places(values)
@@ -314,7 +324,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], *, l
     )  # fmt: skip
     labels = None
     if label:
-        values, labels = numbered(values)
+        values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)
     given[missing] = False
     return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)

@@ -198,9 +198,9 @@ class Job:
     def _check_names(self) -> None:
         has = any(SPLIT in name for name in self._names)
         if has and self._dividing is None:
-            raise InvalidRequest(
-                self._names[0], "{split} without splits", expected="--split train=0.8,val=0.2 or --split-column"
-            )
+            also = ", --split-column or --split-from-folder" if self.verb == "create" else " or --split-column"
+            expected = f"--split train=0.8,val=0.2{also}"
+            raise InvalidRequest(self._names[0], "{split} without splits", expected=expected)
         if self._dividing is not None and not all(SPLIT in name for name in self._names):
             raise InvalidRequest(
                 self._names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar"
@@ -347,6 +347,10 @@ class Job:
         for plan in plans:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
+        if self.verb == "create" and not options.shuffle:
+            from shardtool.source.classes import sorted_note
+
+            self.note(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
         if self.targets[0].pattern.format == "tar":
             self.note(*map(str, _misreads(plans[0].entries, options)))
             if self.targets[0].publisher.first + plans[0].shards == 1:
@@ -393,9 +397,11 @@ class Job:
         """See that samples go with those that are there; tell of other tools' indexes."""
         for target, plan in zip(self.targets, plans, strict=True):
             if (old := target.publisher.old) is not None:
-                from shardtool.verbs.append import check_appended, export_notes
+                from shardtool.verbs.append import append_notes, check_appended, export_notes
 
                 check_appended(old, plan)
+                if target.publisher.done_from is None:
+                    self.note(*append_notes(old, plan, changed=self.transform is not None))
                 self.note(*export_notes(target.publisher, self.exports))
 
     def arrange(self, plans: list[Plan], manner: Manner, pool: LocalPool) -> list[Plan]:

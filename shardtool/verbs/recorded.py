@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.commandline import option
 from shardtool.errors import InvalidRequest, printable
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.verbs.listing import Source
 
+AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
+
 _NEVER = frozenset(
     {"workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join", "method",
-     "memory", "temp_dir"}
+     "memory", "temp_dir", "classes_from"}
 )  # fmt: skip
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
 _CHOSEN_BY: dict[str, Any] = {
@@ -77,7 +79,7 @@ def recorded_run(file: DatasetFile | None) -> Recorded:
     told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
     table, found = told.pop("join", ""), _options(told, ReshardOptions)
     if table == "":
-        return Recorded(verb, ReshardOptions(**found))
+        return Recorded(verb, _with_classes(ReshardOptions(**found), file))
     values = found.pop("values", ())
     for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
         found.pop(name, None)
@@ -95,7 +97,16 @@ def create_options(file: DatasetFile | None) -> CreateOptions:
     Raises:
         InvalidRequest: It tells of something that is no option.
     """
-    return CreateOptions(**_options(_told(file) if file else {}, CreateOptions))
+    return _with_classes(CreateOptions(**_options(_told(file) if file else {}, CreateOptions)), file)
+
+
+def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
+    """Return options by which classes keep the numbers that a dataset file tells of, wherever these were from."""
+    if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    from shardtool.source.classes import Classes
+
+    return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
 def _told(file: DatasetFile) -> dict[str, Any]:
