@@ -200,6 +200,22 @@ def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, t
     assert len(str(other.value)) < 1000
 
 
+def test_long_keys_of_a_joined_table(tmp_path: Path) -> None:
+    """A key of `--join` that no sample can have matches none, also where a sample has its start, and is shown cut."""
+    create(
+        pa.table({"key": ["K" * NAME_LIMIT], "text": ["1"]}),
+        f"{tmp_path}/o-{{0..}}.tar",
+        _options(values=("txt=text",)),
+    )
+    table = pa.table({"key": ["K" * NAME_LIMIT + "a", "K" * NAME_LIMIT], "new": [1, 2]})
+    asked = ReshardOptions(workers=1, join=table, on="key")
+    told = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.tar", asked)
+    (note,) = [note for note in told.notes if "matches no sample" in note]
+    assert "1 row" in note
+    assert len(note) < 300
+    assert pq.read_table(tmp_path / "r/o-0.index").column("new").to_pylist() == [2]
+
+
 def test_a_long_feature_that_is_no_key(tmp_path: Path) -> None:
     """A megabyte in a feature called `key` is a payload: the sample is called after its shard and number."""
     record = frame(tf_example([(b"key", 1, bytes(2**20 + 1))]))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.source.table import Table
 
 _CHUNK = 2**16  # samples, or rows, at a time
+_LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
 _EMPTY, _END = buffers.text(""), buffers.text("\0")
 _NOWHERE = pa.nulls(1, pa.int64())[0]
@@ -155,7 +156,8 @@ def _row_keys(rows: Rows, on: str) -> Names:
     twice = repeated(found)
     if twice:
         some = [
-            f"'{printable(key)}' ({rows_text([at + 1 for at in places])})" for key, places in [*twice.items()][:_SHOWN]
+            f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
+            for key, places in [*twice.items()][:_SHOWN]
         ]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
@@ -196,8 +198,8 @@ def _one(table: Any, name: str) -> Any:
 
 
 def _shown(keys: Names, at: NDArray[np.int64]) -> str:
-    """Return the first of some keys."""
-    return listing([f"'{printable(keys[place])}'" for place in at[:_SHOWN].tolist()]) or "none"
+    """Return the first of some keys, and of those that are far too long the start."""
+    return listing([f"'{printable(keys[place][:_LETTERS])}'" for place in at[:_SHOWN].tolist()]) or "none"
 
 
 def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unused: NDArray[np.int64]) -> list[str]:

@@ -34,12 +34,16 @@ _CHUNK = 2**16  # keys at a time: no object for each of ten million
 _SHOWN = 80  # characters of a name in a message
 _CONTROLS = bytes([*range(1, 32), 127])
 _LEAD_OF_MORE = b"\xc2"  # starts the controls beyond ASCII, and some letters
-_DOTTED = re.compile(rb"[^/\0]\.[^/\0]*\0")
+_DOTTED = re.compile(rb"\.[^/\0]*\0")  # starts with what is fast to look for
+_STARTS = b"/\0."  # what stands before a last part; or, at the start of all, that part's dot itself
 
 
 def has_dotted(keys: Names) -> bool:
     """Tell whether the first dot would end a key before its end. One that starts the last part is no such dot."""
-    return b"." in keys.data and bool(_DOTTED.search(keys.data))
+    data = keys.data
+    return any(
+        b"." in found[0][1:] or data[max(0, found.start() - 1)] not in _STARTS for found in _DOTTED.finditer(data)
+    )
 
 
 def check_names(entries: Entries, *, skip: bool = False) -> None:

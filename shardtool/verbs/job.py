@@ -248,7 +248,8 @@ class Job:
 
         if options.portable:
             if self._dividing is not None:
-                raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
+                other = "--split" if self._dividing.column is None else self._dividing.option
+                raise InvalidRequest("--portable", f"used with {other}", remedy="Choose one of them.")
             return _keep_source_paths(make_portable(entries, by_key=self.source.by_key)), divided
         if is_tar:
             check_case(entries)
