@@ -14,7 +14,7 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptio
 from shardtool.sample import source_text
 from shardtool.source.classes import Classes, number_classes, open_classes
 
-from .helpers import members, shards, tool, write_tree
+from .helpers import members, read_tree, shards, tool, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +116,17 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
     reshard(tmp_path / "z/z.json", f"{tmp_path}/r/r-{{0..}}.{ending}", remade)
     assert _labels(tmp_path / "r") == {"p": "0", "q": "1"}
     assert verify(tmp_path / "r/r.json", VerifyOptions(workers=1, source=tmp_path / "z/z.json")).findings == ()
+
+
+def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
+    """A shard that is made again has the same bytes, also where its class numbers were those of another run."""
+    source = _tree(tmp_path / "in", "cat/0", "dog/0", "dog/1")
+    asked = _options(label_from_folder=True, classes_from=["ape", "cat", "bee", "dog"])
+    create(source, f"{tmp_path}/o/o-{{0..}}.tar", asked)
+    before = read_tree(tmp_path / "o")
+    (tmp_path / "o/o-0.tar").unlink()
+    assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source, repair=True)).findings == ()
+    assert read_tree(tmp_path / "o") == before
 
 
 def test_an_append_can_keep_the_numbers(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
         texts = entries.inline.get(name)
         runs = 0 if texts is None else _runs(texts, order, total)
         if 1 < runs < total:
-            return f"samples stand class by class ({counted(runs, 'class of ' + name)}): --shuffle mixes them"
+            return f"samples stand class by class ({runs:,} classes of {name}): --shuffle mixes them"
     return ""
 
 
