@@ -50,6 +50,7 @@ class SplitOptions:
         stratify: A column of labels: each keeps the shares.
         group_by: A column of groups: each stays in one split.
         seed: Another one divides otherwise.
+        option: Who asked for the column, for messages.
 
     Raises:
         InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
@@ -60,6 +61,7 @@ class SplitOptions:
     stratify: str | None = None
     group_by: str | None = None
     seed: int = 0
+    option: str = "--split-column"
 
     def __post_init__(self) -> None:
         others = {"--split": self.shares or None, "--stratify": self.stratify, "--group-by": self.group_by}
@@ -78,7 +80,7 @@ class SplitOptions:
     @property
     def reads(self) -> tuple[str, str] | None:
         """The column that the division needs, as (option, column); None: it needs the keys alone."""
-        asked = {"--split-column": self.column, "--stratify": self.stratify, "--group-by": self.group_by}
+        asked = {self.option: self.column, "--stratify": self.stratify, "--group-by": self.group_by}
         return next(((option, column) for option, column in asked.items() if column is not None), None)
 
 

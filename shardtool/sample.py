@@ -25,6 +25,10 @@ Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
 DUPLICATE = "duplicate"  # why a sample was left out whose key another one has
+UNSAFE_NAME = "unsafe-name"  # and one whose key or field no shard can hold
+
+NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -75,6 +79,20 @@ def is_utf8(name: bytes) -> bool:
     return True
 
 
+def name_problem(name: bytes) -> str:
+    """Return what keeps a key or field from being part of a shard, whatever its format; empty: nothing.
+
+    A shard could hold some of these, but terminals, line-based indexes and extraction make something else of them.
+    """
+    if len(name) > NAME_LIMIT:
+        return f"more than {NAME_LIMIT:,} bytes"
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return "bytes that are no UTF-8"
+    return "control characters" if _CONTROL.search(text) else ""
+
+
 def output_text(name: str) -> str:
     """Return a name from the command line or the file system as it goes into an output: the same in any locale."""
     return to_text(os.fsencode(name))
@@ -107,6 +125,11 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     if at < 1 or at == len(name) - 1:
         return None
     return name[:at], name[at + 1 :]
+
+
+def ends_early(key: bytes) -> bool:
+    """Tell whether a tar member's key, by the rule of the first dot, would end before this one does."""
+    return key.find(b".", key.rfind(b"/") + 2) >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
 _ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
 _BLOCK = 2**20
-_KEY_LIMIT = 2**20  # bytes: more is an attack, not a key
+_KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
 _ENDLESS = 2**63
 _VARINT_LIMIT = 11  # bytes: no number takes so many
 _NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
@@ -255,12 +255,11 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
             crc = crc32c(data) if not isinstance(data, tfrecord_walk.Far) else payload_crc(shard, *record[1:3])
             tfrecord_walk.check_crc(record, crc, shard.path)
         features = tfrecord_walk.features(data, record.data, shard.path)
-        by_name = {feature.name: feature for feature in features}
-        key_feature = next((by_name[name] for name in _KEY_FEATURES if name in by_name), None)
+        key_feature = _key_feature(features, shard.path)
         key = b"%b/%09d" % (stem, number)  # none is given: told apart from those of other shards
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
             at = key_feature.offset - record.data
-            key = bytes(data[at : at + min(key_feature.size, _KEY_LIMIT)])
+            key = bytes(data[at : at + key_feature.size])
         found.keys.append(key)
         found.starts.append(record.offset)
         found.sizes.append(record.end - record.offset)
@@ -284,6 +283,24 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
                     value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
                     if value is not None:
                         found.texts[len(found.crcs) - 1] = b"%d" % value
+
+
+def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_walk.Feature | None:
+    """Return the feature that is the key of a record; None where there is none, or only one that is far too long.
+
+    Raises:
+        CorruptShard: The feature that can be nothing but the key is far too long.
+    """
+    by_name = {feature.name: feature for feature in features}
+    for name in _KEY_FEATURES:
+        if name in by_name:
+            found = by_name[name]
+            if found.size <= _KEY_LIMIT:
+                return found
+            if name == _KEY_FEATURES[0]:
+                what = f"at {found.offset:,}: a key of {found.size:,} bytes"
+                raise CorruptShard(where, what, expected=f"at most {_KEY_LIMIT:,}", remedy=tfrecord_walk.REMEDY)
+    return None
 
 
 def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_walk.Feature) -> None:

@@ -170,12 +170,12 @@ def test_source_paths_tell_any_name(tmp_path: Path) -> None:
 
 def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
     """Names in notes and errors are shown with their control characters written out."""
-    source = write_tree(tmp_path / "s", {b"k\x1b]0;pwn\x07.bin": bytes(3000), b"a b.bin": b"x"})
-    words = ["--max-size", "2000", "--oversize", "alone", "--workers", "1"]
-    ran = tool("create", source, f"{tmp_path}/out-{{0..}}.tar", *words)
-    assert ran.code == 0
-    assert "k\\x1b]0;pwn\\x07" in ran.err
-    assert "\x1b" not in ran.err
+    source = write_tree(tmp_path / "s", {b"k\x1b]0;pwn\x07.bin": b"x", b"a b.bin": b"x"})
+    for words, code in ((["--on-error", "skip"], 0), (["--overwrite"], 2)):
+        ran = tool("create", source, f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", *words)
+        assert ran.code == code
+        assert "k\\x1b]0;pwn\\x07" in ran.err
+        assert "\x1b" not in ran.err
 
 
 def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class _Create(Sectioned):
     "--include", multiple=True, metavar="GLOB", help="Only files that match ('*.jpg', 'train/*'); repeatable."
 )
 @click.option("--exclude", multiple=True, metavar="GLOB", help="No files or folders that match; repeatable.")
-@click.option("--hidden", is_flag=True, help="Names that start with a dot, too.")
+@click.option("--hidden", is_flag=True, help="Names that start with a dot, Thumbs.db and the like, too.")
 @click.option(
     "--symlinks", type=click.Choice(["inside", "follow", "skip"]), default="inside", show_default=True,
     help="Follow links within SOURCE, follow all, or leave them out.",
@@ -47,12 +47,20 @@ class _Create(Sectioned):
     "that would tear names apart]",
 )  # fmt: skip
 @click.option("--label-from-folder", is_flag=True, help="Add the number of the top folder as the field cls.")
+@click.option(
+    "--split-from-folder", is_flag=True,
+    help="The top folder names the split, and labels are from those below; put {split} into OUTPUT.",
+)  # fmt: skip
 @click.option("--key", metavar="COLUMN", help="The keys. [default: a column called key, id ...]")
 @click.option("--path", metavar="COLUMN", help="A file, its ending names the field. [default: path, file ...]")
 @click.option("--file", "files", multiple=True, metavar="FIELD=COLUMN", help="A file; repeatable.")
 @click.option("--bytes", "binary", multiple=True, metavar="FIELD=COLUMN", help="The bytes; repeatable.")
 @click.option("--field", "values", multiple=True, metavar="FIELD=COLUMN", help="The value; repeatable.")
 @click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
+@click.option(
+    "--classes-from", type=click.Path(), metavar="FILE",
+    help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
+)  # fmt: skip
 @click.option(
     "--meta", default="all", show_default=True, metavar="COLUMNS",
     help="What goes into the field json and the sidecar: all other columns, none, or these (a,b,c).",
@@ -110,6 +118,7 @@ def create(  # noqa: PLR0913 - an option each
     Examples:
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
+      shardtool create ./data 'out/{split}-{000000..}.tar' --split-from-folder --label-from-folder --shuffle
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --resume

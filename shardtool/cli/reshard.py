@@ -109,6 +109,10 @@ def _follows(one: str, other: str) -> bool:
     "--field", "values", multiple=True, metavar="FIELD=COLUMN", help="A field made of a column of metadata; repeatable."
 )
 @click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
+@click.option(
+    "--classes-from", type=click.Path(), metavar="FILE",
+    help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
+)  # fmt: skip
 @running
 @common
 def reshard(  # noqa: PLR0913 - an option each

@@ -28,6 +28,8 @@ _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
 _UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
 _HASH_LENGTH = 16
 _UNEVEN_SHOWN = 3  # fields that not all samples have: the rest is counted
+_NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 
 _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
@@ -89,6 +91,12 @@ def misreads(entries: Entries) -> list[Misread]:
             Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
         )
     found += _bad_fields(entries, used)
+    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
+    if meta:
+        rows = int(np.isin(entries.code, meta).sum())
+        readers = "webdataset takes fields that start with two underscores for its own"
+        found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
+    found += _text_labels(entries)
     large = np.flatnonzero(entries.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
@@ -132,6 +140,31 @@ def _long_names(entries: Entries) -> list[Misread]:
     if pax := [name for name in long if split_prefix(name) is None]:
         readers = "DALI loses the field of a name in a pax header, without an index (--export dali-webdataset)"
         found.append(Misread("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
+    return found
+
+
+def _text_labels(entries: Entries) -> list[Misread]:
+    """Find values in fields that a reader takes for whole numbers, and are none."""
+    found = []
+    for name, texts in entries.inline.items():
+        if (
+            name.rpartition(".")[2].lower() not in _NUMBER_FIELDS
+            or name in entries.numbers
+            or name not in entries.fields
+        ):
+            continue
+        rows = np.flatnonzero((entries.kind == INLINE) & (entries.code == entries.fields.index(name)))
+        samples = np.searchsorted(entries.first, rows, "right") - 1
+        bad, first = 0, b""
+        for at in range(0, len(samples), _CHUNK):
+            wrong = [
+                text for text in texts.gather(samples[at : at + _CHUNK]).split(b"\0")[:-1] if not _INT.fullmatch(text)
+            ]
+            bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
+        if bad:
+            readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
+            readers += f" (--classes {name} numbers it)"
+            found.append(Misread("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False))
     return found
 
 

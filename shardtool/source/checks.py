@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shardtool.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import counted
+from shardtool.sample import NAME_LIMIT, counted
 from shardtool.source import buffers, keys, places
 from shardtool.source.roles import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
 from shardtool.source.rows import rows_text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardtool.columns import Names
 
 _SHOWN = 3  # keys and paths in a message
+_SHOWN_LETTERS = 120  # of each
 _BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
@@ -61,7 +62,11 @@ class Rows:
     def examples(self, column: Any, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
         values = column.take(number_array(at[:_SHOWN])).to_pylist()
-        return listing([f"'{printable(str(value))}'" for value in values], _SHOWN, total=len(at))
+        return listing([f"'{_short(printable(str(value)))}'" for value in values], _SHOWN, total=len(at))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
 
 
 def check_utf8(where: str, columns: Mapping[str, Any]) -> None:
@@ -280,14 +285,13 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
         rows.refuse(
             bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
             f"{rows.examples(rows.columns[column], bad)},",
-            expected="text that is not empty, without control characters, and without a part such as '', '.' or '..'",
+            expected=f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'",
             remedy=remedy,
         )  # fmt: skip
     twice = keys.repeated(found)
     if twice:
-        some = [
-            f"'{printable(key)}' ({rows.named(np.array(at, np.int64))})" for key, at in list(twice.items())[:_SHOWN]
-        ]
+        first = [*twice.items()][:_SHOWN]
+        some = [f"'{_short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
             expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,

@@ -13,7 +13,8 @@ import numpy as np
 
 from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE, counted, is_utf8, source_text, to_bytes, to_text
+from shardtool.sample import INLINE, counted, to_bytes, to_text
+from shardtool.source.classes import number_classes
 from shardtool.source.entries import Entries
 from shardtool.source.scan import NO_FIELD
 
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.sample import Skipped
+    from shardtool.source.classes import Classes
     from shardtool.source.scan import ScanPart
 
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
 _CHUNK = 2**16  # samples at a time: no object for each of ten million
 
 
@@ -116,29 +119,15 @@ def check_torn(entries: Entries) -> None:
     )  # fmt: skip
 
 
-def check_utf8(entries: Entries) -> None:
-    """Refuse names that are not UTF-8: sidecars, JSON and most readers cannot hold them.
-
-    Raises:
-        InvalidRequest: There are such names.
-    """
-    bad = []
-    try:
-        entries.keys.data.decode()
-    except UnicodeDecodeError:
-        bad = [printable(key) for key in entries.keys.data.split(b"\0")[:-1] if not is_utf8(key)]
-    bad += [printable(name) for name in entries.fields if not is_utf8(to_bytes(name))]
-    if bad:
-        raise InvalidRequest(
-            "SOURCE", f"{counted(len(bad), 'name')} not UTF-8: {listing(bad)}",
-            remedy="Rename them, or pack them under safe names with --portable.",
-        )  # fmt: skip
-
-
-def label_from_folder(entries: Entries) -> Entries:
+def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: int = 0) -> Entries:
     """Give each sample the field `cls`: the number of its top folder, in the order of the bytes of their names.
 
     This is torchvision's ImageFolder convention.
+
+    Args:
+        entries: The samples, sorted by their keys.
+        known: The numbers that classes have already.
+        depth: How many folders lie above those of the classes.
 
     Raises:
         InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
@@ -147,19 +136,19 @@ def label_from_folder(entries: Entries) -> Entries:
         return entries
     if "cls" in entries.fields:
         raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
-    folders, ends = _top_folders(entries.keys)
+    expected = "SOURCE/SPLIT/CLASS/FILE" if depth else "SOURCE/CLASS/FILE"
+    spans = _folders(entries.keys, depth, ("--label-from-folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
-    paths = [to_bytes(one.path) for one in entries.left_out if one.code != NO_FIELD]
-    failed = {path.partition(b"/")[0] for path in paths if b"/" in path}
-    classes = sorted({*folders, *failed})
-    number = {name: at for at, name in enumerate(classes)}
-    label = np.repeat(np.array([number[name] for name in folders]), np.diff([0, *ends]))
+    paths = [to_bytes(one.path).split(b"/") for one in entries.left_out if one.code != NO_FIELD]
+    failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
+    number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
+    label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
     fields = tuple(sorted((*entries.fields, "cls"), key=to_bytes))
     cls = fields.index("cls")
     code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
     before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
     at = entries.first[:-1] + before
-    labels = Names.of(b"%d" % number for number in range(len(classes))).take(label)
+    labels = Names.of(b"%d" % at for at in range(len(names))).take(label)
     return replace(
         entries,
         first=entries.first + np.arange(len(entries) + 1),
@@ -171,34 +160,77 @@ def label_from_folder(entries: Entries) -> Entries:
         changed_ns=np.insert(entries.changed_ns, at, 0),
         inline={"cls": labels},
         numbers={"cls": "int64"},
-        classes={"cls": [source_text(name) for name in classes]},
+        classes={"cls": names},
     )
 
 
-def _top_folders(keys: Names) -> tuple[list[bytes], list[int]]:
-    """Return the top folders, and where the samples of each end. Keys are sorted, so this is a few bisections."""
-    classes: list[bytes] = []
-    ends: list[int] = []
-    at, beside = 0, []
-    while at < len(keys):
-        name, slash, _ = keys[at].partition(b"/")
-        if not slash:
-            beside.append(printable(name))
-            at += 1
-            continue
-        low, high = at, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if keys[middle] < name + b"0" else (low, middle)  # "0" follows "/"
-        classes.append(name)
-        ends.append(low)
-        at = low
+def split_folders(keys: Names) -> pa.ChunkedArray:
+    """Return the name of the top folder of each sample, which says its split.
+
+    Raises:
+        InvalidRequest: Samples lie beside these folders.
+    """
+    import pyarrow as pa
+
+    from shardtool.arrow import number_array, strings
+
+    spans = _folders(keys, 0, ("--split-from-folder", "SOURCE/SPLIT/FILE"))
+    which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
+    return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
+
+
+def split_note(entries: Entries) -> str:
+    """Return what the user should know of classes that are called like splits; empty for others."""
+    classes = entries.classes.get("cls", [])
+    found = [name for name in classes if name.lower() in _SPLITS]
+    if len(found) < min(2, len(classes)) or not found:
+        return ""
+    shown = listing(found)
+    return f"--label-from-folder takes {shown} for classes: --split-from-folder takes them for splits, and labels below"
+
+
+def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+    """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
+
+    Keys are sorted, so this is a few bisections.
+
+    Args:
+        keys: One a sample.
+        depth: How many folders lie above.
+        option: Who wants to know, and what it expects.
+
+    Raises:
+        InvalidRequest: Samples lie beside these folders.
+    """
+    spans, beside = [(0, len(keys), b"")], list[str]()
+    for _ in range(depth + 1):
+        found = []
+        for low, high, above in spans:
+            at = low
+            while at < high:
+                name, slash, _rest = keys[at][len(above) :].partition(b"/")
+                if not slash:
+                    beside.append(printable(keys[at]))
+                    at += 1
+                    continue
+                end = _end_of(keys, at, high, above + name + b"0")  # "0" follows "/"
+                found.append((at, end, above + name + b"/"))
+                at = end
+        spans = found
     if beside:
         raise InvalidRequest(
-            "--label-from-folder", f"{counted(len(beside), 'sample')} in no class folder: {listing(beside)}",
-            expected="SOURCE/CLASS/FILE", remedy="Move them, or leave them out with --exclude.",
+            option[0], f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}",
+            expected=option[1], remedy="Move them, or leave them out with --exclude.",
         )  # fmt: skip
-    return classes, ends
+    return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
+
+
+def _end_of(keys: Names, low: int, high: int, end: bytes) -> int:
+    """Return the first place from `low` to `high` whose key is not before `end`."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if keys[middle] < end else (low, middle)
+    return low
 
 
 def table_of(entries: Entries) -> pa.Table:

@@ -20,6 +20,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
 from shardtool.source import buffers
 from shardtool.source.checks import Rows, check_sidecar_names
+from shardtool.source.classes import Classes
 from shardtool.source.inline import Field, with_fields
 from shardtool.source.keys import broken_numbers, is_key, key_texts, places_among, repeated
 from shardtool.source.roles import Roles, check_fields, check_names, heavy_columns, is_index, is_text, no_column
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.source.table import Table
 
 _CHUNK = 2**16  # samples, or rows, at a time
+_LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
 _EMPTY, _END = buffers.text(""), buffers.text("\0")
 _NOWHERE = pa.nulls(1, pa.int64())[0]
@@ -154,7 +156,8 @@ def _row_keys(rows: Rows, on: str) -> Names:
     twice = repeated(found)
     if twice:
         some = [
-            f"'{printable(key)}' ({rows_text([at + 1 for at in places])})" for key, places in [*twice.items()][:_SHOWN]
+            f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
+            for key, places in [*twice.items()][:_SHOWN]
         ]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
@@ -195,8 +198,8 @@ def _one(table: Any, name: str) -> Any:
 
 
 def _shown(keys: Names, at: NDArray[np.int64]) -> str:
-    """Return the first of some keys."""
-    return listing([f"'{printable(keys[place])}'" for place in at[:_SHOWN].tolist()]) or "none"
+    """Return the first of some keys, and of those that are far too long the start."""
+    return listing([f"'{printable(keys[place][:_LETTERS])}'" for place in at[:_SHOWN].tolist()]) or "none"
 
 
 def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unused: NDArray[np.int64]) -> list[str]:
@@ -279,7 +282,7 @@ def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
 
 
 def set_fields(
-    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...]
+    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...], known: Classes | None = None
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
 
@@ -290,6 +293,7 @@ def set_fields(
         entries: The samples.
         fields: (field, column).
         classes: Those of the fields whose values are numbered, in the order of their bytes.
+        known: The numbers that classes have already.
 
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
@@ -298,14 +302,22 @@ def set_fields(
     made, notes = [], []
     for name, column in fields:
         had = _samples_with(entries, name)
-        made.append(_field(entries, (name, column), had, label=name in classes))
+        labels = (known or Classes("", {}, grows=True)) if name in classes else None
+        made.append(_field(entries, (name, column), had, labels))
         notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
     return with_fields(entries, made), tuple(notes)
 
 
-def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], *, label: bool) -> Field:
-    """Return the field that a column is; `had` says which samples have one of its name."""
-    name, column = pair
+def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None) -> Field:
+    """Return the field that a column is.
+
+    Args:
+        entries: The samples.
+        pair: The field, and the column.
+        had: Which samples have a field of its name.
+        known: The numbers that classes have already, where the values are labels; None: they are not.
+    """
+    (name, column), label = pair, known is not None
     values = _metadata(entries, name, column, label=label)
     number: Number | None = "int64" if label else number_of(values.type)
     missing = missing_places(values)
@@ -318,7 +330,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], *, l
     )  # fmt: skip
     labels = None
     if label:
-        values, labels = numbered(values)
+        values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)
     given[missing] = False
     return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from shardtool.arrow import number_array
 from shardtool.columns import Names
+from shardtool.sample import NAME_LIMIT
 from shardtool.source import buffers
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def gather(chunks: Iterable[Any]) -> tuple[Names, NDArray[np.int64]]:
     """Return keys in one buffer, and the places of those that are no sound names."""
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
-        found = buffers.places(pc.match_substring_regex(chunk, _BAD))
+        long = np.flatnonzero(buffers.lengths(chunk) > NAME_LIMIT)
+        found = np.union1d(buffers.places(pc.match_substring_regex(chunk, _BAD)), long)
         bad.append(found + before)
         before += len(chunk)
         parts.append(

@@ -127,6 +127,7 @@ class Manifest:
         if not self._count:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row a sample")
+        options = self._options
         rows, roles = checks.Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
         checks.check_sidecar_names(self._where, self._sidecar_names())
@@ -138,7 +139,7 @@ class Manifest:
         self._lengths = self._measure(rows)
         for name, column in roles.fields:  # before any sample is left out, so that labels keep their numbers
             if name in self._options.classes:
-                self._labels[name], self._classes[name] = numbered(self._columns[column])
+                self._labels[name], self._classes[name] = numbered(self._columns[column], name, options.known_classes)
 
     def tasks(self, parts: int) -> Iterator[ListedTask]:
         """Yield about `parts` tasks for `stat_listed`; none where no file is to be looked at."""

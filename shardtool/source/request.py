@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from shardtool.sample import Dots
+    from shardtool.source.classes import Classes
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -30,6 +31,7 @@ class ManifestOptions:
             too long to be held; read a batch at a time.
         fields: (field, column): the value itself is the payload; the column is held.
         classes: Those of `fields` whose values are numbered, in the order of their bytes.
+        known_classes: The numbers that classes have already; None: none has.
         meta: The columns that go into the field `json`, and into the sidecars.
         root: What relative paths count from; None: the manifest's folder.
         allow_outside: Paths may lead out of `root`.
@@ -44,6 +46,7 @@ class ManifestOptions:
     binary: tuple[tuple[str, str], ...] = ()
     fields: tuple[tuple[str, str], ...] = ()
     classes: tuple[str, ...] = ()
+    known_classes: Classes | None = None
     meta: Literal["all", "none"] | tuple[str, ...] = "all"
     root: str | None = None
     allow_outside: bool = False

@@ -15,6 +15,7 @@ import re
 import stat
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Symlinks = Literal["inside", "follow", "skip"]
 NO_FIELD = "no-field"
+_LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
+_OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
 _CHUNK = 8192  # files of one folder that a worker takes at a time
 
@@ -41,7 +44,7 @@ class ScanRules:
     Attributes:
         include: Globs; where there are any, a file must match one.
         exclude: Globs; a file or folder that matches one is left out.
-        hidden: Whether names that start with a dot count.
+        hidden: Whether names that start with a dot count, and those that operating systems leave behind.
         symlinks: `inside` follows links whose target lies in the tree and reports others, `follow` follows all,
             `skip` leaves links out.
         dots: Where the key ends.
@@ -140,6 +143,7 @@ class ScanPart:
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
     left_out: list[Skipped] = field(default_factory=list)
+    left_behind: Counter[bytes] = field(default_factory=Counter)  # passed over, as made by an operating system
 
     def packed(self) -> ScanPart:
         """Return the part with its keys as one buffer: what travels is a few objects, not one a sample."""
@@ -154,35 +158,42 @@ def scan(task: ScanTask) -> ScanPart:
     while stack:
         item = stack.pop()
         if item.names is None:
-            stack += expand(task.root, task.rules, item, part.left_out)[::-1]
+            stack += expand(task.root, task.rules, item, part)[::-1]
         else:
             _add(part, task.root, item)
     return part.packed()
 
 
-def share_out(root: bytes, rules: ScanRules, parts: int, left_out: list[Skipped]) -> Iterator[ScanTask]:
-    """List the top of the tree until there are `parts` items or more, then yield tasks, in key order."""
+def share_out(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
+    """List the top of the tree until there are `parts` items or more, then yield tasks, in key order.
+
+    Args:
+        root: Ending in a slash.
+        rules: What counts.
+        parts: How many items.
+        top: Takes what is left out there, and no samples.
+    """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [Item(b"", None, changed)]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
-        items = [new for item in items for new in ([item] if item.names else expand(root, rules, item, left_out))]
+        items = [new for item in items for new in ([item] if item.names else expand(root, rules, item, top))]
     items = [piece for item in items for piece in _pieces(item)]
     size = max(1, len(items) // parts)
     for at in range(0, len(items), size):
         yield ScanTask(root, rules, items[at : at + size])
 
 
-def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -> list[Item]:
-    """Return a folder's files and folders, in key order."""
+def expand(root: bytes, rules: ScanRules, item: Item, part: ScanPart) -> list[Item]:
+    """Return a folder's files and folders, in key order; `part` takes what is left out."""
     path = root + item.prefix
     try:
         fact = os.stat(path)
         changed = max(item.changed_ns, fact.st_ctime_ns if fact.st_dev == os.stat(root).st_dev else ALWAYS)
-        files, links, folders, linked = _list_folder(root, rules, item.prefix, left_out)
+        files, links, folders, linked = _list_folder(root, rules, item.prefix, part)
     except OSError as error:
-        left_out.append(_failure(b"", item.prefix, error))
+        part.left_out.append(_failure(b"", item.prefix, error))
         return []
     if not folders:
         return [Item(item.prefix, files, changed, links)] if files else []
@@ -199,7 +210,7 @@ def expand(root: bytes, rules: ScanRules, item: Item, left_out: list[Skipped]) -
 
 
 def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
-    root: bytes, rules: ScanRules, prefix: bytes, left_out: list[Skipped]
+    root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
     """Return a folder's files as sorted `stem NUL field`, those of them that are links, its folders, and likewise."""
     files: list[bytes] = []
@@ -210,7 +221,8 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     with os.scandir(root + prefix) as listing:
         for entry in listing:
             name = entry.name
-            if name[0] == 46 and not rules.hidden:  # noqa: PLR2004 - a dot
+            if (name[0] == 46 or name in _LEFT_BEHIND) and not rules.hidden:  # noqa: PLR2004 - a dot
+                _pass_over(rules, prefix, name, part)
                 continue
             link = False
             if entry.is_file(follow_symlinks=False):
@@ -220,7 +232,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
                     folders.append(name)
                 continue
             else:
-                kind = _look_at(root, rules, prefix, name, left_out)
+                kind = _look_at(root, rules, prefix, name, part.left_out)
                 if kind == "folder":
                     folders.append(name)
                     linked.add(name)
@@ -233,7 +245,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
             if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or one where it starts or ends a name
                 split = split_name(name, rules.dots)
                 if split is None:
-                    left_out.append(_no_field(prefix, name))
+                    part.left_out.append(_no_field(prefix, name))
                     continue
                 file = b"\0".join(split)
             files.append(file)
@@ -241,6 +253,12 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
                 links.add(files[-1])
     files.sort()
     return files, frozenset(links), folders, linked
+
+
+def _pass_over(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
+    """Count a hidden name, where an operating system has left it behind and nothing else passes it over."""
+    if (name in _LEFT_BEHIND or name.startswith(_OF_MACS)) and rules.takes_file(prefix, name):
+        part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 
 
 def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out: list[Skipped]) -> str:

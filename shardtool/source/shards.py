@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import INLINE, SPAN, to_bytes
+from shardtool.sample import INLINE, NAME_LIMIT, SPAN, to_bytes
 from shardtool.source import keys
 from shardtool.source.datasetfacts import joined_classes, joined_columns, joined_digest
 from shardtool.source.datasets import open_datasets
 from shardtool.source.entries import Entries
+from shardtool.source.naming import has_dotted
 from shardtool.source.numberfields import find_numbers
 from shardtool.source.shardparts import Seen, arranged, check_fields, needs_walk, read_sidecar, walked_part
 from shardtool.survey import survey
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from shardtool.source.numberfields import NumberFields
     from shardtool.source.shardparts import Part
 
-_BAD_FIELD = re.compile(r"[\x00-\x1f\x7f]|^$")
+_BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
+_SHOWN = 120  # letters of a name in a message
 _NOTHING = np.zeros(0, np.int64)
-_DOTTED = re.compile(rb"[^/\0]\.[^/\0]*\0")
 
 
 class Pool(Protocol):
@@ -115,7 +116,7 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     shards = [part.shard for part in parts]
     entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
-    dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or _dotted(entries.keys) else "first"
+    dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
     if dots == "last" and dotted and to_format == "tar":
         notes.append(
@@ -155,9 +156,9 @@ def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Liste
 def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
     """See that fields have names, and no sample has one twice."""
     for name in filter(wanted, part.names):
-        if _BAD_FIELD.search(name):
+        if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
             where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
-            found = f"the field {name!r}, without a name or with control characters in it"
+            found = f"the field {name[:_SHOWN]!r}, without a name, with control characters in it, or far too long"
             raise InvalidRequest(where, found, remedy="Make the shard anew with other names.")
     owners = part.owners()
     twice = np.flatnonzero((part.codes[1:] == part.codes[:-1]) & (owners[1:] == owners[:-1]))
@@ -264,14 +265,10 @@ def _keys(parts: list[Part]) -> Names:
         for part in parts:
             if sample < first + len(part):
                 raise InvalidRequest(
-                    part.shard.path, f"the key {printable(part.key(sample - first))!r}",
-                    expected="a path such as cat/0001, without control characters and parts like `..`",
+                    part.shard.path, f"the key {printable(part.key(sample - first))[:_SHOWN]!r}",
+                    expected=f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
+                    "and parts like `..`",
                     remedy="Make the shard anew with other keys.",
                 )  # fmt: skip
             first += len(part)
     return names
-
-
-def _dotted(names: Names) -> bool:
-    """Tell whether the first dot would end a key before its end. One that starts the last part is no such dot."""
-    return b"." in names.data and bool(_DOTTED.search(names.data))

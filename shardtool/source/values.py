@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.arrow import number_array
-from shardtool.sample import source_text
 from shardtool.source import buffers
+from shardtool.source.classes import number_classes
 from shardtool.source.texts import ColumnTexts, render_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.sample import Number
+    from shardtool.source.classes import Classes
 
 _INT64 = 2**63 - 1
 
@@ -53,12 +54,20 @@ def number_of(kind: Any) -> Number | None:
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
 
 
-def numbered(labels: Any) -> tuple[Any, list[str]]:
-    """Return labels, none of them null, as the numbers of their names, which are in the order of their bytes."""
+def numbered(labels: Any, field: str, known: Classes | None = None) -> tuple[Any, list[str]]:
+    """Return labels, none of them null, as the numbers of their names, and these.
+
+    Args:
+        labels: One a sample.
+        field: That they become.
+        known: The numbers that classes have already; None: names are in the order of their bytes.
+
+    Raises:
+        InvalidRequest: A label that is not among these.
+    """
     found = labels.dictionary_encode()
     texts = ColumnTexts(pa.table({"": found.dictionary}), render_values)
     shown = texts.span(0, len(texts)).split(b"\0")[:-1]
-    names = sorted(set(shown))
-    place = {name: at for at, name in enumerate(names)}
+    place, names = number_classes(set(shown), field, known)
     numbers = np.array([place[label] for label in shown], np.int32)[buffers.numbers(found.indices)]
-    return number_array(numbers), [source_text(name) for name in names]
+    return number_array(numbers), names

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
-from shardtool.sample import to_text
+from shardtool.sample import name_problem, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -206,13 +206,17 @@ def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) 
     given = sample.get(KEY, key)
     new = default_key if given == key else given
     if not _is_text(new) or not _NO_PARTS.isdisjoint(new.split("/")):
-        raise BadSample("map-failed", f"the function of --map returned the key {new!r}")
+        raise BadSample("map-failed", f"the function of --map returned the key {new!r:.80}")
+    if wrong := name_problem(new.encode()):
+        raise BadSample("map-failed", f"the function of --map returned the key {new!r:.80}: {wrong}")
     fields: dict[str, Payload] = {}
     for name, value in sample.items():
         if name == KEY:
             continue
         if not _is_text(name) or not name or "/" in name:
-            raise BadSample("map-failed", f"the function of --map returned a field called {name!r}")
+            raise BadSample("map-failed", f"the function of --map returned a field called {name!r:.80}")
+        if wrong := name_problem(name.encode()):
+            raise BadSample("map-failed", f"the function of --map returned a field called {name!r:.80}: {wrong}")
         fields[name] = _payload(name, value)
     if not fields:
         raise BadSample("map-failed", "the function of --map returned a sample without fields; None drops it")

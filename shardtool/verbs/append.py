@@ -131,9 +131,33 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     _joined_classes(old.classes, entries.classes)
     _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
     if old.format == "tfrecord":
-        used = _used_fields(plan)
+        used = _field_counts(plan)
         kinds = {**entries.numbers, **{name: kind for name, kind in entries.lists.items() if kind != "bytes"}}
         _joined_kinds(old, {name: kinds.get(name, "") for name in used})
+
+
+def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
+    """Yield what the user should know of fields and columns that only some of the samples will have.
+
+    Args:
+        old: The dataset that is appended to.
+        plan: What is appended.
+        changed: Whether fields are changed on the way, so that nobody knows them yet.
+    """
+    samples = sum(shard.samples for shard in old.shards)
+    if not changed:
+        new = _field_counts(plan)
+        if added := sorted({*new} - {*old.fields}, key=to_bytes):
+            yield f"fields that the {counted(samples, 'sample')} of the dataset do not have: {listing(added)}"
+        whole = [name for name, count in old.fields.items() if count == samples]
+        if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
+            yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
+    columns = () if plan.entries.columns is None else plan.entries.columns.column_names
+    if more := [name for name in columns if name not in old.schema]:
+        yield (
+            f"columns of metadata that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
+            "must ask for them (DuckDB: union_by_name)"
+        )
 
 
 def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
@@ -163,10 +187,12 @@ def _types_in_parquet(columns: Any) -> dict[str, str]:
     return types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
 
 
-def _used_fields(plan: Plan) -> list[str]:
+def _field_counts(plan: Plan) -> dict[str, int]:
+    """Return how many of the planned samples have each field."""
     entries = plan.entries
     codes = entries.code if plan.order is None else entries.code[entries.rows_of(plan.order)]
-    return [entries.fields[code] for code in np.unique(codes).tolist()]
+    found, counts = np.unique(codes, return_counts=True)
+    return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
@@ -328,7 +354,7 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
             raise InvalidRequest(
                 f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
                 expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
-                remedy=f"Number the new labels by that list, and give the numbers: --field {name}=COLUMN.",
+                remedy="--classes-from, with the dataset file of the dataset, gives the new labels the same numbers.",
             )  # fmt: skip
         classes[name] = max(before, names, key=len)
     return classes

@@ -30,7 +30,7 @@ from shardtool.verbs.observer import Observer
 from shardtool.verbs.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.divide import SplitOptions
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
+    from shardtool.sample import Dots
     from shardtool.source.entries import Entries
     from shardtool.transform.steps import Transform
     from shardtool.verbs.listing import Source
@@ -77,7 +78,7 @@ def write_dataset(begin: Callable[..., Job], options: OutputOptions, observer: O
             job.open(locks)
             manner = Manner(
                 options.on_error, begun, options.oversize, job.transform, job.identity,
-                options.equal_count, options.shards_multiple_of, options.trust,
+                options.equal_count, options.shards_multiple_of, options.trust, job.dots,
             )  # fmt: skip
             plans = job.arrange(plans, manner, pool)
             done = []
@@ -171,6 +172,7 @@ class Job:
         self._dividing = options.of_split()
         self.transform = transform
         self.identity = transform.identity() if transform else ""
+        self.dots: Dots = "first"  # at which a key ends in a member's name
         self._check_names()
         self.exports = wanted_exports(options.export, self._pattern(_MARK).format)
         known = [name for name, _ in self._dividing.shares] if self._dividing else [""]
@@ -203,9 +205,9 @@ class Job:
     def _check_names(self) -> None:
         has = any(SPLIT in name for name in self._names)
         if has and self._dividing is None:
-            raise InvalidRequest(
-                self._names[0], "{split} without splits", expected="--split train=0.8,val=0.2 or --split-column"
-            )
+            also = ", --split-column or --split-from-folder" if self.verb == "create" else " or --split-column"
+            expected = f"--split train=0.8,val=0.2{also}"
+            raise InvalidRequest(self._names[0], "{split} without splits", expected=expected)
         if self._dividing is not None and not all(SPLIT in name for name in self._names):
             raise InvalidRequest(
                 self._names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar"
@@ -241,21 +243,39 @@ class Job:
         options = self.options
         entries = self.source.entries(pool, self.observer)
         self.note(*self.source.notes)
+        from shardtool.source.naming import check_names
+
+        if not options.portable:
+            check_names(entries, skip=self.source.may_skip_names)
+        self._settle_dots(entries)
         divided: list[NDArray[Any] | None] = [None]
         if self._dividing is not None:
             entries, divided = self._divide(entries, self._dividing)
         is_tar = self.targets[0].pattern.format == "tar"
         from shardtool.interop.portability import check_case, make_portable
-        from shardtool.source.folder import check_utf8
 
         if options.portable:
             if self._dividing is not None:
-                raise InvalidRequest("--portable", "used with --split", remedy="Choose one of them.")
+                other = "--split" if self._dividing.column is None else self._dividing.option
+                raise InvalidRequest("--portable", f"used with {other}", remedy="Choose one of them.")
             return _keep_source_paths(make_portable(entries, by_key=self.source.by_key)), divided
-        check_utf8(entries)
         if is_tar:
             check_case(entries)
         return entries, divided
+
+    def _settle_dots(self, entries: Entries) -> None:
+        """See that keys and fields can be told apart in a tar; where only the last dot does, record that it does."""
+        known: Mapping[str, object] = {**self.options.recorded(), **self.source.recorded}
+        asked: Dots | None = "last" if known.get("dots") == "last" else "first" if "dots" in known else None
+        self.dots = asked or "first"
+        if self._pattern(_MARK).format != "tar" or (self.options.portable and asked != "last"):
+            return
+        from shardtool.source.naming import choose_dots
+
+        self.dots, note = choose_dots(entries, asked, self.source.name)
+        if note:
+            self.source.recorded = {**self.source.recorded, "dots": self.dots}
+            self.note(note)
 
     def _divide(self, entries: Entries, options: SplitOptions) -> tuple[Entries, list[NDArray[Any] | None]]:
         """Return the samples with the column `split`, and which of them each split has."""
@@ -338,6 +358,10 @@ class Job:
         for plan in plans:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
+        if self.verb == "create" and not options.shuffle:
+            from shardtool.source.classes import sorted_note
+
+            self.note(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
         if self.targets[0].pattern.format == "tar":
             self.note(*map(str, _misreads(plans[0].entries, options)))
         from shardtool.verbs.advice import folder_notes, name_notes
@@ -366,7 +390,7 @@ class Job:
 
         def named(plan: Plan) -> Callable[[int], str]:
             return lambda shard: shard_fingerprint(
-                plan, shard, plan.samples(shard), self.identity, self.options.oversize
+                plan, shard, plan.samples(shard), work=self.identity, oversize=self.options.oversize, dots=self.dots
             )
 
         renamed = self.transform is not None and bool(self.transform.function)
@@ -413,9 +437,11 @@ class Job:
         """See that samples go with those that are there; tell of other tools' indexes."""
         for target, plan in zip(self.targets, plans, strict=True):
             if (old := target.publisher.old) is not None:
-                from shardtool.verbs.append import check_appended, export_notes
+                from shardtool.verbs.append import append_notes, check_appended, export_notes
 
                 check_appended(old, plan)
+                if target.publisher.done_from is None:
+                    self.note(*append_notes(old, plan, changed=self.transform is not None))
                 self.note(*export_notes(target.publisher, self.exports))
 
     @memory_for("arranging the payloads")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.sample import DUPLICATE, Skipped, counted
-from shardtool.source.scan import NO_FIELD, ScanRules, scan, share_out
+from shardtool.source.scan import NO_FIELD, ScanPart, ScanRules, scan, share_out
 from shardtool.storage import inside, source_root
+from shardtool.verbs.options import TOP_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from shardtool.plan import Plan
     from shardtool.sample import OnError
     from shardtool.source.entries import Entries
-    from shardtool.source.scan import ScanPart
     from shardtool.storage import Folder
     from shardtool.verbs.observer import Observer
     from shardtool.verbs.options import CreateOptions
@@ -41,6 +42,7 @@ class Source(Protocol):
         notes: What the user should know, once the samples are known.
         recorded: What the dataset file tells of how the samples were chosen, beside the options.
         taken: Gives the keys that new samples cannot have, once `name` and `recorded` are known; None: there are none.
+        may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
         by_key: Whether samples stand in the order of their keys, and are put into that of other ones.
         digest: The content fingerprint that all samples together must have; None where nobody knows it.
         outputs: Where samples go; of splits that a column names, once samples are divided.
@@ -51,6 +53,7 @@ class Source(Protocol):
     recorded: Mapping[str, object] = MappingProxyType({})
     taken: Callable[[], Names] | None = None
     by_key: bool = True
+    may_skip_names: bool = False
     digest: int | None = None
     outputs: Sequence[ShardPattern] = ()
 
@@ -114,6 +117,8 @@ def _may_be_manifest(text: str) -> bool:
 class FolderSource(Source):
     """A tree of files."""
 
+    may_skip_names = True
+
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self.name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
         self.notes: list[str] = []
@@ -129,8 +134,8 @@ class FolderSource(Source):
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """List the tree in the workers, while a thread imports what comes next."""
         ahead = threading.Thread(target=importlib.import_module, args=("shardtool.verbs.packing",), daemon=True)
-        left_out: list[Skipped] = []
-        tasks = share_out(self._root, self._rules, _TASKS, left_out)
+        top = ScanPart()
+        tasks = share_out(self._root, self._rules, _TASKS, top)
         ahead.start()
         found: dict[int, ScanPart] = {}
         for number, part in pool.map(scan, tasks):
@@ -141,7 +146,8 @@ class FolderSource(Source):
         from shardtool.source import folder
 
         options = self._options
-        entries = folder.collect(self._root, parts, left_out)
+        self.notes += _left_behind_notes([top, *parts])
+        entries = folder.collect(self._root, parts, top.left_out)
         check_left_out(self._source, entries.left_out, options.on_error)
         chosen = None
         if options.where is not None:
@@ -149,12 +155,20 @@ class FolderSource(Source):
 
             chosen = matching(folder.table_of(entries), options.where)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
-            entries = folder.label_from_folder(entries)
+            from shardtool.source.classes import open_classes
+
+            depth = 1 if options.split_from_folder else 0
+            entries = folder.label_from_folder(entries, open_classes(options.classes_from), depth=depth)
+            self.notes += filter(None, [folder.split_note(entries)])
         if options.dots is None:
             folder.check_torn(entries)
         if chosen is not None and options.where is not None:
             entries = entries.take(chosen)
             _check_some(entries, options.where)
+        if options.on_error == "skip" and not options.portable:
+            from shardtool.source.naming import leave_out_unsafe
+
+            entries = leave_out_unsafe(entries)
         self._entries = entries
         return entries
 
@@ -162,6 +176,8 @@ class FolderSource(Source):
         """Return `key`, `path`, `folder` or `size` of each sample."""
         from shardtool.source import folder
 
+        if self._entries is not None and name == TOP_FOLDER:
+            return folder.split_folders(self._entries.keys)
         if self._entries is None or name not in folder.COLUMNS:
             expected = f"one of {', '.join(folder.COLUMNS)}"
             raise InvalidRequest(name, "a folder has no such column", expected=expected, remedy="Use a manifest.")
@@ -169,6 +185,16 @@ class FolderSource(Source):
 
     def write_binary(self, file: Any) -> None:
         """Write nothing: all fields are files."""
+
+
+def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
+    """Tell of what operating systems leave in folders, which is passed over as hidden names are."""
+    found = sum((part.left_behind for part in parts), Counter[bytes]())
+    if not found:
+        return []
+    names = [printable(name) for name, _ in found.most_common()]
+    what = counted(found.total(), "name that an operating system made, passed over")
+    return [f"{what}: {listing(names)} (--hidden takes them)"]
 
 
 class ManifestSource(Source):

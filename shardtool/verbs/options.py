@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shardtool.commandline import option
 from shardtool.errors import InvalidRequest
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
 
 Trust = Literal["time", "size"]
+TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 
@@ -43,13 +44,13 @@ _SEVERAL = (
     "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
     "select_fields", "drop_fields", "rename_fields",
 )  # fmt: skip
-_OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder")
+_OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
     "split_column",
 )  # fmt: skip
 _NOT_RECORDED = {
-    "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export",
+    "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
     "join", "method", "memory", "temp_dir", "max_removed", "trust",
 }  # fmt: skip
 
@@ -153,12 +154,15 @@ class CreateOptions(OutputOptions):
         symlinks: `inside` (the tree), `follow` or `skip`.
         dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
         label_from_folder: Add the field `cls`, the number of the top folder.
+        split_from_folder: Of a folder: the top folder names the split; labels are from those below.
         key: Of a manifest: the column with the keys.
         path: Of a manifest: the column with the path of a file, whose ending names its field.
         files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
         binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
         values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
         classes: Of a manifest: those of `values` that are labels, to be numbered.
+        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
+            or lists by field; None: they are numbered in the order of their bytes.
         meta: Of a manifest: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
         root: Of a manifest: what relative paths count from; None: its folder.
         allow_outside: Of a manifest: whether paths may leave the root.
@@ -181,12 +185,14 @@ class CreateOptions(OutputOptions):
     symlinks: Symlinks = "inside"
     dots: Dots | None = None
     label_from_folder: bool = False
+    split_from_folder: bool = False
     key: str | None = None
     path: str | None = None
     files: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    classes_from: Any = None
     meta: str = "all"
     root: str | None = None
     allow_outside: bool = False
@@ -207,6 +213,12 @@ class CreateOptions(OutputOptions):
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
             raise InvalidRequest(option(of_images[0]), "nothing to do to images", expected="--resize or --encode")
+        others = [name for name in ("split", "split_column") if getattr(self, name) is not None]
+        if self.split_from_folder and others:
+            raise InvalidRequest("--split-from-folder", f"used with {option(others[0])}", expected="one of them")
+        check_classes_from(
+            self.classes_from, "--label-from-folder or --classes", self.label_from_folder or self.classes
+        )
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
@@ -228,8 +240,17 @@ class CreateOptions(OutputOptions):
                 found, other = ("a manifest", "a folder") if manifest else ("a folder", "a manifest")
                 raise InvalidRequest(option(name), f"the source is {found}", expected=f"{other}, or not this option")
 
+    def of_split(self) -> SplitOptions | None:
+        """Return how samples are divided; None: they are not."""
+        if not self.split_from_folder:
+            return OutputOptions.of_split(self)
+        from shardtool.divide import SplitOptions
+
+        return SplitOptions(column=TOP_FOLDER, option="--split-from-folder", seed=self.seed)
+
     def of_manifest(self) -> ManifestOptions:
         """Return what concerns a manifest."""
+        from shardtool.source.classes import open_classes
         from shardtool.source.manifest import ManifestOptions
 
         return ManifestOptions(
@@ -239,6 +260,7 @@ class CreateOptions(OutputOptions):
             binary=pairs("--bytes", self.binary),
             fields=pairs("--field", self.values),
             classes=tuple(self.classes),
+            known_classes=open_classes(self.classes_from),
             meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
             root=self.root,
             allow_outside=self.allow_outside,
@@ -281,6 +303,16 @@ def share(where: str, text: str | float) -> Fraction:
     if not 0 <= found <= 1:
         raise InvalidRequest(where, repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
     return found
+
+
+def check_classes_from(given: Any, asked_by: str, labels: object) -> None:
+    """Refuse a list of classes where nothing is to be numbered.
+
+    Raises:
+        InvalidRequest: Nothing is.
+    """
+    if given is not None and not labels:
+        raise InvalidRequest("--classes-from", "no labels to number", expected=asked_by)
 
 
 def pairs(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardtool.interop.portability import Misread
     from shardtool.plan import Plan
     from shardtool.publish import Publisher
-    from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
+    from shardtool.sample import Dots, OnError, Oversize, ShardSamples, Skipped
     from shardtool.source.entries import Entries
     from shardtool.storage import FileFact
     from shardtool.transform.steps import Transform
@@ -75,6 +75,7 @@ class Manner:
         equal_count: Whether shards must hold equally many samples, give or take one.
         multiple_of: What the number of shards must be a multiple of.
         trust: What tells that a finished shard is right: see `OutputOptions`.
+        dots: Where keys end in the names of a tar's members.
         keys: Hashes of the keys that the user's function made, over all splits.
     """
 
@@ -86,6 +87,7 @@ class Manner:
     equal_count: bool = False
     multiple_of: int = 1
     trust: Trust = "time"
+    dots: Dots = "first"
     keys: set[bytes] = field(default_factory=set)
 
 
@@ -210,7 +212,7 @@ class Packing:
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize)
+            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize, manner.dots)
         for shard in range(plan.shards):
             samples = self._working[shard] = plan.samples(shard)
             name = self.publisher.pattern.shard(self._base + shard)
@@ -323,7 +325,10 @@ class Packing:
         return Kept(said.crc)
 
     def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
-        return shard_fingerprint(self._round, shard, samples, self.manner.identity, self.manner.oversize)
+        manner = self.manner
+        return shard_fingerprint(
+            self._round, shard, samples, work=manner.identity, oversize=manner.oversize, dots=manner.dots
+        )
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
@@ -479,7 +484,9 @@ class Packing:
         self.observer.advance(samples, size, 0)
 
 
-def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, work: str, oversize: Oversize) -> str:
+def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
+    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
+) -> str:
     """Return what tells a planned shard from any other: what goes into it, and what is done to that.
 
     Args:
@@ -488,9 +495,11 @@ def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, work: str, 
         samples: Its samples.
         work: What tells the transform from any other; empty for none.
         oversize: What becomes of a sample that turns out to fit in no shard.
+        dots: Where keys end in the names of a tar's members.
     """
     if work:
         work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
         if (columns := plan.columns(shard)) is not None:
             work += " " + _table_hash(columns)
     return fingerprint(plan.format, samples, work)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.commandline import option
 from shardtool.errors import InvalidRequest, printable
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from shardtool.source.scan import Symlinks
     from shardtool.verbs.listing import Source
 
+AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
+
 TAKEN_AGAIN = frozenset({
     "max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "seed", "where", "split",
     "split_column", "stratify", "group_by", "portable",
-    "include", "exclude", "hidden", "symlinks", "dots", "label_from_folder",
+    "include", "exclude", "hidden", "symlinks", "dots", "label_from_folder", "split_from_folder",
     "key", "path", "files", "binary", "values", "classes", "meta", "size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
@@ -103,14 +105,15 @@ def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
         function = told.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
-        return Recorded(verb, _with_given(_options(told, CreateOptions), given), map=printable(function)[:80])
+        created = _with_classes(_with_given(_options(told, CreateOptions), given), file)
+        return Recorded(verb, created, map=printable(function)[:80])
     if given != Given():
         name = next(one.name for one in fields(Given) if getattr(given, one.name) != one.default)
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
     told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
     table, found = told.pop("join", ""), _options(told, ReshardOptions)
     if table == "":
-        return Recorded(verb, ReshardOptions(**found))
+        return Recorded(verb, _with_classes(ReshardOptions(**found), file))
     values = found.pop("values", ())
     for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
         found.pop(name, None)
@@ -132,6 +135,15 @@ def _with_given(found: dict[str, Any], given: Given) -> CreateOptions:
             expected="your word for that", remedy="If the source is yours, add --symlinks follow.",
         )  # fmt: skip
     return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
+
+
+def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
+    """Return options by which classes keep the numbers that a dataset file tells of, wherever these were from."""
+    if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    from shardtool.source.classes import Classes
+
+    return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
 def _told(file: DatasetFile) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from shardtool.sample import SPAN, counted, parse_size, to_text
 from shardtool.storage import open_folder
 from shardtool.verbs.job import Job, plan_dataset, write_dataset
 from shardtool.verbs.listing import Source, check_left_out
-from shardtool.verbs.options import OutputOptions, pairs
+from shardtool.verbs.options import OutputOptions, check_classes_from, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,8 @@ class ReshardOptions(OutputOptions):
         on: Its column of keys.
         values: `--field`: `cls=COLUMN`, a field made of a column of metadata, in place of the one of that name.
         classes: Those of `values` that are labels, to be numbered.
+        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
+            or lists by field; None: they are numbered in the order of their bytes.
         sample: A share of the samples, by the hash of their keys: `0.01` or `1%`.
         on_duplicate: What becomes of samples with one key: `error`, `rename`, or only the `first` or the `last` stays.
         sort_by: A column to order the samples by.
@@ -74,6 +76,7 @@ class ReshardOptions(OutputOptions):
     on: str | None = None
     values: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    classes_from: Any = None
     sample: str | float | None = None
     on_duplicate: OnDuplicate = "error"
     sort_by: str | None = None
@@ -93,6 +96,7 @@ class ReshardOptions(OutputOptions):
             raise InvalidRequest("--sort-by", "used with --shuffle", expected="one order")
         if self.descending and self.sort_by is None:
             raise InvalidRequest("--descending", "no --sort-by", expected="a column to sort by")
+        check_classes_from(self.classes_from, "--classes FIELD", self.classes)
         parse_size(self.memory)
         pairs("--rename-field", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
         pairs("--field", self.values)
@@ -242,9 +246,10 @@ class ShardSource(Source):
             samples = matching(_table(entries, shards), options.where)
             entries = _taken(entries, samples, "--where", f"no sample for which {options.where}")
         if values or options.classes:
+            from shardtool.source.classes import open_classes
             from shardtool.source.join import set_fields
 
-            entries, notes = set_fields(entries, values, options.classes)
+            entries, notes = set_fields(entries, values, options.classes, open_classes(options.classes_from))
             self.notes += notes
         return self._with_fields(entries)
 

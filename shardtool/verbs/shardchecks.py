@@ -135,8 +135,10 @@ def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
             continue
         yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
     for field in survey.names:
-        if b"/" in field or _CONTROL.search(field):
-            yield Finding("key-unsafe", name, "a field with a slash or a control character", field=printable(field))
+        # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
+        if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):
+            what = "a field with an absolute path, a part that is `..`, or a control character"
+            yield Finding("key-unsafe", name, what, field=printable(field))
 
 
 def _is_text(key: bytes) -> bool:

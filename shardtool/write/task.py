@@ -11,7 +11,7 @@ from shardtool.checksum import content_digest, crc32c
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from shardtool.sample import OnError, Oversize, ShardSamples, Skipped
+    from shardtool.sample import Dots, OnError, Oversize, ShardSamples, Skipped
     from shardtool.storage import Folder, Staged
     from shardtool.transform.steps import Transform
 
@@ -43,12 +43,14 @@ class Work:
         room: Bytes of records that the shard may hold.
         max_count: Samples, likewise; None: any number.
         oversize: What becomes of a sample that fits in no shard.
+        dots: Where keys end in the names of a tar's members.
     """
 
     transform: Transform
     room: int
     max_count: int | None
     oversize: Oversize
+    dots: Dots = "first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.checksum import crc32c
 from shardtool.errors import SampleFailed
 from shardtool.format import tar, tfrecord
-from shardtool.sample import ShardSamples, Skipped, counted, show_size, to_text
+from shardtool.sample import ShardSamples, Skipped, counted, ends_early, show_size, to_text
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.write.packer import Packer, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
@@ -96,6 +96,7 @@ class TransformPacker(Packer):
             row, end = end, end + count
             try:
                 changed = self._change(key, self._fields(key, row, end))
+                self._check_dots(changed)
                 encoded = [self._encode(one) for one in changed]
             except Failed as failed:
                 self.leave_out(place, failed, streamed=False)
@@ -167,6 +168,19 @@ class TransformPacker(Packer):
                 raise unreadable(self._path(key, at), error) from None
             fields[to_text(self.task.samples.fields[self.codes[at]])] = payload
         return fields
+
+    def _check_dots(self, changed: list[Changed]) -> None:
+        """See that keys and fields come back from a tar, whose members' names are both with a dot between."""
+        if self.task.format != "tar":
+            return
+        for one in changed:
+            if self._work.dots == "first" and ends_early(one.key):
+                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot"
+                raise BadSample("map-failed", f"the function of --map returned the {found} (--dots last: at the last)")
+            dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
+            if dotted:
+                found = f"field '{to_text(dotted[0])}': with --dots last, it begins behind its last dot"
+                raise BadSample("map-failed", f"the function of --map returned the {found}")
 
     def _encode(self, sample: Changed) -> tuple[Parts, list[tuple[bytes, bytes | memoryview]]]:
         """Return a sample's records, and its fields as they are stored."""

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run
-from shardtool.sample import Skipped, to_bytes
+from shardtool.sample import to_bytes
 from shardtool.source import scan as scan_module
 from shardtool.source.folder import collect
-from shardtool.source.scan import ScanRules, scan, share_out
+from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
 from tests.helpers import members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ KeyField = tuple[bytes, bytes]
 
 def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> Entries:
     """List a tree the way `create` does, in this process."""
-    rules, left_out = rules or ScanRules(), list[Skipped]()
+    rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
-    return collect(start, [scan(task) for task in share_out(start, rules, parts, left_out)], left_out)
+    return collect(start, [scan(task) for task in share_out(start, rules, parts, top)], top.left_out)
 
 
 def _rows(entries: Entries) -> list[KeyField]:
@@ -108,6 +108,23 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
 
 def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
     return [(path, "no-field") for path in paths]
+
+
+def test_what_operating_systems_leave_behind(tmp_path: Path) -> None:
+    """Names that Windows and macOS leave in folders are passed over, told of and counted, and listed nowhere."""
+    left = ["Thumbs.db", "a/b/desktop.ini", "a/.DS_Store", "a/b/._0.jpg", "a/b/._1.jpg", "__MACOSX/a/._0.jpg"]
+    files = ["a/b/0.jpg", "a/b/1.jpg", "a/.hidden.jpg", "a/My Thumbs.db"]
+    root = write_tree(tmp_path / "s", dict.fromkeys([*left, *files], b"x"))
+    told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=1))
+    assert (told.samples, told.skipped) == (3, 0)
+    (note,) = [note for note in told.notes if "operating system" in note]
+    assert note.startswith("6 names that an operating system made, passed over: ._*")
+    assert note.endswith("(--hidden takes them)")
+    some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=1, include=("*.jpg",), exclude=("._1*",)))
+    assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
+    hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=1, hidden=True))
+    assert (hidden.samples, hidden.skipped) == (len(left) + len(files) - 1, 1)
+    assert not [note for note in hidden.notes if "operating" in note]
 
 
 _TREE = ["a/0.jpg", "a/0.json", "a/b/1.jpg", "b/2.jpg", "b/2.txt", "c.jpg", "raw/3.jpg", "a/raw/4.jpg", ".git/x.jpg",

@@ -1,0 +1,159 @@
+"""Which names samples can have, so that every shard gives them back: one rule for all sources.
+
+Pure, over `Entries`. A name is a key or a field. What a table or a dataset has of keys that are no paths is found
+where it is read (`keys`); a folder has none of these.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.sample import (
+    NAME_LIMIT,
+    UNSAFE_NAME,
+    Skipped,
+    counted,
+    ends_early,
+    is_utf8,
+    name_problem,
+    to_bytes,
+    to_text,
+)
+
+if TYPE_CHECKING:
+    from shardtool.columns import Names
+    from shardtool.sample import Dots
+    from shardtool.source.entries import Entries
+
+_CHUNK = 2**16  # keys at a time: no object for each of ten million
+_SHOWN = 80  # characters of a name in a message
+_CONTROLS = bytes([*range(1, 32), 127])
+_LEAD_OF_MORE = b"\xc2"  # starts the controls beyond ASCII, and some letters
+_DOTTED = re.compile(rb"\.[^/\0]*\0")  # starts with what is fast to look for
+_STARTS = b"/\0."  # what stands before a last part; or, at the start of all, that part's dot itself
+
+
+def has_dotted(keys: Names) -> bool:
+    """Tell whether the first dot would end a key before its end. One that starts the last part is no such dot."""
+    data = keys.data
+    return any(
+        b"." in found[0][1:] or data[max(0, found.start() - 1)] not in _STARTS for found in _DOTTED.finditer(data)
+    )
+
+
+def check_names(entries: Entries, *, skip: bool = False) -> None:
+    """Refuse names that a shard, a sidecar or a reader cannot hold.
+
+    Args:
+        entries: The samples.
+        skip: Whether `--on-error skip` is a way out that this source has not taken.
+
+    Raises:
+        InvalidRequest: There are such names.
+    """
+    keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
+    bad = [entries.keys[at] for at in keys[:5]] + [to_bytes(name) for name in fields]
+    if not bad:
+        return
+    kinds = [*dict.fromkeys(name_problem(name) for name in bad)]
+    names = [_short(name) for name in bad]
+    also = ", or leave them out with --on-error skip" if skip else ""
+    raise InvalidRequest(
+        "SOURCE", f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
+        f"{listing(names, total=len(keys) + len(fields))}",
+        expected=f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes",
+        remedy=f"Rename them, or pack them under safe names with --portable{also}.",
+    )  # fmt: skip
+
+
+def leave_out_unsafe(entries: Entries) -> Entries:
+    """Return the samples whose names a shard can hold; the others are left out, whole, and listed."""
+    keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
+    codes = [entries.fields.index(name) for name in fields]
+    rows = np.flatnonzero(np.isin(entries.code, codes)) if codes else np.zeros(0, np.int64)
+    owners = np.searchsorted(entries.first, rows, "right") - 1
+    lost = {at: (entries.path(int(entries.first[at])), entries.keys[at]) for at in keys}
+    for at, row in zip(owners.tolist(), rows.tolist(), strict=True):
+        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.code[row]])))
+    if not lost:
+        return entries
+    left_out = [
+        Skipped(to_text(entries.keys[at]), to_text(path), UNSAFE_NAME, f"a name with {name_problem(name)}")
+        for at, (path, name) in sorted(lost.items())
+    ]
+    kept = np.delete(np.arange(len(entries)), sorted(lost))
+    return replace(entries.take(kept), left_out=(*entries.left_out, *left_out))
+
+
+def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:
+    """Return the dot of a tar member's name at which its key ends, such that all keys and fields come back; and a note.
+
+    Args:
+        entries: The samples.
+        asked: What was asked for, or is known of the source; None: the first, and the last where only that will do.
+        where: What the source is called.
+
+    Raises:
+        InvalidRequest: What was asked for tears a name, or both would.
+    """
+    uses = entries.code_counts()
+    fields = [name for name, count in zip(entries.fields, uses, strict=True) if count and "." in name]
+    if asked != "last" and not has_dotted(entries.keys):
+        return "first", ""
+    key = next((at for at in range(len(entries)) if ends_early(entries.keys[at])), None) if asked != "last" else None
+    example = "" if key is None else f", such as '{_short(entries.keys[key])}'"
+    if fields:
+        what = "" if asked == "last" else f"keys with dots in their last part{example}, and "
+        remedy = "Give these fields other names"
+        if asked == "last":
+            remedy += ", or leave --dots last out"
+        elif asked is None:
+            remedy += ", choose --dots last if they come from the endings of paths"
+        raise InvalidRequest(
+            where, f"{what}fields with dots: {listing([repr(name) for name in fields])}",
+            expected="names that the first dot divides, or the last",
+            remedy=f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}.",
+        )  # fmt: skip
+    if asked == "first":
+        raise InvalidRequest(
+            where, f"keys with dots in their last part{example}",
+            expected="keys that end at the first dot",
+            remedy="Choose --dots last, or make the keys safe with --portable.",
+        )  # fmt: skip
+    if asked == "last":
+        return "last", ""
+    return "last", f"keys have dots{example}: in members' names they end at the last dot, as with --dots last"
+
+
+def _unsafe_keys(keys: Names) -> list[int]:
+    """Return the places of keys that no shard can hold: a chunk at a time, and only those looked at that need it."""
+    found, lengths = [], keys.lengths()
+    for first in range(0, len(keys), _CHUNK):
+        last = min(first + _CHUNK, len(keys))
+        chunk = keys.span(first, last)
+        if lengths[first:last].max() > NAME_LIMIT or not _is_safe(chunk):
+            names = enumerate(chunk.split(b"\0")[:-1], first)
+            found += [at for at, name in names if name_problem(name)]
+    return found
+
+
+def _is_safe(chunk: bytes) -> bool:
+    """Tell whether keys are in UTF-8, without what may be a control character."""
+    if len(chunk.translate(None, _CONTROLS)) < len(chunk):
+        return False
+    return chunk.isascii() or (_LEAD_OF_MORE not in chunk and is_utf8(chunk))
+
+
+def _unsafe_fields(entries: Entries) -> list[str]:
+    uses = entries.code_counts()
+    return [name for name, count in zip(entries.fields, uses, strict=True) if count and name_problem(to_bytes(name))]
+
+
+def _short(name: bytes) -> str:
+    text = printable(name)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
