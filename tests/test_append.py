@@ -857,7 +857,8 @@ def test_a_dataset_file_that_tells_of_impossible_appends(tars: Path, appends: st
     """An append starts at a shard of the dataset, after the one before it: anything else is damage."""
     import crc32c
 
-    text = tars.read_text(encoding="ascii").replace('"fingerprint"', f'"appends": {appends}, "fingerprint"')
+    text = tars.read_text(encoding="ascii").replace('"made": {', '"made": {"appended": [{}, {}],')
+    text = text.replace('"fingerprint"', f'"appends": {appends}, "fingerprint"')
     body = text[: -len('01234567"\n}\n')].encode()
     with pytest.raises(CorruptShard):
         read_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json")

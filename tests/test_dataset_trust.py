@@ -366,6 +366,19 @@ def test_an_interrupted_run(made: Path, copy: Path) -> None:
     assert read_tree(copy / "ds") == read_tree(made / "ds")
 
 
+def test_shards_of_others_beside_an_interrupted_run(made: Path, copy: Path) -> None:
+    """Shards of other datasets in the folder are none of those that lack; the rest of the run's own is."""
+    _left(copy / "ds", 2)
+    create(copy / "photos", f"{copy}/ds/other-{{000..}}.tar", CreateOptions(max_count=1, **_FORKED))
+    for given_ in (f"{copy}/ds/out-*.tar", f"{copy}/ds/{_PATTERN}"):
+        assert "dataset-incomplete" in _verify(given_, quick=True).counts
+        with pytest.raises(InvalidRequest, match="2 shards of 3"):
+            index(given_, IndexOptions(**_FORKED))
+    for name in ("out-002.tar", "out-002.index"):
+        shutil.copy(made / "ds" / name, copy / "ds" / name)
+    assert index(f"{copy}/ds/out-00*[01].tar", IndexOptions(**_FORKED)).shards == 2
+
+
 def test_all_shards_without_their_dataset_file(copy: Path) -> None:
     """Where all are there, it is made again; so it is where a sidecar is lost, or was written before they told."""
     (copy / "ds" / "out.json").unlink()

@@ -91,7 +91,7 @@ def test_columns_have_the_types_of_the_format(packed: Path) -> None:
 
 
 def test_metadata_tells_of_the_shard(packed: Path) -> None:
-    """A sidecar's metadata holds the version, and its shard's name, size and checksum."""
+    """A sidecar's metadata holds the version, its shard's name, size and checksum, and how many its run made."""
     for shard in shards(packed):
         raw = shard.read_bytes()
         found = pq.read_metadata(shard.with_suffix(".index")).metadata
@@ -102,6 +102,8 @@ def test_metadata_tells_of_the_shard(packed: Path) -> None:
             "shardtool.shard": shard.name,
             "shardtool.size": str(len(raw)),
             "shardtool.crc32c": f"{crc32c.crc32c(raw):08x}",
+            "shardtool.first": shards(packed)[0].name,
+            "shardtool.shards": str(len(shards(packed))),
         }
         facts = read_facts(shard.with_suffix(".index").read_bytes(), "out.index")
         assert (facts.name, facts.size, facts.crc) == (shard.name, len(raw), crc32c.crc32c(raw))

@@ -45,12 +45,13 @@ class Unfinished:
         return f"{there} from {printable(self.first)[:80]} on: a run did not end, or not all was copied"
 
 
-def unfinished(facts: Iterable[ShardFact | None]) -> list[Unfinished]:
+def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> list[Unfinished]:
     """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars tell.
 
     Args:
         facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
             be of any of the runs.
+        beside: The same of other shards that are there: who asks about some shards need not name all.
     """
     there: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -61,6 +62,7 @@ def unfinished(facts: Iterable[ShardFact | None]) -> list[Unfinished]:
             continue
         there[fact.first] += 1
         planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
+    there.update(fact.first for fact in beside if fact.first in planned)
     return [
         Unfinished(first, there[first] + unknown, number)
         for first, number in sorted(planned.items())
@@ -68,16 +70,15 @@ def unfinished(facts: Iterable[ShardFact | None]) -> list[Unfinished]:
     ]
 
 
-def others_beside(folder: str, names: Iterable[str], shards: Sequence[str]) -> int:
-    """Return how many shards lie in a folder beside those that were given.
-
-    Args:
-        folder: Where.
-        names: The files in it.
-        shards: The paths of those that were given.
-    """
+def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
+    """Return what the sidecars of other shards in a folder say, beside those that were given."""
     given = {os.path.basename(path) for path in shards if os.path.dirname(path) == folder}
-    return sum(name.endswith(ENDINGS) and name not in given for name in names)
+    try:
+        names = sorted(os.listdir(folder or "."))
+    except OSError:
+        return []
+    others = [name for name in names if name.endswith(ENDINGS) and name not in given]
+    return [fact for name in others if (fact := _fact_beside(os.path.join(folder, name))) is not None]
 
 
 def check_finished(folder: str, shards: Sequence[str]) -> None:
@@ -87,8 +88,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
         InvalidRequest: They are not.
     """
     there = [path for path in shards if os.path.isfile(path)]
-    others = others_beside(folder, os.listdir(folder or "."), shards)
-    for one in unfinished([*map(_fact_beside, there), *[None] * others]):
+    for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
         raise InvalidRequest(
             folder or ".", str(one), expected=EXPECTED,
             remedy="Finish that run: its own command with --resume. `shardtool reshard` makes a dataset of those here.",

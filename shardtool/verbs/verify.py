@@ -434,12 +434,11 @@ class Look:
         damaged = self.file is None and self._own
         if not damaged and self._no_file is None:
             return
-        from shardtool.verbs.unfinished import EXPECTED, others_beside, unfinished
+        from shardtool.verbs.unfinished import EXPECTED, facts_beside, unfinished
 
         found, there = self.found, [case for case in self.cases if case.size is not None]
-        others = others_beside(found.folder, _names_in(found.folder), found.shards)
         facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
-        short = unfinished([*facts, *[None] * others])
+        short = unfinished(facts, facts_beside(found.folder, found.shards))
         for one in short:
             self.add(-1, Finding("dataset-incomplete", _name(found.folder or "."), str(one), EXPECTED))
         if self._no_file is not None and not short:
