@@ -182,7 +182,7 @@ def test_names_cannot_steer_a_terminal(place: Path) -> None:
     write_tree(place / "s", {b"evil\x1b[2J\xff.jpg": b"x", b"z\x1b]0;t\x07.jpg": b"x"})
     for words in (["--dry-run", "--portable"], ["--exclude", "*\udcff*", "--dry-run"], []):
         ran = tool("create", "s", PATTERN, *words, cwd=place)
-        assert ran.code == (0 if words else 2)
+        assert ran.code == (0 if "--portable" in words else 2)
         assert "\x1b" not in ran.out + ran.err
         assert "\x07" not in ran.out + ran.err
 
