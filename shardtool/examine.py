@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import CorruptShard, ShardError, printable
+from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
 from shardtool.findings import Finding
 from shardtool.reading import COMPRESSED, open_shard
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
@@ -80,6 +80,8 @@ def examine(task: Task) -> Examined:
     """Walk, sum and, where asked for, decode a shard; a damaged one is told of up to the damage."""
     try:
         found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
+    except OutputFailed:  # the machine's fault, not the shard's
+        raise
     except ShardError as error:
         return Examined(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
@@ -114,7 +116,8 @@ def _decode(task: Task, found: Survey, examined: Examined) -> None:
     row = 0
     with open_shard(task.path) as shard:
         for key, count in zip(found.keys, found.counts, strict=True):
-            for at in range(row, min(row + count, len(found.lengths))):
+            rows = range(row, min(row + count, len(found.lengths)))
+            for at in sorted(rows, key=found.offsets.__getitem__):  # a compressed shard is read in sequence only
                 check = checks[found.codes[at]]
                 if check is None:
                     continue

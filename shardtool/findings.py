@@ -18,6 +18,7 @@ _REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SO
 _REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
 _SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
+_LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 _PLACE = re.compile(r"at ([\d,]+): ")
 
 
@@ -88,6 +89,12 @@ class Finding:
     offset: int | None = None
     key: str = ""
     field: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("file", "found", "expected", "key", "field"):
+            text = getattr(self, name)
+            if len(text) > _LONGEST:
+                object.__setattr__(self, name, f"{text[:_LONGEST]}... ({len(text):,} characters)")
 
     @property
     def remedy(self) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
+_MOST = 100  # findings of one kind: the rest tells nothing new, and is counted
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
@@ -116,7 +117,7 @@ def check_records(case: Case) -> Iterator[Finding]:
     for at in survey.soiled:
         yield Finding("padding-not-zero", case.name, "bytes after a payload", "zeros to the end of its block", at)
     yield from _unsafe_keys(case.name, survey)
-    yield from _twice(case.name, survey)
+    yield from _twice(case.name, survey, case.examined.more)
     yield from case.examined.findings
 
 
@@ -147,13 +148,16 @@ def _is_text(key: bytes) -> bool:
     return True
 
 
-def _twice(name: str, survey: Survey) -> Iterator[Finding]:
-    """Yield fields that a sample has twice."""
+def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]:
+    """Yield fields that a sample has twice, the first of them; `more` gets how many more there are."""
     counts = column(survey.counts, np.uint32)
     codes = column(survey.codes, np.uint32)
     pairs = np.repeat(np.arange(len(counts)), counts)[: len(codes)] * max(1, len(survey.names)) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
-    for row in first[times > 1].tolist():
+    rows = first[times > 1]
+    if len(rows) > _MOST:
+        more["field-duplicate"] = len(rows) - _MOST
+    for row in rows[:_MOST].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = walked_text(survey.names[survey.codes[row]])
         yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row],
