@@ -30,8 +30,8 @@ _ENDLESS = 2**63
 FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
 
 # What a walk keeps, in bytes: columns, names and keys; and how much of that a shard may ask for. A plain shard that a
-# tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but that
-# large only if it holds nothing: whoever reads it must not pay for that.
+# tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but
+# only if it holds nothing: whoever reads it must not pay for that.
 _FIELD_BYTES, _SAMPLE_BYTES, _NAME_BYTES = 48, 128, 256
 _KEPT_ALWAYS = 2**27
 _KEPT_A_BYTE = 8
@@ -58,14 +58,21 @@ class SurveyTask:
 
 
 class Odd(NamedTuple):
-    """A member of a tar that is no part of a sample: where its header starts, its name, and whether it is a plain file.
+    """A member of a tar that is no part of a sample.
 
-    The name is without `./` before it, so that of a tar's top folder is empty.
+    Attributes:
+        offset: Where its header starts.
+        name: Without `./` before it, so that of a tar's top folder is empty.
+        is_file: Whether it is a plain file.
+        kind: Its type, as its header has it.
+        link: Where it leads, of a link.
     """
 
     offset: int
     name: bytes
     is_file: bool
+    kind: bytes = b"0"
+    link: bytes = b""
 
     @property
     def what(self) -> str:
@@ -106,6 +113,7 @@ class Survey:
         text_lengths: Of these, uint8, bytes of the number's text.
         text_crcs: Likewise, uint32, its CRC-32C.
         odd: Members that are no part of a sample, such as folders.
+        differ: Place and kind of what readers of tars do not read alike; the first ones only.
         unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
             that is no single value.
         whole: Likewise, rows of fields whose payload is all that a list holds: see `tfrecord_walk.Feature`.
@@ -132,6 +140,7 @@ class Survey:
     text_lengths: array[int] = field(default_factory=lambda: array("B"))
     text_crcs: array[int] = field(default_factory=lambda: array("I"))
     odd: list[Odd] = field(default_factory=list)
+    differ: list[tuple[int, str]] = field(default_factory=list)
     unlike: dict[int, Unlike] = field(default_factory=dict)
     whole: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
@@ -231,7 +240,7 @@ class _Kept:
         """
         found = self._found
         self._texts += sum(map(len, found.keys[self._keys :])) + sum(map(len, found.names[self._names :]))
-        self._texts += sum(len(one.name) for one in found.odd[self._odd :])
+        self._texts += sum(len(one.name) + len(one.link) for one in found.odd[self._odd :])
         if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
             at = found.starts[found.counts.index(most)]
             raise CorruptShard(
@@ -252,7 +261,9 @@ class _Kept:
         return end + _KEPT_STEP
 
 
-def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
+def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
+    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey
+) -> None:
     """Note each member: a loop over every header, so its names are at hand."""
     last: bytes | None = None
     fields: dict[bytes, int] = {}
@@ -261,13 +272,18 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
     checksum = task.checksum
     kept, size_limit = _Kept(shard, found), found.size if found.size >= 0 else _ENDLESS
     look_at, end = min(_KEPT_STEP, size_limit), 0
-    for name, offset, start, size, is_file, end in tar_walk.walk(shard.read, shard.path):
+
+    def note(offset: int, what: str) -> None:
+        if len(found.differ) < _MOST:
+            found.differ.append((offset, what))
+
+    for name, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
         if name[:2] == b"./":
             name = name[2:]  # noqa: PLW2901 - what follows is about the rest
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
-            found.odd.append(Odd(offset, name, is_file))
+            found.odd.append(Odd(offset, name, is_file, kind, link))
             last = None
             if end > look_at:
                 look_at = min(kept.look(end), size_limit)
