@@ -7,10 +7,16 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import Report, VerifyOptions, verify
 from shardtool.examine import IMAGE_ENDINGS, IMAGE_LIMIT, JSON_LIMIT, Task, examine
+from shardtool.findings import KINDS
+from shardtool.format import tar
+
+from . import tfrecords
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,3 +116,24 @@ def test_a_number_is_told_by_its_start(tmp_path: Path) -> None:
     found = _decoded(_tar(tmp_path / "x.tar", labels))
     assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "bcd"]
     assert found.undecoded == 0
+
+
+_MADE = [
+    b"".join([tar.header(b"a.json", 2), b"{}", bytes(510), tar.header(b"n" * 150 + b".cls", 1), b"1", bytes(511)]),
+    tfrecords.frame(tfrecords.example([(b"__key__", 1, b"k"), (b"cls", 3, b"\x07"), (b"a.json", 1, b"{}")])) * 2,
+]
+
+
+@given(st.data())
+def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever bytes of a shard are others, cut off or more, plain or compressed, verify reports, and never raises."""
+    number = data.draw(st.integers(0, 1))
+    shard = bytearray(_MADE[number] + (tar.TRAILER if number == 0 else b""))
+    for _ in range(data.draw(st.integers(0, 4))):
+        shard[data.draw(st.integers(0, len(shard) - 1))] = data.draw(st.integers(0, 255))
+    raw = bytes(shard[: data.draw(st.integers(0, len(shard)))]) + data.draw(st.binary(max_size=20))
+    packed = data.draw(st.booleans())
+    name = ("x.tar", "x.tfrecord")[number] + (".gz" if packed else "")
+    path = tmp_path_factory.mktemp("any") / name
+    path.write_bytes(gzip.compress(raw) if packed else raw)
+    assert set(_report(path).counts) <= set(KINDS)
