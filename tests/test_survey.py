@@ -232,6 +232,7 @@ def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: 
     """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
     monkeypatch.setattr(survey_module, "_KEPT_ALWAYS", 2**20)
     monkeypatch.setattr(survey_module, "_KEPT_STEP", 2**16)
+    monkeypatch.setattr(survey_module, "_KEPT_A_PACKED_BYTE", 16)
     long = tar.header(b"k." + b"f" * 60_000, 0)
     for name, record in (("fields.tfrecord.gz", tfrecords.frame(tfrecords.part(b"\x0a\x00" * 1000))),
                          ("samples.tfrecord.gz", tfrecords.frame(b"")),
