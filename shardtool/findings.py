@@ -18,6 +18,7 @@ _REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SO
 _REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
 _SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
+_LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 _PLACE = re.compile(r"at ([\d,]+): ")
 
 
@@ -57,6 +58,10 @@ KINDS = {
     "field-duplicate": Kind("a sample has a field twice", _RENAME),
     "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),
+    "member-unsafe": Kind("a member besides samples that could do harm where the shard is extracted",
+                          "Do not extract this shard; make it anew from its samples: `shardtool reshard`."),
+    "readers-differ": Kind("a tar header that readers do not read alike",
+                           "Make the shard anew from its source, or with `shardtool reshard`: its headers are plain."),
     "skipped-differs": Kind("the list of what was left out is not the one that the dataset file tells of",
                             "Run the command that made the dataset again, with --resume."),
     "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
@@ -97,6 +102,12 @@ class Finding:
     offset: int | None = None
     key: str = ""
     field: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("file", "found", "expected", "key", "field"):
+            text = getattr(self, name)
+            if len(text) > _LONGEST:
+                object.__setattr__(self, name, f"{text[:_LONGEST]}... ({len(text):,} characters)")
 
     @property
     def remedy(self) -> str:

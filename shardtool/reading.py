@@ -12,11 +12,11 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from shardtool.checksum import crc32c
 from shardtool.dataset import shard_names
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.storage import READ_FOLLOWING, READ_PLAIN
 
@@ -387,7 +387,7 @@ class SummedFile(ShardFile):
 
 
 class PackedFile:
-    """The bytes of a compressed shard, in sequence: a place before the last one cannot be read again.
+    """The bytes of a compressed shard, in sequence: a place before the last one can be read again only if it is held.
 
     Raises:
         CorruptShard: It is no plain file, or cannot be opened.
@@ -406,12 +406,41 @@ class PackedFile:
             file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
         self._start, self._window = 0, b""
+        self._held: IO[bytes] | None = None
+        self._held_start = self._held_end = 0
 
     def __enter__(self) -> PackedFile:  # noqa: PYI034 - typing.Self is new in 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
+        if self._held is not None:
+            self._held.close()
+
+    def hold(self, offset: int, length: int) -> None:
+        """Keep the bytes at a place at hand, in a temporary file, until the next are: these can be read in any order.
+
+        Raises:
+            CorruptShard: The compressed data is damaged.
+            OutputFailed: There is no room for them.
+        """
+        from tempfile import TemporaryFile, gettempdir
+
+        at, end = offset, offset + length
+        self._held_end = 0
+        try:
+            if self._held is None:
+                self._held = TemporaryFile()  # noqa: SIM115 - closed with this object
+            self._held.seek(0)
+            self._held.truncate()
+            while at < end and (block := self.read(at, min(_WINDOW, end - at))):
+                self._held.write(block)
+                at += len(block)
+            self._held.flush()
+        except OSError as error:
+            found = f"no room for {length:,} bytes of {self.path}: {(error.strerror or str(error)).lower()}"
+            raise OutputFailed(gettempdir(), found, remedy="Let TMPDIR name a folder that has room.") from None
+        self._held_start, self._held_end = offset, at
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on: fewer only at the end.
@@ -419,6 +448,9 @@ class PackedFile:
         Raises:
             CorruptShard: The compressed data is damaged.
         """
+        if self._held is not None and self._held_start <= offset < self._held_end:
+            found = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
+            return found if len(found) == length else found + self.read(offset + len(found), length - len(found))
         if offset < self._start:
             raise CorruptShard(self.path, f"at {offset:,}: a compressed shard is read in sequence only")
         try:

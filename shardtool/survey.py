@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.checksum import content_digest, crc32c
 from shardtool.errors import CorruptShard, printable
 from shardtool.format import tar_walk, tfrecord_walk
-from shardtool.reading import COMPRESSED, SummedFile, open_shard, shard_format
+from shardtool.reading import COMPRESSED, PackedFile, SummedFile, open_shard, shard_format
 from shardtool.sample import is_utf8, source_text
 
 if TYPE_CHECKING:
-    from shardtool.reading import PackedFile, ShardFile
+    from shardtool.reading import ShardFile
     from shardtool.sample import Dots
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
@@ -27,6 +27,16 @@ _ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
 _BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
 _ENDLESS = 2**63
+FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
+
+# What a walk keeps, in bytes: columns, names and keys; and how much of that a shard may ask for. A plain shard that a
+# tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but
+# only if it holds nothing: whoever reads it must not pay for that.
+_FIELD_BYTES, _SAMPLE_BYTES, _NAME_BYTES = 48, 128, 256
+_KEPT_ALWAYS = 2**27
+_KEPT_A_BYTE = 8
+_KEPT_A_PACKED_BYTE = 128
+_KEPT_STEP = 2**22  # bytes of a shard, after which it is looked at
 _VARINT_LIMIT = 11  # bytes: no number takes so many
 _NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
 _MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
@@ -48,14 +58,21 @@ class SurveyTask:
 
 
 class Odd(NamedTuple):
-    """A member of a tar that is no part of a sample: where its header starts, its name, and whether it is a plain file.
+    """A member of a tar that is no part of a sample.
 
-    The name is without `./` before it, so that of a tar's top folder is empty.
+    Attributes:
+        offset: Where its header starts.
+        name: Without `./` before it, so that of a tar's top folder is empty.
+        is_file: Whether it is a plain file.
+        kind: Its type, as its header has it.
+        link: Where it leads, of a link.
     """
 
     offset: int
     name: bytes
     is_file: bool
+    kind: bytes = b"0"
+    link: bytes = b""
 
     @property
     def what(self) -> str:
@@ -92,8 +109,11 @@ class Survey:
         crc: CRC-32C of the file, where checksums were asked for.
         soiled: Where padding is not zero, likewise; the first places only.
         digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
-        texts: Row of a field to the text of its only number, where checksums were asked for.
+        text_rows: uint64, the rows of fields that are a single whole number, where checksums were asked for.
+        text_lengths: Of these, uint8, bytes of the number's text.
+        text_crcs: Likewise, uint32, its CRC-32C.
         odd: Members that are no part of a sample, such as folders.
+        differ: Place and kind of what readers of tars do not read alike; the first ones only.
         unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
             that is no single value.
         whole: Likewise, rows of fields whose payload is all that a list holds: see `tfrecord_walk.Feature`.
@@ -116,8 +136,11 @@ class Survey:
     crc: int | None = None
     soiled: list[int] = field(default_factory=list)
     digest: int | None = None
-    texts: dict[int, bytes] = field(default_factory=dict)
+    text_rows: array[int] = field(default_factory=lambda: array("Q"))
+    text_lengths: array[int] = field(default_factory=lambda: array("B"))
+    text_crcs: array[int] = field(default_factory=lambda: array("I"))
     odd: list[Odd] = field(default_factory=list)
+    differ: list[tuple[int, str]] = field(default_factory=list)
     unlike: dict[int, Unlike] = field(default_factory=dict)
     whole: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
@@ -162,8 +185,8 @@ def survey(task: SurveyTask) -> Survey:
 def _digest(found: Survey) -> int:
     """Return the content fingerprint: fields in the order of their names, of numbers their text."""
     lengths, crcs, codes = array("Q", found.lengths), array("I", found.crcs), array("H", found.codes)
-    for row, text in found.texts.items():
-        lengths[row], crcs[row] = len(text), crc32c(text)
+    for row, length, crc in zip(found.text_rows, found.text_lengths, found.text_crcs, strict=True):
+        lengths[row], crcs[row] = length, crc
     rank = {code: place for place, code in enumerate(sorted(range(len(found.names)), key=found.names.__getitem__))}
     ordered: dict[bytes, list[int] | None] = {}  # a sample's codes to their order; None where that is theirs already
     end = 0
@@ -199,22 +222,71 @@ def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
     return crc
 
 
-def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
+class _Kept:
+    """Sees that a walk keeps no more than its shard may ask for: see `_KEPT_ALWAYS`."""
+
+    def __init__(self, shard: ShardFile | PackedFile, found: Survey) -> None:
+        self._found = found
+        packed = os.path.getsize(shard.path) if found.size < 0 else None
+        self._most = _ENDLESS if packed is None else _KEPT_A_PACKED_BYTE * packed
+        self._texts = self._keys = self._names = self._odd = self._rows = 0
+        self._long = False  # whether a field's name is: then it counts each time, as tables hold it each time
+
+    def look(self, end: int) -> int:
+        """Look at what is kept of a shard up to `end`; return where to look again.
+
+        Raises:
+            CorruptShard: It is too much, or a sample has too many fields.
+        """
+        found = self._found
+        self._texts += sum(map(len, found.keys[self._keys :])) + sum(map(len, found.names[self._names :]))
+        self._texts += sum(len(one.name) + len(one.link) for one in found.odd[self._odd :])
+        if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
+            at = found.starts[found.counts.index(most)]
+            raise CorruptShard(
+                found.path, f"at {at:,}: a sample of {most:,} fields", expected=f"at most {FIELD_LIMIT:,}"
+            )
+        self._long = self._long or any(len(name) > _NAME_BYTES for name in found.names[self._names :])
+        if self._long:
+            self._texts += sum([len(found.names[code]) for code in found.codes[self._rows :]])
+        self._rows = len(found.codes)
+        self._keys, self._names, self._odd = len(found.keys), len(found.names), len(found.odd)
+        kept = self._texts + _FIELD_BYTES * self._rows + _SAMPLE_BYTES * self._keys
+        kept += _NAME_BYTES * (self._names + self._odd)
+        if kept > _KEPT_ALWAYS + min(self._most, _KEPT_A_BYTE * end):
+            what = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} names of fields"
+            raise CorruptShard(
+                found.path, f"at {end:,}: {what}, more than can be kept", expected="payloads, not names alone"
+            )
+        return end + _KEPT_STEP
+
+
+def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
+    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey
+) -> None:
     """Note each member: a loop over every header, so its names are at hand."""
     last: bytes | None = None
     fields: dict[bytes, int] = {}
     keys, starts, sizes, counts = found.keys, found.starts, found.sizes, found.counts
     codes, offsets, lengths, first_dot = found.codes, found.offsets, found.lengths, task.dots == "first"
-    read, checksum, limit = shard.read, task.checksum, found.size if found.size >= 0 else _ENDLESS
-    crcs = found.crcs
-    for name, offset, start, size, is_file, end in tar_walk.walk(read, shard.path):
+    checksum = task.checksum
+    kept, size_limit = _Kept(shard, found), found.size if found.size >= 0 else _ENDLESS
+    look_at, end = min(_KEPT_STEP, size_limit), 0
+
+    def note(offset: int, what: str) -> None:
+        if len(found.differ) < _MOST:
+            found.differ.append((offset, what))
+
+    for name, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
         if name[:2] == b"./":
             name = name[2:]  # noqa: PLW2901 - what follows is about the rest
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
-            found.odd.append(Odd(offset, name, is_file))
+            found.odd.append(Odd(offset, name, is_file, kind, link))
             last = None
+            if end > look_at:
+                look_at = min(kept.look(end), size_limit)
             continue
         key, ending = name[:at], name[at + 1 :]
         if key != last:
@@ -232,23 +304,35 @@ def _survey_tar(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) 
         lengths.append(size)
         sizes[-1] = end - starts[-1]
         if checksum:
-            if size <= _BLOCK:
-                block = read(start, end - start)
-                crcs.append(crc32c(block[:size]))
-                rest = block[size:]
-            else:
-                crcs.append(payload_crc(shard, start, size))
-                rest = read(start + size, end - start - size)
-            if bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
-                found.soiled.append(start + size)
-        if end > limit:
-            cut = f"at {start:,}: the file ends in {printable(name)}, {size:,} bytes long"
-            raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
+            _sum_member(shard, found, start, size, end)
+        if end > look_at:
+            if end > size_limit:
+                cut = f"at {start:,}: the file ends in {printable(name)}, {size:,} bytes long"
+                raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
+            look_at = min(kept.look(end), size_limit)
+    kept.look(end)
+
+
+def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: int, end: int) -> None:
+    """Note the checksum of a payload, and whether what follows it up to `end` is not zero."""
+    if size <= _BLOCK:
+        block = shard.read(start, end - start)
+        found.crcs.append(crc32c(block[:size]))
+        rest = block[size:]
+    else:
+        found.crcs.append(payload_crc(shard, start, size))
+        rest = shard.read(start + size, end - start - size)
+    if bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
+        found.soiled.append(start + size)
 
 
 def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
     stem = _stem(shard.path)
-    for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path)):
+    kept, look_at = _Kept(shard, found), _KEPT_STEP
+    hold = shard.hold if isinstance(shard, PackedFile) else None
+    for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path, hold)):
+        if record.offset > look_at:
+            look_at = kept.look(record.offset)
         held = record.size <= tfrecord_walk.HELD_LIMIT
         data = shard.read(record.data, record.size) if held else tfrecord_walk.Far(shard.read, record)
         if task.checksum:
@@ -273,16 +357,30 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
             found.offsets.append(feature.offset)
             found.lengths.append(feature.size)
             if task.checksum:
-                if isinstance(data, tfrecord_walk.Far):
-                    found.crcs.append(payload_crc(shard, feature.offset, feature.size))
-                else:
-                    at = feature.offset - record.data
-                    found.crcs.append(crc32c(data[at : at + feature.size]))
-                if feature.kind == "int64" and feature.values == 1:
-                    at = feature.offset - record.data
-                    value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
-                    if value is not None:
-                        found.texts[len(found.crcs) - 1] = b"%d" % value
+                _sum_feature(shard, found, data, record, feature)
+
+
+def _sum_feature(
+    shard: ShardFile | PackedFile,
+    found: Survey,
+    data: tfrecord_walk.Data,
+    record: tfrecord_walk.Record,
+    feature: tfrecord_walk.Feature,
+) -> None:
+    """Note the checksum of a payload and, of a single whole number, that of its text."""
+    at = feature.offset - record.data
+    if isinstance(data, tfrecord_walk.Far):
+        found.crcs.append(payload_crc(shard, feature.offset, feature.size))
+    else:
+        found.crcs.append(crc32c(data[at : at + feature.size]))
+    if feature.kind != "int64" or feature.values != 1:
+        return
+    value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
+    if value is not None:
+        text = b"%d" % value
+        found.text_rows.append(len(found.crcs) - 1)
+        found.text_lengths.append(len(text))
+        found.text_crcs.append(crc32c(text))
 
 
 def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_walk.Feature | None:

@@ -3,15 +3,20 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import tempfile
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
+from shardtool import survey as survey_module
 from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.dataset import read_dataset
-from shardtool.format import tfrecord_walk
+from shardtool.errors import OutputFailed
+from shardtool.examine import Task, examine
+from shardtool.format import tar, tfrecord_walk
 from shardtool.survey import Survey, SurveyTask, survey
 
 from . import tfrecords
@@ -153,7 +158,7 @@ def test_many_field_names(tmp_path: Path) -> None:
     """A shard with a field name of its own in each sample is surveyed in the usual time."""
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT) as out:
         for at in range(70_000):
-            out.addfile(tarfile.TarInfo(f"k.{at}"))
+            out.addfile(tarfile.TarInfo(f"{at}.{at}"))
     found = survey(SurveyTask(str(tmp_path / "x.tar"), checksum=True))
     assert (len(found.names), found.error, found.digest) == (70_000, None, None)
 
@@ -174,3 +179,107 @@ def test_foreign_examples(tmp_path: Path) -> None:
     found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
     assert found.keys == [b"named", b"x/000000001"]
     assert [field[0] for row in rows(found) for field in row[3]] == ["image", "key", "image", "label"]
+
+
+def _example(*features: tuple[bytes, int, bytes]) -> bytes:
+    """Return a record of features, given as name, kind, and all that their lists hold."""
+    entries = b"".join(tfrecords.feature(*one) for one in features)
+    return tfrecords.frame(tfrecords.part(entries))
+
+
+def _packed(path: Path, data: bytes) -> Path:
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _took(path: Path) -> tuple[Survey, int]:
+    """Return a survey, and the most bytes that Python's objects took meanwhile."""
+    tracemalloc.start()
+    try:
+        return survey(SurveyTask(str(path), checksum=True)), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
+def test_an_example_of_too_many_features(name: str, tmp_path: Path) -> None:
+    """An Example of more features than a sample has fields is damage, found before memory is taken for them."""
+    many = tfrecords.frame(tfrecords.part(b"\x0a\x00" * 500_000))
+    found, took = _took(_packed(tmp_path / name, _example((b"a", tfrecords.BYTES, b"")) + many))
+    assert (len(found.keys), took < 40 * 2**20) == (1, True)
+    assert found.error is not None
+    assert "more than 65,536 features" in str(found.error)
+
+
+def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
+    """An Example of 65,535 fields and a key is sound."""
+    value = tfrecords.part(b"")
+    features = [(b"%05d" % at, tfrecords.BYTES, value) for at in range(2**16 - 1)]
+    found = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", _example((b"__key__", 1, value), *features)))))
+    assert (found.error, len(found.names)) == (None, 2**16 - 1)
+
+
+@pytest.mark.parametrize("kind", [tfrecords.BYTES, tfrecords.INT64])
+def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
+    """A list of many empty values takes no object each."""
+    inside = (b"\x0a\x00" if kind == tfrecords.BYTES else b"\x08\x07") * 200_000
+    found, took = _took(_packed(tmp_path / "x.tfrecord.gz", _example((b"a", kind, inside))))
+    assert (found.error, list(found.lengths), found.unlike[0].values) == (None, [400_000], 200_000)
+    assert took < 10 * 2**20
+
+
+def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
+    monkeypatch.setattr(survey_module, "_KEPT_ALWAYS", 2**20)
+    monkeypatch.setattr(survey_module, "_KEPT_STEP", 2**16)
+    monkeypatch.setattr(survey_module, "_KEPT_A_PACKED_BYTE", 16)
+    long = tar.header(b"k." + b"f" * 60_000, 0)
+    for name, record in (("fields.tfrecord.gz", tfrecords.frame(tfrecords.part(b"\x0a\x00" * 1000))),
+                         ("samples.tfrecord.gz", tfrecords.frame(b"")),
+                         ("fields.tar.gz", long), ("odd.tar.gz", tar.header(b"d" * 90, 0))):  # fmt: skip
+        found, took = _took(_packed(tmp_path / name, record * (6_000_000 // len(record))))
+        assert found.error is not None, name
+        assert "more than can be kept" in str(found.error), name
+        assert took < 16 * 2**20, name
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
+    """A sample of more members than any that we write is damage."""
+    header = tar.header(b"a.txt", 0)
+    found = survey(SurveyTask(str(_packed(tmp_path / name, header * 2**16 + tar.TRAILER))))
+    assert "at 0: a sample of 65,536 fields" in str(found.error)
+    found = survey(SurveyTask(str(_packed(tmp_path / name, header * (2**16 - 1) + tar.TRAILER))))
+    assert found.error is None
+
+
+def test_a_key_that_is_too_long(tmp_path: Path) -> None:
+    """Keys are never cut, which could make two of them one: one over 1 MiB is damage."""
+    for size, sound in ((2**20, True), (2**20 + 1, False)):
+        path = _packed(tmp_path / "x.tfrecord", _example((b"__key__", tfrecords.BYTES, tfrecords.part(b"k" * size))))
+        found = survey(SurveyTask(str(path)))
+        assert (found.error is None, [*map(len, found.keys)]) == (sound, [size] if sound else [])
+
+
+def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that is too large to hold is read in a compressed shard as in a plain one, fields in any order."""
+    parts = [tfrecords.part(b"%d" % at * 30_000) for at in range(3)]
+    features = [(b"__key__", tfrecords.BYTES, tfrecords.part(b"k")), (b"z", tfrecords.BYTES, parts[0])]
+    features += [(b"m", tfrecords.BYTES, parts[1] * 2), (b"a", tfrecords.BYTES, parts[2])]
+    data = _example(*features) + _example((b"n", tfrecords.INT64, tfrecords.part(b"\x07")))
+    plain = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", data * 2)), checksum=True))
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 50)
+    packed = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord.gz", data * 2)), checksum=True))
+    assert (plain.error, packed.error) == (None, None)
+    assert (rows(packed), packed.digest) == (rows(plain), plain.digest)
+    cut = survey(SurveyTask(str(_packed(tmp_path / "y.tfrecord.gz", data[:100_000])), checksum=True))
+    assert "the file ends before" in str(cut.error)
+
+
+def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for such a record, that is no damage of the shard."""
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 50)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))
+    with pytest.raises(OutputFailed, match="TMPDIR"):
+        examine(Task(str(path), path.name, "first"))

@@ -1,6 +1,7 @@
 r"""Tar shards, read: from bytes to members, for any tar that the usual tools write.
 
-Reads ustar, GNU (long names, base-256 sizes) and pax headers, one member after the other. Python's
+Reads ustar, GNU (long names, base-256 sizes) and pax headers, one member after the other. What the usual readers (GNU
+tar, bsdtar, Python's `tarfile`) do not read alike is noted, and read as most of them do. Python's
 `tarfile` ends quietly at a damaged header; here every block that is no header, and every end that comes
 too early, is a `CorruptShard` with its place. Nothing here opens a file: bytes come from a function.
 
@@ -9,6 +10,7 @@ Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import adler32
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int, int], bytes | memoryview]
+    Note = Callable[[int, str], None]
 
 BLOCK = 512
 _ZERO = bytes(BLOCK)
@@ -28,12 +31,23 @@ _WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folde
 _EXTENDED = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE = b"S"  # of old GNU tar: its map may go on in blocks behind the header
 _MORE_OF_MAP, _MORE_OF_MAP_STILL = 482, 504  # where a header, and such a block, tell of another one
+_OF_SPARSE = (b"GNU.sparse.", b"SCHILY.realsize")  # keywords
+_KNOWN = frozenset(b"0\x007123456xgLKXSVMND")
+_WITHOUT_SIZE = (b"V", b"M", b"N", b"D")  # of GNU tar: volumes, lists of folders
+_FIELDS_OF_ALL = (b"path", b"linkpath", b"size", b"hdrcharset")  # what a global header must not tell of each member
+_CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _SIZE_DIGITS = 19
+_OCTAL_LIMIT = 8**11 - 1  # of a size field
 _SIZE_LIMIT = 2**62  # so that no place overflows what the system counts with
 _BASE_256 = 0x80
 _BLANKS = 8 * 0x20
 _USUAL = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic and version of a plain file
 REMEDY = "Get the shard again, or make it anew from its source."
+
+
+def _ignore(_offset: int, _what: str) -> None:
+    """Note nothing."""
 
 
 class Member(NamedTuple):
@@ -46,6 +60,8 @@ class Member(NamedTuple):
         size: Bytes of the payload.
         is_file: Whether it is a plain file: no folder, link or device.
         end: Where the next header starts.
+        kind: Its type, as the header has it.
+        link: Where it leads, of a link.
     """
 
     name: bytes
@@ -54,14 +70,17 @@ class Member(NamedTuple):
     size: int
     is_file: bool
     end: int
+    kind: bytes = b"0"
+    link: bytes = b""
 
 
-def walk(read: Read, where: str) -> Iterator[Member]:
+def walk(read: Read, where: str, note: Note = _ignore) -> Iterator[Member]:
     """Yield the members of a tar, in order.
 
     Args:
         read: Gives the bytes at (offset, length): fewer only at the end of the file.
         where: The shard's name, for messages.
+        note: Is told of the place of a header that readers do not read alike, and why.
 
     Raises:
         CorruptShard: A block is no header, or the file ends too early.
@@ -79,7 +98,7 @@ def walk(read: Read, where: str) -> Iterator[Member]:
             name = block[: block.find(b"\0", 0, 100)] if not block[99] else block[:100]
             yield Member(name, offset, data, size, True, end)  # noqa: FBT003 - a plain file
         else:
-            member = _any_member(read, offset, where)
+            member = _any_member(read, offset, where, note)
             yield member
             end = member.end
         offset = end
@@ -110,17 +129,66 @@ def _usual_size(block: bytes) -> int:
     """
     if block[156:265] != _USUAL or block[345] or block[135] or block[154:156] != b"\0 " or block.count(0) <= _HALF:
         return -1
+    told_text, size_text = block[148:154], block[124:135]
+    if not (told_text.isdigit() and size_text.isdigit()):  # `int` takes signs, blanks and `0o`, too
+        return -1
     try:
-        told, size = int(block[148:154], 8), int(block[124:135], 8)
+        told, size = int(told_text, 8), int(size_text, 8)
     except ValueError:
         return -1
     total = (adler32(block) & 0xFFFF) - (adler32(block[148:156]) & 0xFFFF) + _BLANKS
     return size if told == total else -1
 
 
-def _any_member(read: Read, start: int, where: str) -> Member:
+class _Told:
+    """What the extended headers before a member tell of it.
+
+    A name that is told twice is read as the usual readers do: that of a pax header goes before a GNU long name.
+    """
+
+    def __init__(self, where: str, note: Note) -> None:
+        self.where, self.note = where, note
+        self.pax: dict[bytes, bytes] = {}
+        self.gnu: dict[bytes, bytes] = {}
+
+    def add_gnu(self, offset: int, kind: bytes, body: bytes) -> None:
+        """Take in a GNU long name, or the long target of a link."""
+        text = body.partition(b"\0")[0]
+        if body.rstrip(b"\0") != text:
+            self.note(offset, "a long name with a NUL in it")
+        self._add(offset, self.gnu, kind, text)
+
+    def add_pax(self, offset: int, records: list[tuple[bytes, bytes]]) -> None:
+        """Take in a pax header."""
+        if self.pax:
+            self.note(offset, "a second pax header of one member, for which some readers drop the first")
+        for keyword, value in records:
+            if keyword in (b"path", b"linkpath") and (not value or b"\0" in value):
+                self.note(offset, f"a pax header with {'a NUL in' if value else 'an empty'} {keyword.decode()}")
+            if keyword == b"hdrcharset" and value not in _CHARSETS:
+                self.note(offset, f"a pax header in another character set: {printable(value[:40])}")
+            self._add(offset, self.pax, keyword, value)
+
+    def _add(self, offset: int, known: dict[bytes, bytes], keyword: bytes, value: bytes) -> None:
+        if known.setdefault(keyword, value) != value:
+            self.note(offset, f"{_told_name(keyword)} told twice, in different ways")
+            known[keyword] = value
+
+    def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
+        """Return the name that is told, or else the one in the header itself."""
+        one, other = self.pax.get(keyword) or None, self.gnu.get(kind)
+        if one is not None and other is not None and one != other:
+            self.note(offset, f"{_told_name(keyword)} told by a pax header and by a GNU one, in different ways")
+        return one if one is not None else other if other is not None else short
+
+
+def _told_name(keyword: bytes) -> str:
+    return {b"L": "path", b"K": "linkpath"}.get(keyword, printable(keyword[:40]))
+
+
+def _any_member(read: Read, start: int, where: str, note: Note) -> Member:
     """Return the member whose headers start at `start`: extended ones, then its own."""
-    long_name, long_size, offset, sparse = None, None, start, False
+    told, offset = _Told(where, note), start
     while True:
         block = bytes(read(offset, BLOCK))
         if len(block) < BLOCK:
@@ -129,25 +197,61 @@ def _any_member(read: Read, start: int, where: str) -> Member:
         if kind not in _EXTENDED:
             break
         body = _body(read, offset, size, where)
-        if kind == b"L":
-            long_name = body.rstrip(b"\0")
-        elif kind in (b"x", b"X"):
-            records = _pax(body, offset, where)
-            sparse = any(keyword.startswith(b"GNU.sparse.") for keyword in records)  # the payload is a map, and parts
-            long_name = records.get(b"GNU.sparse.name", records.get(b"path", long_name))
-            if b"size" in records:
-                long_size = _decimal(records[b"size"], offset, where)
+        if kind in (b"L", b"K"):
+            told.add_gnu(offset, kind, body)
+        elif kind == b"g":
+            _note_global(_pax(body, offset, where), offset, note)
+        else:
+            if body[-1:] == b"\0":
+                note(offset, "a pax header with zeros after its records, for which some readers drop all of it")
+            told.add_pax(offset, _pax(body, offset, where))
         offset += BLOCK + size + (-size & (BLOCK - 1))
-    name = long_name if long_name is not None else _name(block)
-    if kind in _WITHOUT_PAYLOAD:
-        size = 0
-    elif long_size is not None:
+    return _member(read, block, offset, start, told)
+
+
+def _member(read: Read, block: bytes, offset: int, start: int, told: _Told) -> Member:
+    """Return the member whose own header lies at `offset`."""
+    where = told.where
+    size, kind = _checked_size(block, offset, where), block[156:157]
+    _note_header(block, size, offset, told.note)
+    sparse = kind == _SPARSE or any(keyword.startswith(_OF_SPARSE) for keyword in told.pax)
+    if sparse:  # the payload is a map, and parts
+        told.note(offset, "a sparse file, which some readers fill with zeros and others take as it lies")
+    name = told.pax.get(b"GNU.sparse.name", told.name(start, b"path", b"L", _name(block)))
+    link = told.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
+    if b"size" in told.pax:
+        long_size = _decimal(told.pax[b"size"], start, where)
+        if size != long_size and (size or long_size <= _OCTAL_LIMIT):
+            told.note(start, f"a pax header with the size {long_size:,}, before a header with {size:,}")
         size = long_size
+    if kind in _WITHOUT_PAYLOAD:
+        if size:
+            told.note(offset, f"{size:,} bytes of a link, device or folder, which some readers skip and others read")
+        size = 0
+    if size and (kind in _WITHOUT_SIZE or (kind == b"\0" and name.endswith(b"/"))):
+        told.note(offset, f"{size:,} bytes of a member that is no file, which some readers skip and others read")
+    if not name:
+        told.note(start, "a member without a name")
     data = offset + BLOCK
     if kind == _SPARSE and block[_MORE_OF_MAP]:
         data = _end_of_map(read, data, where)
     is_file = kind in _FILES and not sparse and not name.endswith(b"/")
-    return Member(name, start, data, size, is_file, data + size + (-size & (BLOCK - 1)))
+    return Member(name, start, data, size, is_file, data + size + (-size & (BLOCK - 1)), kind, link)
+
+
+def _note_global(records: list[tuple[bytes, bytes]], offset: int, note: Note) -> None:
+    """Note what a global header tells of the members: some readers believe it, and others do not."""
+    for keyword, _ in records:
+        if keyword in _FIELDS_OF_ALL or keyword.startswith(_OF_SPARSE):
+            note(offset, f"a global pax header that tells the {printable(keyword[:40])} of all that follows")
+
+
+def _note_header(block: bytes, size: int, offset: int, note: Note) -> None:
+    """Note what a header has that readers take for different things."""
+    if block[156] not in _KNOWN:
+        note(offset, f"a member of the unknown type {printable(block[156:157])!r}, {size:,} bytes")
+    if block[345] and block[257:263] != b"ustar\0":
+        note(offset, "something where only a ustar header has a part of the name")
 
 
 def _end_of_map(read: Read, offset: int, where: str) -> int:
@@ -173,10 +277,10 @@ def _body(read: Read, offset: int, size: int, where: str) -> bytes:
 
 def _checked_size(block: bytes, offset: int, where: str) -> int:
     """Return the size that a header tells, after its checksum was seen to be right."""
-    try:
-        told = int(block[148:156].strip(b"\0 "), 8)
-    except ValueError:
-        raise CorruptShard(where, f"at {offset:,}: no tar header", remedy=REMEDY) from None
+    match = _OCTAL.fullmatch(block, 148, 156)
+    if match is None or not match[1]:
+        raise CorruptShard(where, f"at {offset:,}: no tar header", remedy=REMEDY)
+    told = int(match[1], 8)
     # Adler-32's low half is one more than the sum of up to 256 bytes.
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANKS - sum(block[148:156])
@@ -190,10 +294,9 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
         if field[0] == 0xFF:  # noqa: PLR2004 - a negative number
             size = -1
     else:
-        try:
-            size = int(field.strip(b"\0 ") or b"0", 8)
-        except ValueError:
-            size = -1
+        octal = _OCTAL.fullmatch(field)
+        blank = octal is not None and not octal[1] and b" " in field  # which GNU tar refuses
+        size = int(octal[1] or b"0", 8) if octal is not None and not blank else -1
     if not 0 <= size < _SIZE_LIMIT:
         raise CorruptShard(where, f"at {offset:,}: a header with the size {printable(field)}", remedy=REMEDY)
     return size
@@ -210,23 +313,30 @@ def _name(block: bytes) -> bytes:
     return prefix + b"/" + name if prefix else name
 
 
-def _pax(body: bytes, offset: int, where: str) -> dict[bytes, bytes]:
-    records, at = {}, 0
+def _pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]]:
+    records, at = [], 0
     while at < len(body):
         blank = body.find(b" ", at, at + 20)
         length = int(body[at:blank]) if blank > at and body[at:blank].isdigit() else 0
         record = body[blank + 1 : at + length - 1]
         keyword, equals, value = record.partition(b"=")
-        if not length or at + length > len(body) or not equals or body[at + length - 1 : at + length] != b"\n":
+        if (
+            not length
+            or at + length > len(body)
+            or not equals
+            or not keyword
+            or body[at + length - 1 : at + length] != b"\n"
+        ):
             if not body[at:].strip(b"\0"):
                 break
             raise CorruptShard(where, f"at {offset:,}: a pax header that is none", remedy=REMEDY)
-        records[keyword] = value
+        records.append((keyword, value))
         at += length
     return records
 
 
 def _decimal(text: bytes, offset: int, where: str) -> int:
-    if not text.isdigit() or len(text) > _SIZE_DIGITS or int(text) >= _SIZE_LIMIT:
-        raise CorruptShard(where, f"at {offset:,}: a pax header with the size {printable(text)}", remedy=REMEDY)
-    return int(text)
+    digits = text.lstrip(b"0") or text[-1:]
+    if not text.isdigit() or len(digits) > _SIZE_DIGITS or int(digits) >= _SIZE_LIMIT:
+        raise CorruptShard(where, f"at {offset:,}: a pax header with the size {printable(text[:40])}", remedy=REMEDY)
+    return int(digits)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int, int], bytes | memoryview]
+    Hold = Callable[[int, int], None]
     Data: TypeAlias = "bytes | memoryview | Far"
 
 REMEDY = "Get the shard again, or make it anew from its source."
@@ -29,6 +30,11 @@ _VARINT_BYTES = 10
 _GOES_ON = bytes(range(128, 256))  # the bytes of a varint that are not its last
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2 of a message, with a length behind them
 HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a whole
+FEATURE_LIMIT = 2**16  # of an Example: 65,535 fields, the most that a sample has, and the key
+_NAMES_LIMIT = 2**24  # bytes of the names of an Example's features: more is an attack, no names
+_TOO_MUCH = f"more than {FEATURE_LIMIT:,} features, or {_NAMES_LIMIT:,} bytes of their names"
+_BLOCK = 2**20
+_FAR_BLOCK = 2**16
 
 
 class Record(NamedTuple):
@@ -66,12 +72,14 @@ class Feature(NamedTuple):
     whole: bool = False
 
 
-def walk(read: Read, where: str) -> Iterator[Record]:
+def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
     """Yield the records of a TFRecord file, in order, without reading their data; `check_data` does.
 
     Args:
         read: Gives the bytes at (offset, length): fewer only at the end of the file.
         where: The shard's name, for messages.
+        hold: Keeps the bytes at (offset, length) at hand until the next are asked for, where `read` gives them in
+            sequence only; for records that are too large to be held in memory.
 
     Raises:
         CorruptShard: The length's checksum differs, or the file ends too early.
@@ -93,6 +101,8 @@ def walk(read: Read, where: str) -> Iterator[Record]:
         if size <= HELD_LIMIT:  # all at once, so that what can only be read in sequence has it at hand
             tail = bytes(read(offset, FRAME_HEAD + size + FRAME_TAIL)[FRAME_HEAD + size :])
         else:
+            if hold is not None:
+                hold(data, size + FRAME_TAIL)
             tail = bytes(read(data + size, FRAME_TAIL))
         if len(tail) < FRAME_TAIL:
             raise CorruptShard(
@@ -130,6 +140,7 @@ class Far:
 
     def __init__(self, read: Read, record: Record) -> None:
         self._read, self._start, self._size = read, record.data, record.size
+        self._first, self._block = 0, b""  # what was read last for single bytes
 
     def __len__(self) -> int:
         return self._size
@@ -138,9 +149,10 @@ class Far:
         if isinstance(at, slice):
             first, last, _ = at.indices(self._size)
             return self._read(self._start + first, max(0, last - first))
-        if at >= self._size:
-            raise IndexError
-        return self._read(self._start + at, 1)[0]
+        if not 0 <= at - self._first < len(self._block):
+            self._first = at
+            self._block = bytes(self._read(self._start + at, max(0, min(_FAR_BLOCK, self._size - at))))
+        return self._block[at - self._first]
 
 
 def features(data: Data, start: int, where: str) -> list[Feature]:
@@ -152,14 +164,21 @@ def features(data: Data, start: int, where: str) -> list[Feature]:
         where: The shard's name, for messages.
 
     Raises:
-        CorruptShard: It is no Example.
+        CorruptShard: It is no Example, or one of more features than a sample has, whose list would take a hundred
+            times the memory of its bytes.
     """
     found: list[Feature] = []
+    count = names = 0
     try:
         for number, first, end in _parts(data, 0, len(data)):
             at = first
             while number == 1 and at < end:
                 at = _usual_feature(data, at, end, start, found) or _any_feature(data, at, end, start, found)
+                if len(found) > count:
+                    count += 1
+                    names += len(found[-1].name)
+                    if count > FEATURE_LIMIT or names > _NAMES_LIMIT:
+                        raise CorruptShard(where, f"at {start:,}: a tf.train.Example of {_TOO_MUCH}", remedy=REMEDY)
     except (IndexError, ValueError):
         raise CorruptShard(where, f"at {start:,}: no tf.train.Example", remedy=REMEDY) from None
     return found
@@ -181,7 +200,7 @@ def _usual_feature(data: Data, at: int, end: int, start: int, found: list[Featur
         size, at = _varint(data, at + 1, last)
         if at + size != last:
             return 0
-    found.append(Feature(bytes(data[name:value]), "bytes", start + at, size, 1))
+    found.append(Feature(_name(data, name, value), "bytes", start + at, size, 1))
     return last
 
 
@@ -243,27 +262,48 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
     name, value = b"", (last, last)
     for tag, at, end in _parts(data, first, last):
         if tag == 1:
-            name = bytes(data[at:end])
+            name = _name(data, at, end)
         elif tag == 2:  # noqa: PLR2004 - the value of a map entry
             value = (at, end)
-    kind, inner, whole = _BYTES_LIST, (value[1], value[1]), True
-    count = 0
+    kind, inner, count = _BYTES_LIST, (value[1], value[1]), 0
     for tag, at, end in _parts(data, *value):
         kind = tag
-        parts = [(part, end) for number, part, end in _parts(data, at, end) if number == 1]
-        count, whole = len(parts), len(parts) != 1
-        inner = (at, end) if whole else parts[0]
+        count, inner = _list(data, at, end)
+    whole = count != 1
     if kind == _BYTES_LIST:
         return Feature(name, "bytes", start + inner[0], inner[1] - inner[0], count, whole)
     if kind not in (_FLOAT_LIST, _INT64_LIST):
         raise ValueError
-    packed = data[inner[0] : inner[1]]
     if kind == _FLOAT_LIST:
-        count = count if whole else len(packed) // 4
+        count = count if whole else (inner[1] - inner[0]) // 4
         return Feature(name, "float", start + inner[0], inner[1] - inner[0], count, whole)
     if not whole:
-        count = len(bytes(packed).translate(None, _GOES_ON))
+        count = _count_varints(data, *inner)
     return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count, whole)
+
+
+def _name(data: Data, first: int, last: int) -> bytes:
+    if last - first > _NAMES_LIMIT:
+        raise ValueError
+    return bytes(data[first:last])
+
+
+def _list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]]:
+    """Return how many parts a list has, and where it lies: its only part, or else all that it holds."""
+    count, only = 0, (first, last)
+    for number, at, end in _parts(data, first, last):
+        if number == 1:
+            count += 1
+            only = (at, end)
+    return count, only if count == 1 else (first, last)
+
+
+def _count_varints(data: Data, first: int, last: int) -> int:
+    """Return how many varints there are, piece by piece: a list of numbers may take 2 GiB."""
+    count = 0
+    for at in range(first, last, _BLOCK):
+        count += len(bytes(data[at : min(at + _BLOCK, last)]).translate(None, _GOES_ON))
+    return count
 
 
 def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:

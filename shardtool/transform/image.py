@@ -61,7 +61,7 @@ ImageFormat = Literal["jpg", "png", "webp"]
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
 _IMAGE_ENDINGS = frozenset(
@@ -308,7 +308,7 @@ def _open(data: bytes | memoryview, max_pixels: int) -> _Picture:
     if not data:
         raise BadImage("bad-image", "empty, no image")
     stream = BytesIO(data)
-    image: Any = Image.open(stream, formats=_FORMATS)
+    image: Any = Image.open(stream, formats=FORMATS)
     kind = "JPEG" if image.format == "MPO" else image.format
     width, height = image.size
     if kind == "TIFF":  # newer Pillows open it at the size that it will have when it is turned, older ones do not

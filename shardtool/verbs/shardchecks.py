@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from shardtool.dataset import ShardEntry
     from shardtool.examine import Examined
     from shardtool.sidecar_read import Rows
-    from shardtool.survey import Survey
+    from shardtool.survey import Odd, Survey
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
+_MOST = 100  # findings of one kind: the rest tells nothing new, and is counted
+_HARD, _SYMBOLIC = b"1", b"2"  # types of members
+_DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
@@ -115,30 +118,76 @@ def check_records(case: Case) -> Iterator[Finding]:
         yield finding_of("shard-damaged", case.name, survey.error)
     for at in survey.soiled:
         yield Finding("padding-not-zero", case.name, "bytes after a payload", "zeros to the end of its block", at)
+    for at, what in survey.differ:
+        yield Finding("readers-differ", case.name, what, offset=at)
     yield from _unsafe_keys(case.name, survey)
-    yield from _twice(case.name, survey)
+    yield from _unsafe_members(case.name, survey)
+    yield from _twice(case.name, survey, case.examined.more)
     yield from case.examined.findings
 
 
 def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
     for at, key in enumerate(survey.keys):
-        # Most keys pass the first test of each line, which costs the least.
-        if b".." in key and _UNSAFE_PART.search(key):
-            what = "a part that is `..`"
-        elif key[:1] == b"/":
-            what = "an absolute path"
-        elif not key.isascii() and not _is_text(key):
-            what = "no UTF-8"
-        elif _CONTROL.search(key):
-            what = "a control character"
-        else:
-            continue
-        yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
+        if what := _harm_of_name(key):
+            yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
     for field in survey.names:
         # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
         if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):
             what = "a field with an absolute path, a part that is `..`, or a control character"
             yield Finding("key-unsafe", name, what, field=printable(field))
+
+
+def _harm_of_name(name: bytes) -> str:
+    """Return what is unsafe about a name; most pass the first test of each line, which costs the least."""
+    if b".." in name and _UNSAFE_PART.search(name):
+        return "a part that is `..`"
+    if name[:1] == b"/":
+        return "an absolute path"
+    if not name.isascii() and not _is_text(name):
+        return "no UTF-8"
+    return "a control character" if _CONTROL.search(name) else ""
+
+
+def _unsafe_members(name: str, survey: Survey) -> Iterator[Finding]:
+    """Yield members besides samples that could do harm where the shard is extracted."""
+    links = {one.name.rstrip(b"/") for one in survey.odd if one.kind == _SYMBOLIC}
+    for one in survey.odd:
+        if what := _harm_of_name(one.name) or _harm_of_kind(one):
+            yield Finding("member-unsafe", name, f"{printable(one.name)}: {what}", offset=one.offset)
+        elif links and (link := _below(one.name, links)):
+            yield _below_link(name, one.offset, one.name, link)
+    for at, key in enumerate(survey.keys if links else ()):
+        if link := _below(key, links):
+            yield _below_link(name, survey.starts[at], key, link)
+
+
+def _harm_of_kind(one: Odd) -> str:
+    """Return what is unsafe about a link or a device."""
+    if one.kind in _DEVICES:
+        return "a device or FIFO"
+    if one.kind not in (_HARD, _SYMBOLIC):
+        return ""
+    folder = os.path.dirname(one.name) if one.kind == _SYMBOLIC else b""  # a hard link counts from the top
+    target = os.path.normpath(os.path.join(folder, one.link))
+    inner = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", one.link)  # through a link, that may be anywhere
+    if _harm_of_name(target) or one.link[:1] == b"/" or inner:
+        return f"a link that leads to {printable(one.link)}"
+    return "a link with a control character" if _CONTROL.search(one.link) else ""
+
+
+def _below(name: bytes, links: set[bytes]) -> bytes:
+    """Return the link that a name leads through; empty where there is none."""
+    at = name.find(b"/")
+    while at >= 0:
+        if name[:at] in links:
+            return name[:at]
+        at = name.find(b"/", at + 1)
+    return b""
+
+
+def _below_link(shard: str, offset: int, name: bytes, link: bytes) -> Finding:
+    return Finding("member-unsafe", shard, f"{printable(name)}: a name that leads through the link {printable(link)}",
+                   offset=offset)  # fmt: skip
 
 
 def _is_text(key: bytes) -> bool:
@@ -149,13 +198,16 @@ def _is_text(key: bytes) -> bool:
     return True
 
 
-def _twice(name: str, survey: Survey) -> Iterator[Finding]:
-    """Yield fields that a sample has twice."""
+def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]:
+    """Yield fields that a sample has twice, the first of them; `more` gets how many more there are."""
     counts = column(survey.counts, np.uint32)
     codes = column(survey.codes, np.uint32)
     pairs = np.repeat(np.arange(len(counts)), counts)[: len(codes)] * max(1, len(survey.names)) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
-    for row in first[times > 1].tolist():
+    rows = first[times > 1]
+    if len(rows) > _MOST:
+        more["field-duplicate"] = len(rows) - _MOST
+    for row in rows[:_MOST].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = walked_text(survey.names[survey.codes[row]])
         yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row],

@@ -21,12 +21,12 @@ from shardtool.checksum import crc32c, show_fingerprint
 from shardtool.commandline import option
 from shardtool.dataset import DatasetFile, read_dataset, shard_names
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
-from shardtool.examine import HASH_SIZE, Examined, Task, examine
+from shardtool.examine import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.execute.local import LocalPool, cores
 from shardtool.findings import Finding, finding_of
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
 from shardtool.reading import ENDINGS, find_dataset, natural, read_small
-from shardtool.sample import counted, output_text
+from shardtool.sample import counted, output_text, show_size
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
 from shardtool.verbs.observer import Observer
 
@@ -219,6 +219,7 @@ class _Seen:
     field_bytes: int = 0
     digests: list[int | None] = field(default_factory=list)
     odd: int = 0
+    undecoded: int = 0
 
 
 class Look:
@@ -336,6 +337,7 @@ class Look:
             case.rows, case.data = None, None
             if examined.survey is not None and examined.survey.odd:
                 self.seen.odd += len(examined.survey.odd)
+            self.seen.undecoded += examined.undecoded
             case.examined = None if examined.survey is None else Examined(_short(examined.survey))
             self.observer.advance(len(examined.hashes) // HASH_SIZE, case.size or 0, 1)
             self.observer.log(f"{case.name}: {counted(len(examined.hashes) // HASH_SIZE, 'sample')}")
@@ -517,6 +519,9 @@ class Look:
         readable = self.file is not None or self.options.quick or opened
         if self.seen.odd:
             self.unchecked.append(f"{counted(self.seen.odd, 'member')} of tar shards that are no part of a sample")
+        if self.seen.undecoded:
+            limits = f"images over {show_size(IMAGE_LIMIT)} and JSON over {show_size(JSON_LIMIT)}"
+            self.unchecked.append(f"{counted(self.seen.undecoded, 'payload')} that --decode leaves out: {limits}")
         return Report(
             dataset=output_text(self.found.dataset_file or self.found.folder or "."),
             findings=tuple(findings),

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import VerifyOptions, verify
+from shardtool.errors import CorruptShard
+from shardtool.format import tar, tar_walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _header(name: bytes, size: int = 0, kind: bytes = b"0", fields: dict[int, bytes] | None = None) -> bytes:
+    """Return a header with some of its fields replaced, by their place."""
+    block = bytearray(tar.header(name, size))
+    block[156:157] = kind
+    for at, data in (fields or {}).items():
+        block[at : at + len(data)] = data
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def _member(name: bytes, data: bytes = b"", kind: bytes = b"0", fields: dict[int, bytes] | None = None) -> bytes:
+    return _header(name, len(data), kind, fields) + data + bytes(tar.padding(len(data)))
+
+
+def _record(keyword: bytes, value: bytes) -> bytes:
+    rest = b" %b=%b\n" % (keyword, value)
+    return next(b"%d%b" % (n, rest) for n in range(len(rest), len(rest) + 9) if len(b"%d%b" % (n, rest)) == n)
+
+
+def _pax(*records: tuple[bytes, bytes], kind: bytes = b"x", more: bytes = b"") -> bytes:
+    return _member(b"././@PaxHeader", b"".join(_record(*one) for one in records) + more, kind)
+
+
+def _long(name: bytes) -> bytes:
+    return _member(b"././@LongLink", name, b"L")
+
+
+_A, _LAST = _member(b"a.txt", b"one"), _member(b"z.txt", b"zz")
+_ALIKE = {
+    "plain": _A,
+    "GNU's magic": _member(b"a.txt", b"one", fields={257: b"ustar  \0"}),
+    "v7": _member(b"a.txt", b"one", fields={257: bytes(8)}),
+    "prefix": _member(b"a.txt", b"one", fields={345: b"p"}),
+    "base 256": _member(b"a.txt", b"one", fields={124: b"\x80" + (3).to_bytes(11, "big")}),
+    "size after blanks": _member(b"a.txt", b"one", fields={124: b"          3 "}),
+    "pax path": _pax((b"path", b"p.txt")) + _A,
+    "pax size": _pax((b"size", b"3")) + _A,
+    "pax size with zeros": _pax((b"size", b"0003")) + _A,
+    "pax size with many zeros": _pax((b"size", b"0" * 30 + b"3")) + _A,
+    "long name": _long(b"long.txt\0") + _A,
+    "global comment": _pax((b"comment", b"x"), kind=b"g") + _A,
+    "charset": _pax((b"hdrcharset", b"BINARY"), (b"path", b"p.txt")) + _A,
+}
+_NOT_ALIKE = {
+    "global path": _pax((b"path", b"p.txt"), kind=b"g") + _A,
+    "global size": _pax((b"size", b"600"), kind=b"g") + _A,
+    "pax path, GNU name": _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A,
+    "GNU name, pax path": _long(b"g.txt\0") + _pax((b"path", b"p.txt")) + _A,
+    "two GNU names": _long(b"g.txt\0") + _long(b"h.txt\0") + _A,
+    "two pax headers": _pax((b"path", b"p.txt")) + _pax((b"mtime", b"1")) + _A,
+    "path twice": _pax((b"path", b"p.txt"), (b"path", b"q.txt")) + _A,
+    "empty path": _pax((b"path", b"")) + _A,
+    "NUL in a path": _pax((b"path", b"p\0q.txt")) + _A,
+    "another charset": _pax((b"hdrcharset", b"KOI8"), (b"path", b"p.txt")) + _A,
+    "zeros after records": _pax((b"path", b"p.txt"), more=b"\0\0") + _A,
+    "pax size is another": _pax((b"size", b"600")) + _A + bytes(512),
+    "pax size, none in the header": _pax((b"size", b"3")) + _header(b"a.txt") + b"one" + bytes(509),
+    "sparse": _pax((b"GNU.sparse.size", b"600")) + _A,
+    "star's sparse": _pax((b"SCHILY.realsize", b"600")) + _A,
+    "prefix without ustar": _member(b"a.txt", b"one", fields={257: bytes(8), 345: b"p"}),
+    "unknown type": _member(b"a.txt", b"one", b"Z"),
+    "link with bytes": _header(b"l", 512, b"2"),
+    "folder with bytes": _header(b"d", 512, b"5"),
+    "old folder with bytes": _member(b"d/", b"one", b"\0"),
+    "volume with bytes": _member(b"v", b"one", b"V"),
+}
+_REFUSED = {
+    "size 0o5": _member(b"a.txt", b"hello", fields={124: b"0o000000005\0"}),
+    "size 1_0": _member(b"a.txt", b"hello678", fields={124: b"000000001_0\0"}),
+    "size +3": _member(b"a.txt", b"one", fields={124: b"+0000000003\0"}),
+    "size 8": _member(b"a.txt", b"one", fields={124: b"00000000008\0"}),
+    "size with a blank": _member(b"a.txt", b"one", fields={124: b"0000000 003\0"}),
+    "blank size": _member(b"a.txt", b"", fields={124: b" " * 12}),
+    "pax size +3": _pax((b"size", b"+3")) + _A,
+    "pax size 3.0": _pax((b"size", b"3.0")) + _A,
+    "no pax size": _pax((b"size", b"")) + _A,
+    "no pax keyword": _pax((b"", b"x")) + _A,
+    "lone block of zeros": bytes(512) + _A,
+}
+
+
+def _walked(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
+    notes: list[str] = []
+    found = tar_walk.walk(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
+    return [(one.name, one.size) for one in found if one.is_file], notes
+
+
+@pytest.mark.parametrize("name", _ALIKE)
+def test_what_readers_read_alike(name: str, tmp_path: Path) -> None:
+    """Nothing is said of it, and it is read as Python's tarfile and GNU tar read it."""
+    data = _ALIKE[name] + _LAST + tar.TRAILER
+    found, notes = _walked(data)
+    assert notes == []
+    with tarfile.open(fileobj=io.BytesIO(data)) as whole:
+        assert found == [(one.name.encode(), one.size) for one in whole if one.isreg()]
+    (tmp_path / "x.tar").write_bytes(data)
+    listed = subprocess.run(["tar", "tf", "x.tar"], cwd=tmp_path, capture_output=True, check=True).stdout
+    assert listed.splitlines() == [one for one, _ in found]
+
+
+@pytest.mark.parametrize("name", _NOT_ALIKE)
+def test_what_readers_do_not_read_alike(name: str, tmp_path: Path) -> None:
+    """It is a finding of its own, once for each header, and what follows is found."""
+    (tmp_path / "x.tar").write_bytes(_NOT_ALIKE[name] + _LAST + tar.TRAILER)
+    report = verify(tmp_path / "x.tar", VerifyOptions(workers=1))
+    assert set(report.counts) - {"key-unsafe"} == {"readers-differ"}
+    assert _walked(_NOT_ALIKE[name] + _LAST + tar.TRAILER)[0][-1] == (b"z.txt", 2)
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_some_readers_refuse(name: str) -> None:
+    """It is damage: GNU tar or bsdtar does not read it."""
+    with pytest.raises(CorruptShard):
+        _walked(_REFUSED[name] + _LAST + tar.TRAILER)
+
+
+def test_a_pax_path_goes_before_a_long_name() -> None:
+    """As GNU tar, bsdtar and tarfile have it."""
+    data = _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A + tar.TRAILER
+    assert _walked(data)[0] == [(b"p.txt", 3)]
+
+
+def _unsafe(path: Path, *members: tuple[bytes, bytes, bytes]) -> list[str]:
+    """Return what is found in a tar of a sample and members: name, type and where a link leads."""
+    blocks = b"".join(_header(name, 0, kind, {157: link}) for name, kind, link in members)
+    path.write_bytes(_A + blocks + tar.TRAILER)
+    return [one.code for one in verify(path, VerifyOptions(workers=1)).findings]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(b"../../etc/cron", b"0", b"")], [(b"/root/rc", b"0", b"")], [(b"\x1b]0;x\x07", b"0", b"")],
+        [(b"n\xff", b"0", b"")], [(b"d/..", b"5", b"")], [(b"l", b"2", b"/etc")], [(b"l", b"2", b"../x")],
+        [(b"d/l", b"2", b"../../x")], [(b"d/l", b"2", b"e/../../x")], [(b"h", b"1", b"/etc/shadow")],
+        [(b"h", b"1", b"../x")], [(b"l", b"2", b"\x1b[0m")], [(b"dev", b"3", b"")], [(b"fifo", b"6", b"")],
+        [(b"d", b"2", b"e"), (b"d/x.txt", b"0", b"")], [(b"d", b"2", b"e"), (b"d/noext", b"0", b"")],
+    ],
+)  # fmt: skip
+def test_members_that_could_do_harm(members: list[tuple[bytes, bytes, bytes]], tmp_path: Path) -> None:
+    """A member besides samples that leads out of the folder, or is a device, is a finding, and so is what it hides."""
+    assert _unsafe(tmp_path / "x.tar", *members) == ["member-unsafe"]
+
+
+@pytest.mark.parametrize(
+    "member", [(b"README", b"0", b""), (b"d/", b"5", b""), (b"l", b"2", b"a.txt"), (b"d/l", b"2", b"../a.txt"),
+               (b"h", b"1", b"a.txt"), (b"./", b"5", b"")],
+)  # fmt: skip
+def test_members_that_do_no_harm(member: tuple[bytes, bytes, bytes], tmp_path: Path) -> None:
+    """Plain files, folders, and links within the tar are none."""
+    assert _unsafe(tmp_path / "x.tar", member) == []
