@@ -161,7 +161,8 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
     if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
         raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
     digits, last = match[1] or match[3], match[2] or match[4]
-    if max(len(one or "") for one in match.groups()) > _MOST_DIGITS:
+    given = [one for one in match.groups() if one]
+    if any(len(one) > _NAME_LIMIT or len(one.lstrip("0")) > _MOST_DIGITS for one in given):
         raise InvalidRequest(name, "too long a number", expected=f"at most {_MOST_DIGITS} digits")
     if not digits and int(match[5] or 1) > _NAME_LIMIT:
         raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_NAME_LIMIT}")

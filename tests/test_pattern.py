@@ -151,3 +151,12 @@ def test_a_pattern_touches_nothing(tmp_path: os.PathLike[str]) -> None:
     """Reading a pattern makes no folder and no file."""
     parse_pattern(os.path.join(tmp_path, "new", "out-{000..009}.tar"))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["x-{0..9" + "9" * 18 + "}.tar", "x-{" + "9" * 5000 + "..}.tar", "x-%0999999999d.tar"]
+)
+def test_numbers_without_bounds(pattern: str) -> None:
+    """A number that no machine counts with, or wider than any name, is refused before a name is made of it."""
+    with pytest.raises(InvalidRequest):
+        parse_pattern(pattern)

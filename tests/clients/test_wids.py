@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import wids
 
-from .packed import Fields, Packed, payloads_of
+from .packed import Fields, Packed, payloads_of, shardtool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,3 +61,16 @@ def test_the_totals_are_the_files(photos: Packed) -> None:
         (shard.name, shard.stat().st_size) for shard in photos.shards
     ]
     assert sum(one["nsamples"] for one in listed) == len(photos.samples)
+
+
+def test_finds_shards_below(photos: Packed, tmp_path: Path) -> None:
+    """A dataset file in a folder above its shards leads wids to them."""
+    (tmp_path / "all" / "deep").mkdir(parents=True)
+    for shard in photos.shards:
+        shutil.copy(shard, tmp_path / "all" / "deep" / shard.name)
+    shardtool("index", "deep", "--output", ".", "--quiet", cwd=tmp_path / "all")
+    opened = wids.ShardListDataset(
+        str(tmp_path / "all" / "out.json"), cache_dir=str(tmp_path / "cache"), transformations=[]
+    )
+    assert [_sample(opened, place) for place in range(len(opened))] == list(photos.samples.items())
+    opened.close()
