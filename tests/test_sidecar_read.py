@@ -56,6 +56,12 @@ VERBS = {
     "index": ["index", "DATASET", "--workers", "1", "--quiet"],
 }
 
+# One for each way in which a sidecar is read; the last ones replace it.
+READERS = (
+    "verify", "reshard", "inspect --json", "inspect --sample", "inspect --html", "index --export", "create --append",
+    "create --resume", "index",
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -272,9 +278,9 @@ def test_small_sidecars_take_little_memory(what: str, dataset: Path, memory: _Me
     memory.start()
     with pytest.raises(CorruptShard, match="no sidecar"):
         read_sidecar(data, "x.index", size)
-    for verb in VERBS:
+    for verb in READERS:
         code = _outcome(verb, dataset)
-        assert code in (0, 2, 3, 4), verb  # 0: a walk tells what the sidecar does not
+        assert code in (0, 2, 3, 4, 5), verb  # 0: a walk tells what the sidecar does not
         if verb in ("verify", "reshard"):
             assert code == {"verify": 3, "reshard": 4}[verb]
     assert memory.peak() < _MOST
@@ -284,11 +290,11 @@ def test_small_sidecars_take_little_memory(what: str, dataset: Path, memory: _Me
 def test_sidecars_that_lie(what: str, dataset: Path) -> None:
     """A sidecar with nulls, bytes that are no text, or one payload for many fields is refused by name by each verb."""
     _spoil(dataset, LIES[what])
-    for verb in VERBS:
-        assert _outcome(verb, dataset) in (0, 2, 3, 4), verb
-        if verb in ("verify", "reshard"):
-            assert _outcome(verb, dataset) == {"verify": 3, "reshard": 4}[verb]
-            assert not (dataset.parent.parent / "new").exists()
+    assert _outcome("verify", dataset) == 3
+    assert _outcome("reshard", dataset) == 4
+    assert not (dataset.parent.parent / "new").exists()
+    for verb in READERS[2:]:
+        assert _outcome(verb, dataset) in (0, 2, 3, 4, 5), verb
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "device", "dangling link", "link to itself"])
@@ -304,7 +310,7 @@ def test_what_is_no_file(what: str, dataset: Path) -> None:
         path.symlink_to({"device": "/dev/zero", "dangling link": "nowhere", "link to itself": path.name}[what])
     assert _outcome("verify", dataset) == 3
     assert _outcome("reshard", dataset) == 4
-    for verb in VERBS:  # the last ones put a sidecar in its place
+    for verb in READERS[2:]:  # the last ones put a sidecar in its place
         assert _outcome(verb, dataset) in (0, 2, 3, 4, 5, 7), verb
 
 
