@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +20,8 @@ from .test_exports import _ENERGON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shardtool.verbs.verify import Target
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
@@ -187,7 +189,7 @@ def test_a_verdict_is_what_the_reader_does(made: Made, reader: str, monkeypatch:
         pytest.skip("another reader of DALI's: see test_exports.py")
     if reader == "energon" and name.startswith("name ") and name[5:] not in '#:"\\':
         pytest.skip("as the others: seconds each")
-    options = VerifyOptions(target=(reader,), workers=1)
+    options = VerifyOptions(target=(cast("Target", reader),), workers=1)
     counts = {code for file in _dataset_files(folder) for code in verify(file, options).counts}
     fields = sorted({name for _, one in samples for name in one})
     read, said = READERS[reader]
