@@ -63,7 +63,7 @@ DATASETS: dict[str, tuple[dict[str, bytes], str, list[str]]] = {
     "early-field": (_of(_PLAIN) | {"p11.seg": b"1"}, "x-{000..}.tar", []),
     "lacking-field": ({name: data for name, data in _of(_PLAIN).items() if name != "p18.bin"}, "x-{000..}.tar", []),
     "splits": (_of(_PLAIN), "{split}-{0..}.tar", ["--split", "train=0.7,val=0.3"]),
-    "splits-readme": (_of(_PLAIN), "{split}-{0..}.tar", ["--split", "a=0.7,b=0.3", "--export", "huggingface"]),
+    "splits-readme": (_of(_PLAIN), "{split}-{0..}.tar", ["--split", "train=0.7,val=0.3", "--export", "huggingface"]),
     **{f"name {mark}": (_of(_PLAIN), f"x{mark}y-{{000..}}.tar", []) for mark in _MARKS},
     "name .": (_of(_PLAIN), ".x-{000..}.tar", []),
 }  # fmt: skip
