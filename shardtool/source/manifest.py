@@ -78,7 +78,8 @@ class Manifest:
             )
         self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
-        wanted = {*self._roles.meta, *self._roles.texts(), *([options.size] if options.size else [])}
+        used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
+        wanted = {*used, *([options.size] if options.size else [])}
         self._read([name for name in self._light if name in wanted])
         self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
@@ -214,7 +215,7 @@ class Manifest:
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
         new = [name for name in names if name not in self._columns]
-        columns = read_columns(self._source, new, self._roles.texts(), self._roles.values())
+        columns = read_columns(self._source, new, self._roles.texts())
         if self._numbers is not None:
             columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
         found = self._columns | columns
@@ -230,9 +231,11 @@ class Manifest:
         return ""
 
     def _sidecar_names(self) -> list[str]:
-        """Return the columns that go into the sidecars."""
+        """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
         roles = self._roles
-        return [name for name in self._columns if name in {*roles.meta, *roles.paths(), *roles.values()}]
+        used = [*roles.paths(), *roles.values()] if self._options.meta == "all" else []
+        wanted = {*roles.meta, *used}
+        return [name for name in self._columns if name in wanted]
 
     def _sidecar_columns(self) -> Any:
         names = self._sidecar_names()
@@ -248,9 +251,8 @@ class Manifest:
             self._endings = _endings(self._where, found[0], options)
         if roles.path is not None and self._endings is not None:
             checks.check_endings(rows, roles.path, self._endings, roles.field_names())
-        if any(len(places.absolute_places(paths)) for paths in found):
-            found = [places.from_top(paths, self._root) for paths in found]
-            self._root = b"/"
+        found = [places.from_root(paths, self._root) for paths in found]
+        self._columns |= dict(zip(roles.paths(), found, strict=True))  # no output tells where the root lies
         return found
 
     def _find_keys(self, rows: checks.Rows) -> Names:
