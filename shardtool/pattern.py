@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
@@ -24,6 +25,8 @@ DATASET_SUFFIX = ".json"
 FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d")
+_MOST_DIGITS = 18  # of a shard's number: it fits into 64 bits
+_MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
 _LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]")  # what some other tool's pattern has, and no file's name should
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
@@ -151,6 +154,8 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
     if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
         raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
     digits, last = match[1] or match[3], match[2] or match[4]
+    if max(len(one or "") for one in match.groups()) > _MOST_DIGITS or int(match[5] or 0) > _NAME_LIMIT:
+        raise InvalidRequest(name[:100], "a number that no shard can have", expected=_EXAMPLE)
     if digits is None:
         first, width, count = 0, int(match[5] or 1), None
     else:
@@ -169,7 +174,10 @@ def _expand(texts: list[str]) -> list[str]:
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
         try:
-            return [name for text in texts for name in braceexpand(text)]
+            names = [*islice((name for text in texts for name in braceexpand(text)), _MOST_NAMES + 1)]
+            if len(names) > _MOST_NAMES:
+                raise InvalidRequest(" ".join(texts), f"more than {_MOST_NAMES:,} names", expected="one pattern")
+            return names
         except UnbalancedBracesError:
             raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
     return texts

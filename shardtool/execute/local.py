@@ -19,6 +19,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardtool.errors import InvalidRequest, WorkerDied
@@ -76,8 +77,10 @@ class _Worker:
 class LocalPool:
     """Worker processes, to be used in a `with` block; leaving it ends them all.
 
+    At once there are as many as there are cores; more only where there are tasks for them.
+
     Args:
-        workers: How many.
+        workers: How many at most.
         start: `auto` forks where no other thread runs.
 
     Raises:
@@ -88,18 +91,23 @@ class LocalPool:
     def __init__(self, workers: int, start: StartMethod = "auto") -> None:
         if workers < 1:
             raise InvalidRequest("--workers", str(workers), expected="one or more")
-        fork = start == "fork" or (start == "auto" and _may_fork())
+        self._most, self._start = workers, start
         self._workers: list[_Worker] = []
+        for _ in range(min(workers, cores())):
+            self._start_one()
+
+    def _start_one(self) -> _Worker:
+        fork = self._start == "fork" or (self._start == "auto" and _may_fork())
         try:
-            for _ in range(workers):
-                self._workers.append(self._fork() if fork else self._spawn())
+            self._workers.append(self._fork() if fork else self._spawn())
         except OSError as error:
-            where, found = f"worker {len(self._workers) + 1} of {workers}", (error.strerror or str(error)).lower()
+            where, found = f"worker {len(self._workers) + 1} of {self._most}", (error.strerror or str(error)).lower()
             self.close()
             raise WorkerDied(where, f"cannot start: {found}", remedy="Use fewer --workers.") from None
         except BaseException:
             self.close()
             raise
+        return self._workers[-1]
 
     def __enter__(self) -> LocalPool:  # noqa: PYI034 - typing.Self is new in 3.11
         return self
@@ -133,12 +141,16 @@ class LocalPool:
             WorkerDied: A worker was killed, or crashed.
             ShardError: What `function` raised.
         """
-        queue = enumerate(tasks)
+        queue, reports = enumerate(tasks), progress is not None
+        for one in self._workers:
+            self._feed(one, function, queue, reports=reports)
+        if all(one.number is not None for one in self._workers):
+            for first in islice(queue, self._most - len(self._workers)):
+                self._feed(self._start_one(), function, iter([first]), reports=reports)
         poll = select.poll()
         by_fd = {one.results: one for one in self._workers}
-        for one in self._workers:
-            poll.register(one.results, select.POLLIN)
-            self._feed(one, function, queue, reports=progress is not None)
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
         while any(one.number is not None for one in self._workers):
             for fd, _ in poll.poll():
                 one = by_fd[fd]
@@ -154,7 +166,7 @@ class LocalPool:
                 if kind == worker.FAILED:
                     raise value
                 # Before the result is used, so that no worker waits for that.
-                self._feed(one, function, queue, reports=progress is not None)
+                self._feed(one, function, queue, reports=reports)
                 yield number, value
 
     def _feed(

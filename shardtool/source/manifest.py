@@ -29,6 +29,7 @@ from shardtool.source.request import ManifestOptions, is_manifest
 from shardtool.source.roles import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
 from shardtool.source.scan import ALWAYS
 from shardtool.source.table import open_table, read_columns
+from shardtool.source.tablefile import readable
 from shardtool.source.texts import ColumnTexts, render_rows, render_values
 from shardtool.source.values import number_of, numbered
 
@@ -225,9 +226,12 @@ class Manifest:
         """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
         kind = self._source.schema.field(column).type
         if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
-            for batch in self._source.batches([column]):
-                for value in batch.column(0).slice(0, 1).to_pylist():
-                    return ending_of((value or {}).get("path"), self._options.dots)
+            with readable(self._where):
+                for batch in self._source.batches([column]):
+                    first = batch.column(0).slice(0, 1)
+                    first.validate(full=True)
+                    for value in first.to_pylist():
+                        return ending_of((value or {}).get("path"), self._options.dots)
         return ""
 
     def _sidecar_names(self) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,13 +93,13 @@ class DelimitedTable:
         return self._table.select([name for name in self.schema.names if name in columns])
 
     def _typed(self, text: frozenset[str]) -> Any:
-        table = self._read(text, threads=True)
+        table = self._read(text)
         long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
         numbers = [one.name for one in table.schema if pa.types.is_floating(one.type) or pa.types.is_integer(one.type)]
         zeros = numbers if numbers and self._has_zeros() else []
         if not long and not zeros:
             return table
-        texts = self._read(text.union(long, zeros), threads=True)
+        texts = self._read(text.union(long, zeros))
         for name in {*long, *(one for one in zeros if _any(texts[one], _ZEROS))}:
             table = table.set_column(table.column_names.index(name), name, texts[name])
         return table
@@ -125,33 +126,28 @@ class DelimitedTable:
         """Yield record batches of some columns."""
         yield from self.read(columns, ()).select(columns).to_batches()
 
-    def _read(self, text: frozenset[str], *, threads: bool) -> Any:
+    def _read(self, text: frozenset[str]) -> Any:
         from pyarrow import csv as arrow_csv
 
-        ragged = _Ragged()
         convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
-        parse = arrow_csv.ParseOptions(
-            delimiter=self._separator, newlines_in_values=True, invalid_row_handler=ragged.note
-        )
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
 
         def read(block: int) -> Any:
-            options = arrow_csv.ReadOptions(use_threads=threads, block_size=block)
-            ragged.clear()
+            options = arrow_csv.ReadOptions(block_size=block)
             with self._opened() as stream:
                 return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
 
         try:
             table = _in_blocks(read)
         except pa.ArrowInvalid as error:
-            if "Empty CSV" in str(error):  # a header without a newline
+            said = str(error)
+            if "Empty CSV" in said:  # a header without a newline
                 return self.schema.empty_table()
-            if "straddl" in str(error):
+            if "straddl" in said:
                 raise too_long(self.where) from None
+            if "CSV parse error: Expected" in said:
+                raise self._ragged() from None
             raise
-        if ragged.count and threads:
-            return self._read(text, threads=False)  # rows have numbers only without threads
-        if ragged.count:
-            raise self._ragged(ragged)
         self._check_end(table)
         return table
 
@@ -173,36 +169,46 @@ class DelimitedTable:
                 expected="text between two quotation marks, with those inside of it doubled",
             )  # fmt: skip
 
-    def _ragged(self, ragged: _Ragged) -> InvalidRequest:
-        rows = ragged.rows
+    def _ragged(self) -> InvalidRequest:
+        """Return the error for rows with another number of values than the header, found in a second pass."""
+        from pyarrow import csv as arrow_csv
+
+        count, rows = 0, []
+
+        def note(row: Any) -> str:
+            nonlocal count
+            count += 1
+            if len(rows) < _SHOWN:
+                rows.append(row)
+            return "skip"
+
+        names = self.schema.names[:1]
+        convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+
+        def read(block: int) -> Any:
+            nonlocal count
+            count = 0
+            rows.clear()
+            options = arrow_csv.ReadOptions(use_threads=False, block_size=block)  # rows have numbers only without
+            with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
+                text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
+
+        with suppress(pa.ArrowInvalid):
+            _in_blocks(read)
+        if not rows:
+            return InvalidRequest(self.where, "rows with more or fewer values than the header")
         found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
-        shown = rows[0].text.splitlines()[0][:60] if rows[0].text else ""
-        remedy = f"Row {rows[0].number - 1} begins with '{printable(shown)}'."
-        if '"' in shown and "\n" in rows[0].text:
+        first = rows[0].text.encode("latin-1", "replace")
+        shown = printable((first.splitlines() or [b""])[0][:60])
+        remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
+        if '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
         return InvalidRequest(
-            self.where, f"{counted(ragged.count, 'row')} with more or fewer values than the header: "
-            f"{listing(found, total=ragged.count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
+            self.where, f"{counted(count, 'row')} with more or fewer values than the header: "
+            f"{listing(found, total=count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
         )  # fmt: skip
-
-
-class _Ragged:
-    """Rows with another number of values than the header: how many, and the first few."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.rows: list[Any] = []
-
-    def clear(self) -> None:
-        """Forget them."""
-        self.count, self.rows = 0, []
-
-    def note(self, row: Any) -> str:
-        """Take note of a row, and have the reader go on."""
-        self.count += 1
-        if len(self.rows) < _SHOWN:
-            self.rows.append(row)
-        return "skip"
 
 
 def _any(column: Any, pattern: str) -> bool:

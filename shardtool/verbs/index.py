@@ -89,6 +89,8 @@ def export(  # noqa: PLR0913 - what a command line can say
         OutputFailed: They cannot be written.
         WorkerDied: A worker was killed.
     """
+    if workers is not None:
+        check_range("workers", workers)
     source, name = os.path.split(os.fspath(dataset_file))
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:

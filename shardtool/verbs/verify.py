@@ -24,6 +24,7 @@ from shardtool.examine import HASH_SIZE, Examined, Task, examine
 from shardtool.execute.local import LocalPool, cores
 from shardtool.findings import Finding, finding_of
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
+from shardtool.ranges import check_ranges
 from shardtool.reading import ENDINGS, find_dataset, natural, read_small
 from shardtool.sample import counted, output_text
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
@@ -68,6 +69,7 @@ class VerifyOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.quick:
             for name in ("decode", "repair", "source", "target"):
                 if getattr(self, name):
