@@ -175,11 +175,11 @@ def _expand(texts: list[str]) -> list[str]:
 
         try:
             names = [*islice((name for text in texts for name in braceexpand(text)), _MOST_NAMES + 1)]
-            if len(names) > _MOST_NAMES:
-                raise InvalidRequest(" ".join(texts), f"more than {_MOST_NAMES:,} names", expected="one pattern")
-            return names
         except UnbalancedBracesError:
             raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
+        if len(names) > _MOST_NAMES:
+            raise InvalidRequest(" ".join(texts)[:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
+        return names
     return texts
 
 

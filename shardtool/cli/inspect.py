@@ -48,9 +48,7 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
     metavar="N",
     help="Images that are opened for their sizes and modes.",
 )
-@click.option(
-    "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images."
-)
+@click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")

@@ -91,7 +91,9 @@ def shards(command: Command) -> Command:
             help="A sample that fits in no shard: an error, a shard of its own, or left out.",
         ),
         click.option("--shuffle", is_flag=True, help="One global random order."),
-        click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."),
+        click.option(
+            "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
+        ),
     )
 
 

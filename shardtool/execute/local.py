@@ -127,7 +127,7 @@ class LocalPool:
             one.wait()
         self._workers = []
 
-    def map(
+    def map(  # noqa: C901 - one loop over what workers say
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.

@@ -1,9 +1,9 @@
 """JSON lines, looked at before a table is made of them.
 
-The table's reader dies of a line that is no object, and of deep nesting, with the whole process; and it gives each name
-that any line uses a value in every row. So each line must be one object, not nested deeper than `MOST_LEVELS`, and names
-times rows must be in proportion to the bytes. Nothing is parsed for that: brackets, quotes and names are counted, a block
-at a time, and only lines that look odd are read one by one.
+The table's reader dies of a line that is no object, and of deep nesting, with the whole process; and it gives each
+name that any line uses a value in every row. So each line must be one object, not nested deeper than `MOST_LEVELS`, and
+names times rows must be in proportion to the bytes. Nothing is parsed for that: brackets, quotes and names are counted,
+a block at a time, and only lines that look odd are read one by one.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class DelimitedTable:
     def _typed(self, text: frozenset[str]) -> Any:
         table = self._read(text)
         long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
-        numbers = [one.name for one in table.schema if pa.types.is_floating(one.type) or pa.types.is_integer(one.type)]
+        tests = (pa.types.is_floating, pa.types.is_integer)
+        numbers = [one.name for one in table.schema if any(test(one.type) for test in tests)]
         zeros = numbers if numbers and self._has_zeros() else []
         if not long and not zeros:
             return table
@@ -105,7 +106,7 @@ class DelimitedTable:
         return table
 
     def _has_zeros(self) -> bool:
-        """Tell whether there may be a value such as 007, which is no number: seen in the bytes, before a second look."""
+        """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
         before = np.frombuffer(f'{self._separator}\n\r" +-'.encode(), np.uint8)
         last = before[1:2]
         with self._opened() as stream:

@@ -18,6 +18,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, FORMATS, SIDECAR_SUFFIX, sidecar_name
+from shardtool.ranges import check_range
 from shardtool.sample import counted, to_bytes
 from shardtool.storage import open_folder
 from shardtool.verbs.observer import Observer

@@ -20,7 +20,16 @@ from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.parts import FIELDS, payload, read_part
 from shardtool.reading import open_shard, shard_format
 from shardtool.sample import output_text
-from shardtool.verbs.content import IMAGE_LIMIT, MOST_LEVELS, TEXT_LIMIT, content_of, image_fact, json_of, label_of, value_of
+from shardtool.verbs.content import (
+    IMAGE_LIMIT,
+    MOST_LEVELS,
+    TEXT_LIMIT,
+    content_of,
+    image_fact,
+    json_of,
+    label_of,
+    value_of,
+)
 from shardtool.verbs.overview import class_names
 
 if TYPE_CHECKING:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of odd things
 """Tables as nobody should write them, in each format that a manifest may have: for property tests, drawn from a seed."""
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def _text(random: Random, ending: str) -> bytes:
     else:
         separator = "," if ending == ".csv" else "\t"
         width = random.choice((1, 2, 3, 12_000))
-        header = random.choices(_NAMES[:6], k=width) if random.random() < 0.1 else [f"path{at or ''}" for at in range(width)]
+        header = (
+            random.choices(_NAMES[:6], k=width) if random.random() < 0.1 else [f"path{at or ''}" for at in range(width)]
+        )
         cells = _CELLS if width < 10 else _CELLS[:3]
         rows = [[random.choice(cells) for _ in header] for _ in range(random.randint(0, 3))]
         text = "\n".join(separator.join(row) for row in [header, *rows])

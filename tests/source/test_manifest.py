@@ -429,14 +429,15 @@ def test_links_stay_inside(tmp_path: Path) -> None:
 def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
     """`--allow-outside` follows every link and path; an absolute path outside counts from the root, by `..`."""
     path = _linked(tmp_path)
-    manifest, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
+    _, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
     assert entries.size.tolist() == [3, 7, 7, 7]
     assert entries.root == os.fsencode(path.parent) + b"/"
     away = tmp_path / "outside" / "o.jpg"
     path.write_text(f"id,path\n1,imgs/1.jpg\n2,{away}\n3,../outside/o.jpg\n4,{path.parent}/imgs/3.jpg\n")
-    manifest, entries = _entries(path, allow_outside=True)
+    _, entries = _entries(path, allow_outside=True)
     assert entries.root == os.fsencode(path.parent) + b"/"
-    assert [os.path.getsize(entries.root + entries.path(row)) for row in range(4)] == entries.size.tolist() == [3, 7, 7, 9]
+    sizes = [os.path.getsize(entries.root + entries.path(row)) for row in range(4)]
+    assert sizes == entries.size.tolist() == [3, 7, 7, 9]
     inside, outside = ["imgs/1.jpg", "imgs/3.jpg"], ["../outside/o.jpg"] * 2
     assert entries.columns["path"].to_pylist() == [inside[0], *outside, inside[1]]
 
@@ -587,3 +588,39 @@ def test_without_pandas(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "t.parquet")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("meta", ["all", "none", ("path",)])
+@pytest.mark.parametrize("outside", [False, True])
+def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_path: Path) -> None:
+    """The same manifest with another absolute prefix gives the same paths and columns, and none of them is absolute."""
+    found = []
+    for name in ("one", "another/place"):
+        root = tmp_path / name / "r"
+        write_tree(root, {"imgs/1.jpg": b"one"})
+        write_tree(root.parent / "away", {"2.jpg": b"two"})
+        second = root.parent / "away" / "2.jpg" if outside else root / "gone.jpg"
+        (root / "t.csv").write_text(f"key,path\na,{root}/imgs/1.jpg\nb,{second}\n")
+        _, entries = _entries(str(root / "t.csv"), meta=meta, allow_outside=outside)
+        columns = None if entries.columns is None else entries.columns.to_pydict()
+        assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
+        paths = [entries.path(row) for row in range(len(entries.code))]
+        found.append((columns, paths, [one.path for one in entries.left_out]))
+    assert found[0] == found[1]
+    assert found[0][2] == ([] if outside else ["gone.jpg"])
+
+
+def test_a_path_of_any_depth(tmp_path: Path) -> None:
+    """A path of more parts than Python has calls is a file that is not there, like any other."""
+    path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
+    _, entries = _entries(path)
+    assert [one.code for one in entries.left_out] == ["vanished"]
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
+    path = _table(tmp_path / "t.csv", "")
+    for count, said in ((3000, ""), (10_001, "10,001 columns; expected at most 10,000"), (200_000, "200,000 columns")):
+        header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
+        path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
+        assert said in _error(path) if said else len(_entries(path)[1].columns.column_names) == count

@@ -48,7 +48,7 @@ def _use(source: Any, options: dict[str, Any]) -> None:
             texts.span(0, len(entries))
         manifest.write_binary(_Sink())
     except (InvalidRequest, SampleFailed) as error:
-        assert "\n" not in str(error)
+        assert "\n" not in str(error)  # noqa: PT017 - it may be read, too
     except MemoryError:  # what a damaged Arrow file claims is asked of the system, which has not so much
         pass
 
@@ -62,33 +62,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32), ending=st.sampled_from(ENDINGS), options=st.sampled_from(OPTIONS))
 def test_any_file_is_a_manifest_or_refused(seed: int, ending: str, options: dict[str, Any], folder: Path) -> None:
     """Whatever bytes a manifest has, it is packed, or refused in a line of ours: nothing else comes of it."""
     path = folder / f"odd{ending}"
-    path.write_bytes(odd_file(Random(seed), ending))
+    path.write_bytes(odd_file(Random(seed), ending))  # noqa: S311
     _use(str(path), options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS))
 def test_any_table_in_memory_is_a_manifest_or_refused(seed: int, options: dict[str, Any]) -> None:
     """Whatever types and names the columns of a table have, it is a manifest, or refused in a line of ours."""
-    _use(odd_table(Random(seed)), options)
+    _use(odd_table(Random(seed)), options)  # noqa: S311
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), ending=st.sampled_from(ENDINGS))
 def test_any_file_is_joined_or_refused(seed: int, ending: str, folder: Path) -> None:
     """The same of a table that is joined, and of fields that are made of its columns."""
     path = folder / f"join{ending}"
-    path.write_bytes(odd_file(Random(seed), ending))
+    path.write_bytes(odd_file(Random(seed), ending))  # noqa: S311
     entries = joinable({"a.txt": {}, "b.txt": {}}, pa.table({"v": ["x", "y"]}))
     try:
         joined = join(entries, str(path), "path")
         set_fields(joined.entries, (("f", "v"),), ())
     except InvalidRequest as error:
-        assert "\n" not in str(error)
+        assert "\n" not in str(error)  # noqa: PT017 - it may be read, too
     except MemoryError:  # as above
         pass
