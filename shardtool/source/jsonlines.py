@@ -97,7 +97,7 @@ class _Block:
         return self.data[int(self.starts[at]) : int(self.ends[at])].strip(_WHITE)
 
     def _find_blank(self) -> NDArray[np.bool_]:
-        found = self.ends - self.starts == 0
+        found: NDArray[np.bool_] = self.ends - self.starts == 0
         for at in np.flatnonzero(~found & (self.codes[np.minimum(self.starts, len(self.codes) - 1)] <= _WHITE[0])):
             found[at] = not self.line(int(at))
         return found
@@ -148,7 +148,7 @@ class _Block:
         bad = (depth > MOST_LEVELS) | (depth < 0) | ((depth == 0) & (places != last[lines]))
         found: NDArray[np.bool_] = np.bincount(lines[bad], minlength=count) == 0
         ended = np.bincount(lines[depth == 0], minlength=count) == 1
-        return found & ended
+        return np.logical_and(found, ended)
 
 
 def read_line(where: str, number: int, line: bytes) -> dict[str, Any]:

@@ -174,7 +174,8 @@ class DelimitedTable:
         """Return the error for rows with another number of values than the header, found in a second pass."""
         from pyarrow import csv as arrow_csv
 
-        count, rows = 0, []
+        count = 0
+        rows: list[Any] = []
 
         def note(row: Any) -> str:
             nonlocal count

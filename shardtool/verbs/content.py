@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from shardtool.format.tfrecord_walk import numbers_of
 
@@ -131,7 +132,7 @@ def json_of(data: bytes) -> object | None:
         found: object = json.loads(data)
     except ValueError:
         return None
-    level = [found]
+    level: list[Any] = [found]
     for _ in range(MOST_LEVELS + 1):
         level = [one for one in level if isinstance(one, dict | list)]
         level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]

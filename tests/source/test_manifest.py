@@ -620,7 +620,11 @@ def test_a_path_of_any_depth(tmp_path: Path) -> None:
 def test_many_columns(tmp_path: Path) -> None:
     """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
     path = _table(tmp_path / "t.csv", "")
-    for count, said in ((3000, ""), (10_001, "10,001 columns; expected at most 10,000"), (200_000, "200,000 columns")):
+    for count, said in (
+        (3000, ""),
+        (10_001, "10,001 columns; expected at most 10,000"),
+        (200_000, "columns; expected at most 10,000"),
+    ):
         header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
         path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
         assert said in _error(path) if said else len(_entries(path)[1].columns.column_names) == count
