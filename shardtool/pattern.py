@@ -171,6 +171,9 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
 def _expand(texts: list[str]) -> list[str]:
     """Expand what braces are left: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand holds a range as a whole
+            if max(map(len, match.groups())) > _MOST_DIGITS or abs(int(match[2]) - int(match[1])) >= _MOST_NAMES:
+                raise InvalidRequest(match[0][:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
         try:

@@ -148,7 +148,8 @@ class _Block:
         bad = (depth > MOST_LEVELS) | (depth < 0) | ((depth == 0) & (places != last[lines]))
         found: NDArray[np.bool_] = np.bincount(lines[bad], minlength=count) == 0
         ended = np.bincount(lines[depth == 0], minlength=count) == 1
-        return np.logical_and(found, ended)
+        sound: NDArray[np.bool_] = found & ended
+        return sound
 
 
 def read_line(where: str, number: int, line: bytes) -> dict[str, Any]:
