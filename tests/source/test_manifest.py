@@ -620,7 +620,7 @@ def test_a_path_of_any_depth(tmp_path: Path) -> None:
 def test_many_columns(tmp_path: Path) -> None:
     """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
     path = _table(tmp_path / "t.csv", "")
-    for count, said in (  # noqa: E501
+    for count, said in (
         (3000, ""),
         (10_001, "10,001 columns; expected at most 10,000"),
         (200_000, "columns; expected at most 10,000"),
