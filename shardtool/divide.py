@@ -104,18 +104,22 @@ class Splits:
 
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
-    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80,val=20` means the same.
+    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80%,val=20%`, or without %, mean the same.
 
     Raises:
         InvalidRequest: No such list, unsafe names, or shares that are neither 1 nor 100 in all.
     """
-    found = []
+    found, marks = [], set()
     for part in text.split(","):
         name, _, number = (one.strip() for one in part.partition("="))
+        number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
+        marks.add(mark)
         if not name or not _NUMBER.fullmatch(number):
             raise InvalidRequest("--split", f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
         found.append((name, number))
-    percent = sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
+    if len(marks) > 1:
+        raise InvalidRequest("--split", f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
+    percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
     shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
     _check_shares(shares)
     return shares

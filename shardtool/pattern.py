@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
@@ -25,6 +26,7 @@ DATASET_SUFFIX = ".json"
 FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
+_MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
 _MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
 # What some other tool's pattern has, and no file's name should.
@@ -181,12 +183,18 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
 def _expand(texts: list[str]) -> list[str]:
     """Expand what braces are left: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand holds a range as a whole
+            if max(map(len, match.groups())) > _MOST_DIGITS or abs(int(match[2]) - int(match[1])) >= _MOST_NAMES:
+                raise InvalidRequest(match[0][:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
         try:
-            return [name for text in texts for name in braceexpand(text)]
+            names = [*islice((name for text in texts for name in braceexpand(text)), _MOST_NAMES + 1)]
         except UnbalancedBracesError:
             raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
+        if len(names) > _MOST_NAMES:
+            raise InvalidRequest(" ".join(texts)[:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
+        return names
     return texts
 
 

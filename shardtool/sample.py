@@ -31,6 +31,7 @@ NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path;
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
+_MOST_BYTES = 10**18  # sums of a few stay within 64 bits
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _STEP = 1000
 
@@ -49,15 +50,18 @@ def parse_size(text: str | int) -> int:
     """Return bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a bare number is bytes.
 
     Raises:
-        InvalidRequest: `text` is no size, or is zero.
+        InvalidRequest: `text` is no size, is zero, or over 10^18.
     """
-    match = _SIZE.fullmatch(str(text))
+    shown = str(text) if not isinstance(text, int) or abs(text) <= _MOST_BYTES else "a huge number"
+    match = _SIZE.fullmatch(shown)
     size = 0
     if match:
         number, power, binary = match.groups()
         size = int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])
-    if size < 1:
-        raise InvalidRequest(f"size {str(text)!r}", "no size", expected="a number and a unit, such as 500MB or 1.5GiB")
+    if not 1 <= size <= _MOST_BYTES:
+        found = "no size" if size < 1 else "too large a size"
+        expected = "a number and a unit, such as 500MB or 1.5GiB" if size < 1 else "1 EB at most, which is 1000PB"
+        raise InvalidRequest(f"size {shown[:100]!r}", found, expected=expected)
     return size
 
 

@@ -251,11 +251,8 @@ def _table(index: ShardIndex) -> Any:
         number_array(np.diff(first).astype(np.uint64)),
         pa.ListArray.from_arrays(number_array(starts.astype(np.int32)), fields, type=SCHEMA.field("__fields__").type),
     ]
-    schema = SCHEMA
-    for name, values in index.columns.items():
-        columns.append(values)
-        schema = schema.append(pa.field(name, values.type))
-    return pa.Table.from_arrays(columns, schema=schema)
+    more = [pa.field(name, values.type) for name, values in index.columns.items()]
+    return pa.Table.from_arrays([*columns, *index.columns.values()], schema=pa.schema([*SCHEMA, *more]))
 
 
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:

@@ -56,6 +56,7 @@ def by_key(keys: list[bytes], splits: Splits) -> dict[bytes, str]:
     ("text", "means"),
     [
         ("train=0.8,val=0.1,test=0.1", [("train", "0.8"), ("val", "0.1"), ("test", "0.1")]),
+        ("train=80%,val=10 %,test=10%", [("train", "0.80"), ("val", "0.10"), ("test", "0.10")]),
         ("train=80,val=10,test=10", [("train", "0.80"), ("val", "0.10"), ("test", "0.10")]),
         (" train = .9 , val=0.1 ", [("train", "0.9"), ("val", "0.1")]),
         ("all=1", [("all", "1")]),
@@ -88,6 +89,8 @@ def test_shares(text: str, means: list[tuple[str, str]]) -> None:
         ("train=0.8,val=0.1", "0.9 in all"),
         ("train=8,val=1,test=1", "10 in all"),
         ("train=80,val=10,test=11", "101 in all"),
+        ("train=80%,val=20", "some shares with % and some without"),
+        ("train=0.8%,val=0.2%", "0.01 in all"),
         ("train=0.5,train=0.5", "train twice"),
         ("train=0.5,Train=0.5", "train and Train"),
         ("a/b=0.5,..=0.5", "'a/b', '..'"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, common, dividing, if_exists, running, shards
+from shardtool.cli.options import Sectioned, Whole, common, dividing, if_exists, running, shards
 
 
 class _Create(Sectioned):
@@ -76,7 +76,7 @@ class _Create(Sectioned):
 )  # fmt: skip
 @click.option("--only-larger", is_flag=True, help="Never enlarge.")
 @click.option("--encode", type=click.Choice(["jpg", "png", "webp"]), help="Into this format.")
-@click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="Of jpg and webp. [default: 90]")
+@click.option("--quality", type=Whole("quality"), metavar="N", help="Of jpg and webp. [default: 90]")
 @click.option("--image", "images", multiple=True, metavar="FIELD", help="These fields are images. [default: by ending]")
 @click.option("--mask", "masks", multiple=True, metavar="FIELD", help="These are images of labels: never blended.")
 @click.option("--probe", is_flag=True, help="Width, height and mode go into the sidecars.")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardtool.cli.options import Whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,7 +27,7 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
     metavar="KEY|N",
     help="Show this sample: its key, or its number from 0; repeatable.",
 )
-@click.option("--head", type=click.IntRange(1), metavar="N", help="Show the first N samples, a line each.")
+@click.option("--head", type=Whole("head"), metavar="N", help="Show the first N samples, a line each.")
 @click.option("--keys", "only_keys", is_flag=True, help="Print all keys, one a line.")
 @click.option(
     "--extract",
@@ -39,15 +41,13 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
 @click.option("--full", is_flag=True, help="Read the index of every shard, above four million samples, too.")
 @click.option(
     "--looks",
-    type=click.IntRange(0),
+    type=Whole("looks"),
     default=256,
     show_default=True,
     metavar="N",
     help="Images that are opened for their sizes and modes.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of the choice of images."
-)
+@click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import EXPORTS
+from shardtool.ranges import RANGES
 from shardtool.sample import parse_size
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from shardtool.publish import IfExists
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
 
@@ -29,6 +32,21 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
             return parse_size(value)
         except InvalidRequest as error:
             self.fail(f"{error.found}: {value!r}, expected {error.expected}", param, ctx)
+
+
+class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """A whole number, in the range that `RANGES` has for an option."""
+
+    name = "integer"
+
+    def __init__(self, option: str) -> None:
+        self._range = click.IntRange(*RANGES[option])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number that `value` is."""
+        if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):  # int() knows more digits than people type
+            self.fail(f"{value!r} is no whole number of at most 30 digits.", param, ctx)
+        return self._range.convert(value, param, ctx)  # type: ignore[no-any-return,unused-ignore]
 
 
 class Sectioned(click.Command):
@@ -56,11 +74,11 @@ def shards(command: Command) -> Command:
     return _add(
         command,
         click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]"),
-        click.option("--max-count", type=click.IntRange(1), metavar="N", help="Samples in a shard at most."),
+        click.option("--max-count", type=Whole("max_count"), metavar="N", help="Samples in a shard at most."),
         click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one."),
         click.option(
             "--shards-multiple-of",
-            type=click.IntRange(1),
+            type=Whole("shards_multiple_of"),
             default=1,
             metavar="N",
             help="So that ranks x workers divide them.",
@@ -73,7 +91,9 @@ def shards(command: Command) -> Command:
             help="A sample that fits in no shard: an error, a shard of its own, or left out.",
         ),
         click.option("--shuffle", is_flag=True, help="One global random order."),
-        click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of --shuffle and --split."),
+        click.option(
+            "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
+        ),
     )
 
 
@@ -144,7 +164,7 @@ def common(command: Command) -> Command:
     """Add what every verb has."""
     return _add(
         command,
-        click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes. [default: the cores]"),
+        click.option("--workers", type=Whole("workers"), metavar="N", help="Processes. [default: the cores]"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
         click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Size, common, dividing, if_exists, running, shards
+from shardtool.cli.options import Sectioned, Size, Whole, common, dividing, if_exists, running, shards
 from shardtool.reading import ENDINGS
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PATTERN = re.compile(r"[{<%]")
 _MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
-_NUMBERED = re.compile(r"(.*?)(\d+)(\.[^/\d]*)", re.ASCII | re.DOTALL)
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 
 class _Reshard(Sectioned):
@@ -94,7 +94,7 @@ def _follows(one: str, other: str) -> bool:
     "size, fields.",
 )  # fmt: skip
 @click.option("--sample", metavar="SHARE", help="This share of the samples, by the hash of the key: 0.01 or 1%.")
-@click.option("--head", type=click.IntRange(1), metavar="N", help="The first N samples.")
+@click.option("--head", type=Whole("head"), metavar="N", help="The first N samples.")
 @click.option(
     "--on-duplicate", type=click.Choice(["error", "rename", "first", "last"]), default="error", show_default=True,
     help="Samples with one key: an error, new names (KEY-2), or only one stays.",

@@ -19,6 +19,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory
@@ -77,8 +78,10 @@ class _Worker:
 class LocalPool:
     """Worker processes, to be used in a `with` block; leaving it ends them all.
 
+    At once there are as many as there are cores; more only where there are tasks for them.
+
     Args:
-        workers: How many.
+        workers: How many at most.
         start: `auto` forks where no other thread runs.
         again: What to do after a worker has died.
 
@@ -91,14 +94,18 @@ class LocalPool:
     def __init__(self, workers: int, start: StartMethod = "auto", again: str = "Run the same command again.") -> None:
         if workers < 1:
             raise InvalidRequest("--workers", str(workers), expected="one or more")
-        fork = start == "fork" or (start == "auto" and _may_fork())
         self._again = again
+        self._most, self._start = workers, start
         self._workers: list[_Worker] = []
+        for _ in range(min(workers, cores())):
+            self._start_one()
+
+    def _start_one(self) -> _Worker:
+        fork = self._start == "fork" or (self._start == "auto" and _may_fork())
         try:
-            for _ in range(workers):
-                self._workers.append(self._fork() if fork else self._spawn())
+            self._workers.append(self._fork() if fork else self._spawn())
         except OSError as error:
-            where, found = f"worker {len(self._workers) + 1} of {workers}", (error.strerror or str(error)).lower()
+            where, found = f"worker {len(self._workers) + 1} of {self._most}", (error.strerror or str(error)).lower()
             self.close()
             if is_out_of_memory(error):
                 raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_FEWER}") from None
@@ -106,6 +113,7 @@ class LocalPool:
         except BaseException:
             self.close()
             raise
+        return self._workers[-1]
 
     def __enter__(self) -> LocalPool:  # noqa: PYI034 - typing.Self is new in 3.11
         return self
@@ -125,7 +133,7 @@ class LocalPool:
             one.wait()
         self._workers = []
 
-    def map(
+    def map(  # noqa: C901 - one loop over what workers say
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
@@ -141,12 +149,16 @@ class LocalPool:
             OutOfMemory: There was no memory for a task.
             Bug: `function` raised something else.
         """
-        queue = enumerate(tasks)
+        queue, reports = enumerate(tasks), progress is not None
+        for one in self._workers:
+            self._feed(one, function, queue, reports=reports)
+        if all(one.number is not None for one in self._workers):
+            for first in islice(queue, self._most - len(self._workers)):
+                self._feed(self._start_one(), function, iter([first]), reports=reports)
         poll = select.poll()
         by_fd = {one.results: one for one in self._workers}
-        for one in self._workers:
-            poll.register(one.results, select.POLLIN)
-            self._feed(one, function, queue, reports=progress is not None)
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
         while any(one.number is not None for one in self._workers):
             for fd, _ in poll.poll():
                 one = by_fd[fd]
@@ -162,7 +174,7 @@ class LocalPool:
                 if kind == worker.FAILED:
                     raise value
                 # Before the result is used, so that no worker waits for that.
-                self._feed(one, function, queue, reports=progress is not None)
+                self._feed(one, function, queue, reports=reports)
                 yield number, value
 
     def _feed(

@@ -136,9 +136,9 @@ def one_chunk(column: Any) -> Any:
 
 def compact(table: Any) -> Any:
     """Return a table with one chunk a column; those of `table` are given up one by one, if nobody else holds it."""
-    names, columns = table.column_names, []
-    for _ in names:
-        columns.append(one_chunk(table.column(0)))
-        table = table.remove_column(0)
+    names, columns, left = table.column_names, [], table.columns[::-1]
+    del table
+    while left:
+        columns.append(one_chunk(left.pop()))
     pa.default_memory_pool().release_unused()
     return pa.Table.from_arrays(columns, names)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shardtool.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import NAME_LIMIT, counted
+from shardtool.sample import NAME_LIMIT, counted, is_utf8
 from shardtool.source import buffers, keys, places
 from shardtool.source.roles import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
 from shardtool.source.rows import rows_text
@@ -69,33 +69,29 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
 
 
-def check_utf8(where: str, columns: Mapping[str, Any]) -> None:
-    """Refuse text that is no UTF-8; pyarrow does not look.
+def check_sound(where: str, name: str, column: Any) -> None:
+    """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
 
     Raises:
-        InvalidRequest: There is such text.
+        InvalidRequest: It is not.
     """
-    for name, column in columns.items():
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            bad = _undecodable(column) if is_text(column.type) else np.zeros(0, np.int64)
-            Rows(where, columns, None).refuse(
-                bad, f"column {name!r}: text that is no UTF-8", expected="UTF-8",
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column.validate()
+            Rows(where, {}, None).refuse(
+                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
                 remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
             )  # fmt: skip
-            raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+        raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
 
 
 def _undecodable(column: Any) -> NDArray[np.int64]:
-    bad = []
     wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    for at, value in enumerate(column.view(wide).to_pylist()):
-        try:
-            (value or b"").decode()
-        except UnicodeDecodeError:
-            bad.append(at)
-    return np.array(bad, np.int64)
+    values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
+    return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)
 
 
 def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:

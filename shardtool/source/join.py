@@ -30,8 +30,6 @@ from shardtool.source.texts import ColumnTexts, has_text, render_values
 from shardtool.source.values import large_places, missing_places, nul_places, number_of, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from numpy.typing import NDArray
 
     from shardtool.sample import Number
@@ -64,7 +62,7 @@ class Joined:
     notes: tuple[str, ...]
 
 
-def join(entries: Entries, table: Any, on: str, values: Collection[str] = ()) -> Joined:
+def join(entries: Entries, table: Any, on: str) -> Joined:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the dataset has a column of metadata called `on`, with what that
@@ -74,7 +72,6 @@ def join(entries: Entries, table: Any, on: str, values: Collection[str] = ()) ->
         entries: The samples.
         table: See `open_table`.
         on: The table's column of keys.
-        values: Columns that fields will be made of: in a CSV they stay text, but for numbers, as in a manifest.
 
     Raises:
         InvalidRequest: The table cannot be read, its keys are no keys, no row matches, or a column cannot be joined.
@@ -83,7 +80,7 @@ def join(entries: Entries, table: Any, on: str, values: Collection[str] = ()) ->
     names = _check_columns(source, on)
     had = {} if entries.columns is None else {one.name: one.type for one in entries.columns.schema}
     texts = {name for name in names if name in had and is_text(had[name])}
-    columns = read_columns(source, [on, *names], {on, *texts, *values}, set(values) - texts)
+    columns = read_columns(source, [on, *names], {on, *texts})
     for name in names:
         if not has_text(columns[name].type):
             raise _no_metadata(source, [name], str(columns[name].type))

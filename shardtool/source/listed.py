@@ -117,10 +117,13 @@ class _Look:
 
     def folder(self, prefix: bytes) -> _Folder:
         """Return what is known of a folder, relative to the root and ending in a slash."""
-        known = self._folders.get(prefix)
-        if known is None:
-            above = self.folder(prefix[: prefix.rfind(b"/", 0, -1) + 1])
-            known = self._folders[prefix] = self._below(above, prefix)
+        new = []
+        while prefix not in self._folders:  # no recursion: a path may have a thousand parts
+            new.append(prefix)
+            prefix = prefix[: prefix.rfind(b"/", 0, -1) + 1]
+        known = self._folders[prefix]
+        for below in reversed(new):
+            known = self._folders[below] = self._below(known, below)
         return known
 
     def _below(self, above: _Folder, prefix: bytes) -> _Folder:

@@ -29,6 +29,7 @@ from shardtool.source.request import ManifestOptions, is_manifest
 from shardtool.source.roles import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
 from shardtool.source.scan import ALWAYS
 from shardtool.source.table import open_table, read_columns
+from shardtool.source.tablefile import readable
 from shardtool.source.texts import ColumnTexts, render_rows, render_values
 from shardtool.source.values import number_of, numbered
 
@@ -78,7 +79,8 @@ class Manifest:
             )
         self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
-        wanted = {*self._roles.meta, *self._roles.texts(), *([options.size] if options.size else [])}
+        used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
+        wanted = {*used, *([options.size] if options.size else [])}
         self._read([name for name in self._light if name in wanted])
         self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
@@ -215,7 +217,7 @@ class Manifest:
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
         new = [name for name in names if name not in self._columns]
-        columns = read_columns(self._source, new, self._roles.texts(), self._roles.values())
+        columns = read_columns(self._source, new, self._roles.texts())
         if self._numbers is not None:
             columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
         found = self._columns | columns
@@ -225,15 +227,20 @@ class Manifest:
         """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
         kind = self._source.schema.field(column).type
         if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
-            for batch in self._source.batches([column]):
-                for value in batch.column(0).slice(0, 1).to_pylist():
-                    return ending_of((value or {}).get("path"), self._options.dots)
+            with readable(self._where):
+                for batch in self._source.batches([column]):
+                    first = batch.column(0).slice(0, 1)
+                    first.validate(full=True)
+                    for value in first.to_pylist():
+                        return ending_of((value or {}).get("path"), self._options.dots)
         return ""
 
     def _sidecar_names(self) -> list[str]:
-        """Return the columns that go into the sidecars."""
+        """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
         roles = self._roles
-        return [name for name in self._columns if name in {*roles.meta, *roles.paths(), *roles.values()}]
+        used = [*roles.paths(), *roles.values()] if self._options.meta == "all" else []
+        wanted = {*roles.meta, *used}
+        return [name for name in self._columns if name in wanted]
 
     def _sidecar_columns(self) -> Any:
         names = self._sidecar_names()
@@ -249,9 +256,8 @@ class Manifest:
             self._endings = _endings(self._where, found[0], options)
         if roles.path is not None and self._endings is not None:
             checks.check_endings(rows, roles.path, self._endings, roles.field_names())
-        if any(len(places.absolute_places(paths)) for paths in found):
-            found = [places.from_top(paths, self._root) for paths in found]
-            self._root = b"/"
+        found = [places.from_root(paths, self._root) for paths in found]
+        self._columns |= dict(zip(roles.paths(), found, strict=True))  # no output tells where the root lies
         return found
 
     def _find_keys(self, rows: checks.Rows) -> Names:

@@ -60,12 +60,15 @@ def upward_places(paths: Any) -> NDArray[np.int64]:
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
 
-def from_top(paths: Any, root: bytes) -> Any:
-    """Return `relative` paths as they count from `/`."""
-    top = os.path.abspath(os.fsdecode(root)).strip("/")
-    outside = pc.starts_with(paths, "/")
-    inside = pc.binary_join_element_wise(buffers.text(f"{top}/" if top else ""), _large(paths), _EMPTY)
-    return pc.if_else(outside, pc.replace_substring_regex(_large(paths), "^/+", ""), inside)
+def from_root(paths: Any, root: bytes) -> Any:
+    """Return `relative` paths that lead elsewhere as they count from `root`, by `..` from where it really lies."""
+    if not len(absolute_places(paths)):
+        return paths
+    folder, up = os.path.realpath(os.fsdecode(root)), ""
+    while folder != "/":
+        folder, up = os.path.dirname(folder), f"{up}../"
+        paths = pc.replace_substring_regex(_large(paths), f"^{re.escape(folder.rstrip('/'))}/+", up)
+    return paths
 
 
 def _large(paths: Any) -> Any:

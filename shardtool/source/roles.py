@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class Roles:
 
     def texts(self) -> list[str]:
         """Return the columns that must stay text where types are inferred."""
-        return [name for name in (self.key, *self.paths(), *self.values(), *self.streamed()) if name is not None]
+        return [name for name in (self.key, *self.paths(), *self.streamed()) if name is not None]
 
     def streamed(self) -> list[str]:
         """Return the columns of bytes, which are not read whole."""
@@ -109,8 +110,12 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
-    rest = [one for one in schema.names if one not in {key, *payload} and not is_index(one)]
-    meta = tuple(one for one in schema.names if one in options.meta) if isinstance(options.meta, tuple) else tuple(rest)
+    if isinstance(options.meta, tuple):
+        asked = {*options.meta}
+        meta = tuple(one for one in schema.names if one in asked)
+    else:
+        used = {key, *payload}
+        meta = tuple(one for one in schema.names if one not in used and not is_index(one))
     first = path if path is not None else next((column for _, column in options.files), None)
     roles = Roles(
         key=None if key == first else key,
@@ -192,7 +197,7 @@ def check_names(name: str, columns: list[str]) -> None:
             expected="a name for each",
             remedy="pandas writes its index like that: df.to_csv(..., index=False) does not.",
         )  # fmt: skip
-    twice = sorted({repr(column) for column in columns if columns.count(column) > 1})
+    twice = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
     if twice:
         raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from shardtool.arrow import number_array
 from shardtool.source import buffers
 from shardtool.source.roles import is_wrapped_bytes
+from shardtool.source.tablefile import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,10 +68,12 @@ def write(
 
 def _arrays(table: Table, columns: list[str]) -> Iterator[list[Any]]:
     """Yield the values of columns, some rows at a time."""
-    for batch in table.batches(columns):
-        for first in range(0, batch.num_rows, _ROWS):
-            some = batch.slice(first, _ROWS)
-            yield [_bytes_of(some.column(at)) for at in range(len(columns))]
+    with readable(table.where):
+        for batch in table.batches(columns):
+            for first in range(0, batch.num_rows, _ROWS):
+                some = batch.slice(first, _ROWS)
+                some.validate(full=True)  # offsets that lead elsewhere would be followed
+                yield [_bytes_of(some.column(at)) for at in range(len(columns))]
 
 
 def _bytes_of(array: Any) -> Any:

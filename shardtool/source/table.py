@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -15,12 +16,13 @@ import pyarrow as pa
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
 from shardtool.source import buffers
-from shardtool.source.checks import check_utf8
+from shardtool.source.checks import check_sound
+from shardtool.source.limits import check_shape
 from shardtool.source.request import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
-from shardtool.source.roles import PATH_NAMES
+from shardtool.source.roles import PATH_NAMES, check_names
 from shardtool.source.rows import mixed_types
 from shardtool.source.tablefile import ArrowTable, ParquetTable, base_name, folder_of, readable
-from shardtool.source.textfile import DelimitedTable, numbers_of, read_json_lines, read_list
+from shardtool.source.textfile import DelimitedTable, read_json_lines, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -36,14 +38,12 @@ class Table(Protocol):
         where: What the user called it.
         folder: What relative paths in it count from.
         schema: Its columns.
-        untyped: Whether it holds text only, and types are inferred.
     """
 
     name: str
     where: str
     folder: str
     schema: Any
-    untyped: bool
 
     def read(self, columns: Collection[str], text: Collection[str]) -> Any:
         """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
@@ -63,11 +63,16 @@ def open_table(source: Any, named: Collection[str]) -> Table:
         named: The columns that the request names: where there are any, standard input is a table.
 
     Raises:
-        InvalidRequest: There is none, or it cannot be read.
+        InvalidRequest: There is none, it cannot be read, or it has too many columns, or one that is nested too deep.
     """
-    if not isinstance(source, str | os.PathLike):
-        return _in_memory(source)
-    path = os.fspath(source)
+    table = _in_memory(source) if not isinstance(source, str | os.PathLike) else _open_path(os.fspath(source), named)
+    with readable(table.where):  # names may be no UTF-8
+        check_names(table.where, table.schema.names)
+        check_shape(table.where, table.schema)
+    return table
+
+
+def _open_path(path: str, named: Collection[str]) -> Table:
     if path == "-":
         return _standard_input(sys.stdin.buffer.read(), named)
     if not os.path.exists(path):
@@ -99,16 +104,13 @@ def _opener(path: str) -> Callable[[], Any]:
     return lambda: pa.input_stream(path, compression="detect")
 
 
-def read_columns(
-    table: Table, names: Collection[str], text: Collection[str], values: Collection[str]
-) -> dict[str, Any]:
+def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, Any]:
     """Return columns without bytes, an array in its plain type each, in the order of the table.
 
     Args:
         table: What to read.
         names: The columns.
-        text: Where types are inferred, the columns that stay text until all of them are read.
-        values: Those of them that are numbers then, if all of their text is numbers.
+        text: Where types are inferred, the columns that stay text.
 
     Raises:
         InvalidRequest: The table cannot be read, or holds text that is no UTF-8.
@@ -116,19 +118,18 @@ def read_columns(
     with readable(table.where):
         found = table.read(names, text)
         columns = {}
-        for name in found.column_names:
-            columns[name] = buffers.one_chunk(buffers.plain(found.column(0)))
-            found = found.remove_column(0)  # so that it is not in memory twice
-    check_utf8(table.where, columns)
-    if table.untyped:
-        columns |= {name: numbers_of(columns[name]) for name in values if name in columns}
+        columns_left = found.columns[::-1]
+        names_left, found = found.column_names, None
+        for name in names_left:
+            column = columns_left.pop()  # so that it is not in memory twice
+            check_sound(table.where, name, column)
+            columns[name] = buffers.one_chunk(buffers.plain(column))
+            del column
     return columns
 
 
 class MemoryTable:
     """A table in memory."""
-
-    untyped = False
 
     def __init__(self, where: str, folder: str, table: Any, name: str = "") -> None:
         self.name, self.where, self.folder, self._table = name or where, where, folder, table
@@ -189,7 +190,7 @@ def _from_pandas(name: str, frame: Any) -> Any:
         InvalidRequest: A column holds values of several types.
     """
     columns = [str(column) for column in frame.columns]
-    twice = sorted({column for column in columns if columns.count(column) > 1})
+    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
     if twice:
         raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
     keep = all(level is not None for level in frame.index.names)

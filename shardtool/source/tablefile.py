@@ -30,9 +30,9 @@ def readable(name: str) -> Iterator[None]:
     """Say of whatever goes wrong in reading a table that it is the table's fault, but for a lack of memory."""
     try:
         yield
-    except MemoryError:
+    except MemoryError:  # an ArrowException, too
         raise
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
 
@@ -49,8 +49,6 @@ def folder_of(path: str) -> str:
 
 class _Files:
     """A table of files that are read again for their bytes; they must stay as they are meanwhile."""
-
-    untyped = False
 
     def __init__(self, path: str, files: list[str]) -> None:
         self.name, self.where, self.folder = base_name(path), path, folder_of(path)

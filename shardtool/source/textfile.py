@@ -3,9 +3,10 @@
 pyarrow reads them. What it says little about is found here: the header that has another delimiter,
 and the rows that do not fit, by their numbers. Row 1 is the first after the header; empty lines are no rows.
 
-Types of a CSV's columns are inferred (whole numbers, truths, dates, times, other numbers, text); the
-columns that the caller names stay text, so that the key 00123 is no 123, and so do numbers with more
-digits than a float has. In columns of text, `NA` and an empty cell are text; in others they are null.
+Types of a CSV's columns are inferred from all their values (whole numbers, truths, dates, times, other numbers, text),
+whatever they are used for; but the columns that the caller names stay text, for the key 1e5 is no 100000. So do columns
+with a number such as 007, or of more digits than a float has. In columns of text, `NA` and an empty cell are text; in
+others they are null.
 Text in JSON lines stays text; their whole numbers beyond 64 bits are floats.
 """
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ import pyarrow.compute as pc
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.sample import counted
 from shardtool.source import buffers
+from shardtool.source.jsonlines import blocks, check_lines, kind_of, read_line
+from shardtool.source.limits import LONGEST_ROW, check_shape, too_long
 from shardtool.source.rows import mixed_types, rows_text
 
 if TYPE_CHECKING:
@@ -32,13 +35,15 @@ if TYPE_CHECKING:
     Opened = Callable[[], Any]  # a binary stream, from the start
 
 _HEAD = 2**20  # bytes that surely hold the header
-_BLOCK = 2**20  # bytes of JSON lines that a thread reads at a time; a line must fit
-_LARGEST_BLOCK = 2**30
+_BLOCK = 2**20  # bytes that a thread reads at a time; a row must fit
 _GAPS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
 )
+_SHOWN = 5  # rows in a message
+_ZERO, _NINE = b"09"
+_ZEROS = r"^\s*[+-]?0[0-9]"
 _TAIL = 64  # bytes that surely hold what ends a file
 _EXACT = 2.0**53  # from here on a float holds not every whole number
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
@@ -59,13 +64,10 @@ class DelimitedTable:
 
     Attributes:
         schema: The columns; all text until they are read.
-        untyped: Its types are inferred.
 
     Raises:
         InvalidRequest: No text, no header, or another separator.
     """
-
-    untyped = True
 
     def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
         self.name, self.where, self.folder = name, where, folder
@@ -91,9 +93,31 @@ class DelimitedTable:
         return self._table.select([name for name in self.schema.names if name in columns])
 
     def _typed(self, text: frozenset[str]) -> Any:
-        table = self._read(text, threads=True)
+        table = self._read(text)
         long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
-        return self._read(text | set(long), threads=True) if long else table
+        tests = (pa.types.is_floating, pa.types.is_integer)
+        numbers = [one.name for one in table.schema if any(test(one.type) for test in tests)]
+        zeros = numbers if numbers and self._has_zeros() else []
+        if not long and not zeros:
+            return table
+        texts = self._read(text.union(long, zeros))
+        for name in {*long, *(one for one in zeros if _any(texts[one], _ZEROS))}:
+            table = table.set_column(table.column_names.index(name), name, texts[name])
+        return table
+
+    def _has_zeros(self) -> bool:
+        """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
+        before = np.frombuffer(f'{self._separator}\n\r" +-'.encode(), np.uint8)
+        last = before[1:2]
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                codes = np.concatenate((last, np.frombuffer(data, np.uint8)))
+                digit = (codes >= _ZERO) & (codes <= _NINE)
+                found = np.flatnonzero((codes[1:-1] == _ZERO) & digit[2:] & ~digit[:-2])
+                if np.isin(codes[found], before).any():
+                    return True
+                last = codes[-2:]
+        return False
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -103,29 +127,28 @@ class DelimitedTable:
         """Yield record batches of some columns."""
         yield from self.read(columns, ()).select(columns).to_batches()
 
-    def _read(self, text: frozenset[str], *, threads: bool) -> Any:
+    def _read(self, text: frozenset[str]) -> Any:
         from pyarrow import csv as arrow_csv
 
-        ragged: list[Any] = []
-
-        def note(row: Any) -> str:
-            ragged.append(row)
-            return "skip"
-
         convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
-        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
-        read = arrow_csv.ReadOptions(use_threads=threads)
-        try:
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
+
+        def read(block: int) -> Any:
+            options = arrow_csv.ReadOptions(block_size=block)
             with self._opened() as stream:
-                table = arrow_csv.read_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+                return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+
+        try:
+            table = _in_blocks(read)
         except pa.ArrowInvalid as error:
-            if "Empty CSV" in str(error):  # a header without a newline
+            said = str(error)
+            if "Empty CSV" in said:  # a header without a newline
                 return self.schema.empty_table()
+            if "straddl" in said:
+                raise too_long(self.where) from None
+            if "CSV parse error: Expected" in said:
+                raise self._ragged() from None
             raise
-        if ragged and threads:
-            return self._read(text, threads=False)  # rows have numbers only without threads
-        if ragged:
-            raise self._ragged(ragged)
         self._check_end(table)
         return table
 
@@ -147,16 +170,51 @@ class DelimitedTable:
                 expected="text between two quotation marks, with those inside of it doubled",
             )  # fmt: skip
 
-    def _ragged(self, rows: list[Any]) -> InvalidRequest:
+    def _ragged(self) -> InvalidRequest:
+        """Return the error for rows with another number of values than the header, found in a second pass."""
+        from pyarrow import csv as arrow_csv
+
+        count = 0
+        rows: list[Any] = []
+
+        def note(row: Any) -> str:
+            nonlocal count
+            count += 1
+            if len(rows) < _SHOWN:
+                rows.append(row)
+            return "skip"
+
+        names = self.schema.names[:1]
+        convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+
+        def read(block: int) -> Any:
+            nonlocal count
+            count = 0
+            rows.clear()
+            options = arrow_csv.ReadOptions(use_threads=False, block_size=block)  # rows have numbers only without
+            with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
+                text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
+
+        with suppress(pa.ArrowInvalid):
+            _in_blocks(read)
+        if not rows:
+            return InvalidRequest(self.where, "rows with more or fewer values than the header")
         found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
-        shown = rows[0].text.splitlines()[0][:60] if rows[0].text else ""
-        remedy = f"Row {rows[0].number - 1} begins with '{printable(shown)}'."
-        if '"' in shown and "\n" in rows[0].text:
+        first = rows[0].text.encode("latin-1", "replace")
+        shown = printable((first.splitlines() or [b""])[0][:60])
+        remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
+        if '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
         return InvalidRequest(
-            self.where, f"{counted(len(rows), 'row')} with more or fewer values than the header: {listing(found)}",
-            expected=f"{rows[0].expected_columns}", remedy=remedy,
+            self.where, f"{counted(count, 'row')} with more or fewer values than the header: "
+            f"{listing(found, total=count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
         )  # fmt: skip
+
+
+def _any(column: Any, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
 
 
 def numbers_of(column: Any) -> Any:
@@ -181,11 +239,13 @@ def read_json_lines(name: str, opened: Opened) -> Any:
     """
     with opened() as stream:
         _check_text(name, stream.read(_HEAD))
+    check_lines(name, opened)
     try:
         table = _read_json(opened, None)
+        check_shape(name, table.schema)
         if any(_with_text(one.type) != one.type for one in table.schema):
             table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_problem(name, opened, str(error)) from None
     return buffers.compact(table)
 
@@ -193,15 +253,23 @@ def read_json_lines(name: str, opened: Opened) -> Any:
 def _read_json(opened: Opened, schema: Any) -> Any:
     from pyarrow import json as arrow_json
 
+    parse = arrow_json.ParseOptions(explicit_schema=schema)
+
+    def read(block: int) -> Any:
+        with opened() as stream:
+            return arrow_json.read_json(stream, arrow_json.ReadOptions(block_size=block), parse)
+
+    return _in_blocks(read)
+
+
+def _in_blocks(read: Callable[[int], Any]) -> Any:
+    """Return what `read` gives for the smallest size of blocks that holds every row."""
     block = _BLOCK
     while True:
         try:
-            with opened() as stream:
-                return arrow_json.read_json(
-                    stream, arrow_json.ReadOptions(block_size=block), arrow_json.ParseOptions(explicit_schema=schema)
-                )
+            return read(block)
         except pa.ArrowInvalid as error:
-            if "straddl" not in str(error) or block >= _LARGEST_BLOCK:
+            if "straddl" not in str(error) or block > LONGEST_ROW:
                 raise
             block *= 8
 
@@ -222,17 +290,11 @@ def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
     """Return the error for what pyarrow could not read, found line by line."""
     kinds: dict[str, dict[str, list[int]]] = {}
     with opened() as stream:
-        for number, line in enumerate(_lines(stream), 1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                said = str(error).partition(":")[0]
-                return _no_object(name, number, line, said[:1].lower() + said[1:])
-            if not isinstance(row, dict):
-                return _no_object(name, number, line, f"a JSON {_kind(row)}")
-            for column, value in row.items():
+        lines = (line for data in blocks(name, stream) for line in data.split(b"\n") if line.strip())
+        for number, line in enumerate(lines, 1):
+            for column, value in read_line(name, number, line).items():
                 if value is not None:
-                    kinds.setdefault(column, {}).setdefault(_kind(value), []).append(number)
+                    kinds.setdefault(column, {}).setdefault(kind_of(value), []).append(number)
     for column, found in kinds.items():
         if len(found) > 1:
             return mixed_types(name, column, found)
@@ -240,28 +302,6 @@ def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
         return InvalidRequest(name, "empty", expected="one JSON object a line")
     said = re.sub(r"^JSON parse error: |in row [0-9]+$", "", said.splitlines()[0])  # its rows count from anywhere
     return InvalidRequest(name, f"cannot be read: {said.strip()}", expected="JSON objects with values of one type")
-
-
-def _lines(stream: Any) -> Iterator[bytes]:
-    rest, first = b"", True
-    while data := stream.read(_BLOCK):
-        *lines, rest = (rest + (data.removeprefix(_UTF8) if first else data)).split(b"\n")
-        first = False
-        yield from (line for line in lines if line.strip())
-    if rest.strip():
-        yield rest
-
-
-def _kind(value: object) -> str:
-    names = {bool: "truth", int: "number", float: "number", str: "text", list: "list", dict: "object"}
-    return names.get(type(value), "null")
-
-
-def _no_object(name: str, number: int, line: bytes, found: str) -> InvalidRequest:
-    remedy = f"It begins with '{printable(line[:60].strip())}'."
-    if number == 1 and line.lstrip()[:1] == b"[":
-        remedy = "`jq -c '.[]'` makes lines of a JSON array."
-    return InvalidRequest(name, f"row {number:,}: {found}", expected="one JSON object a line", remedy=remedy)
 
 
 def read_list(name: str, data: bytes, column: str) -> Any:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from shardtool.format.tfrecord_walk import numbers_of
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
+MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and nobody reads on so far
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
     "image": ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"),
@@ -121,9 +123,19 @@ def image_fact(data: bytes) -> tuple[int, int, str] | str:
 
 
 def json_of(data: bytes) -> object | None:
-    """Return what JSON says, or None where it is none."""
+    """Return what JSON says, or None where it is none.
+
+    Raises:
+        RecursionError: It is nested deeper than can be shown.
+    """
     try:
         found: object = json.loads(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    return found
+    level: list[Any] = [found]
+    for _ in range(MOST_LEVELS + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return found
+    raise RecursionError

@@ -20,6 +20,7 @@ from shardtool.interop.energon import split_of
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
 from shardtool.interop.huggingface import README, is_ours, listed, misreading, readme, split_name
 from shardtool.pattern import DATASET_SUFFIX, FORMATS
+from shardtool.ranges import check_range
 from shardtool.reading import check_below
 from shardtool.sample import counted, output_text, to_bytes
 from shardtool.storage import open_folder
@@ -92,6 +93,8 @@ def export(  # noqa: PLR0913 - what a command line can say
         OutputFailed: They cannot be written.
         WorkerDied: A worker was killed.
     """
+    if workers is not None:
+        check_range("workers", workers)
     source, name = os.path.split(os.fspath(dataset_file))
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:

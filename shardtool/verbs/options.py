@@ -11,6 +11,7 @@ from shardtool.commandline import option
 from shardtool.errors import InvalidRequest
 from shardtool.execute.local import StartMethod
 from shardtool.publish import IfExists
+from shardtool.ranges import check_ranges
 from shardtool.sample import Dots, OnError, Oversize, parse_size
 from shardtool.source.scan import Symlinks
 
@@ -39,7 +40,8 @@ _CHOICES = {
     "resize_mode": get_args(ResizeMode),
     "encode": (None, *get_args(ImageFormat)),
 }
-_COUNTS = ("head", "max_count", "shards_multiple_of", "workers")
+_MOST_PIXELS = 65_535  # a side: what JPEG has room for
+_PIXELS = re.compile(r"[0-9]{1,5}")
 _SEVERAL = (
     "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
     "select_fields", "drop_fields", "rename_fields",
@@ -112,10 +114,9 @@ class OutputOptions:
         for name in [name for name in _SEVERAL if name in known]:
             if isinstance(texts := getattr(self, name), str):
                 raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
-        for name in [name for name in _COUNTS if name in known]:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(option(name), str(value), expected="one or more")
+        check_ranges(self)
+        if self.max_size is not None:
+            parse_size(self.max_size)
         share(option("max_removed"), self.max_removed)
         of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
         if of_split and not self.split:
@@ -334,6 +335,10 @@ def pairs(
 
 def _parse_resize(text: str) -> tuple[int, int]:
     width, cross, height = text.lower().partition("x")
-    if not f"{width}{height}".isascii() or not width.isdecimal() or (cross and not height.isdecimal()):
-        raise InvalidRequest("--resize", repr(text), expected="a number of pixels, or WIDTHxHEIGHT")
-    return int(width), int(height or width)
+    if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
+        expected = f"a number of pixels, or WIDTHxHEIGHT, {_MOST_PIXELS:,} at most"
+        raise InvalidRequest("--resize", repr(text[:100]), expected=expected)
+    sides = int(width), int(height or width)
+    if max(sides) > _MOST_PIXELS:
+        raise InvalidRequest("--resize", repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
+    return sides

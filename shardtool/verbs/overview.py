@@ -204,7 +204,7 @@ class Overview:
         most = self.options.looks
         if most < 1:
             return
-        ranks = np.random.default_rng([self.options.seed, shard.number]).random(part.samples)
+        ranks = np.random.default_rng([self.options.seed % 2**64, shard.number]).random(part.samples)
         rows = np.argpartition(ranks, most)[:most] if len(ranks) > most else np.arange(len(ranks))
         for row in rows.tolist():
             rank = -float(ranks[row])

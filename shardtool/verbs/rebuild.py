@@ -19,6 +19,7 @@ from shardtool.dataset import DatasetFile, ShardEntry, feature_spec, read_datase
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
+from shardtool.ranges import check_ranges
 from shardtool.reading import COMPRESSED, find_dataset, read_small, shard_format
 from shardtool.sample import counted, output_text
 from shardtool.storage import open_folder
@@ -57,6 +58,9 @@ class IndexOptions:
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)

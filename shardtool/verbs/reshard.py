@@ -236,7 +236,7 @@ class ShardSource(Source):
         if options.join is not None:
             from shardtool.source.join import join
 
-            joined = join(entries, options.join, options.on or "", [column for _, column in values])
+            joined = join(entries, options.join, options.on or "")
             entries = joined.entries
             self.recorded = {**self.recorded, "join": joined.name}
             self.notes += joined.notes

@@ -21,7 +21,16 @@ from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.opened import FIELDS, payload, read_part
 from shardtool.reading import open_shard, shard_format
 from shardtool.sample import output_text
-from shardtool.verbs.content import IMAGE_LIMIT, TEXT_LIMIT, content_of, image_fact, json_of, label_of, value_of
+from shardtool.verbs.content import (
+    IMAGE_LIMIT,
+    MOST_LEVELS,
+    TEXT_LIMIT,
+    content_of,
+    image_fact,
+    json_of,
+    label_of,
+    value_of,
+)
 from shardtool.verbs.overview import class_names
 from shardtool.verbs.statistics import is_plain
 
@@ -281,14 +290,17 @@ def _told(data: bytes, content: str, kind: str, *, whole: bool) -> tuple[str, An
         return ("bytes", None, None, fact) if isinstance(fact, str) else ("image", None, fact, "")
     if content in ("audio", "video", "pickle", "array", "image"):
         return "bytes", None, None, ""
+    wrong = "no JSON" if content == "json" and whole else ""
     if content == "json" and whole:
-        found = json_of(data)
+        try:
+            found = json_of(data)
+        except RecursionError:
+            found, wrong = None, f"JSON more than {MOST_LEVELS} deep, shown as text"
         if found is not None or data.strip() == b"null":
             return "json", found, None, ""
     text = _text(data, whole=whole)
     if content == "number" and isinstance(number := value_of(data[:_HEAD]), (int, float)) and len(data) <= _HEAD:
         return "number", number, None, ""
-    wrong = "no JSON" if content == "json" and whole else ""
     return ("bytes", None, None, wrong) if text is None else ("text", text, None, wrong)
 
 

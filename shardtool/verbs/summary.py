@@ -17,6 +17,7 @@ import numpy as np
 from shardtool.dataset import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
+from shardtool.ranges import check_ranges
 from shardtool.read.opened import open_dataset
 from shardtool.reading import read_small
 from shardtool.sample import output_text
@@ -54,6 +55,9 @@ class InspectOptions:
     full: bool = False
     looks: int = 256
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)

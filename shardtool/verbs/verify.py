@@ -25,6 +25,7 @@ from shardtool.examine import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task
 from shardtool.execute.local import LocalPool, cores
 from shardtool.findings import Finding, finding_of
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
+from shardtool.ranges import check_ranges
 from shardtool.reading import ENDINGS, find_dataset, natural, read_small
 from shardtool.sample import counted, output_text, show_size
 from shardtool.survey import Survey, SurveyTask, survey, walked_text
@@ -87,6 +88,7 @@ class VerifyOptions:
         return Given(self.map, self.root, self.allow_outside, self.symlinks)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for name in ("map", "root", "allow_outside", "symlinks"):
             if getattr(self, name) and self.source is None:
                 raise InvalidRequest(option(name), "no source that it could be about", expected="--source, too")

@@ -141,7 +141,7 @@ def test_every_role(tmp_path: Path) -> None:
     manifest, entries = _entries(table, **options)
     assert entries.classes == {"cls": ["cat", "dog"]}
     assert entries.numbers == {"cls": "int64", "score": "float"}
-    assert entries.columns.column_names == ["photo", "mask", "label", "score", "height"]
+    assert entries.columns.column_names == ["label", "height"]
     assert manifest.notes == []
     assert manifest.column("width").to_pylist() == [3, 4]
 
@@ -200,7 +200,7 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2, 3], "txt": ["a", "b", "c"], "n": [4, 5, 6]})
     pq.write_table(table, tmp_path / "t.parquet")
     manifest, entries = _entries(tmp_path / "t.parquet", rows=[0, 2], fields=(("txt", "txt"),), meta="none")
-    assert entries.columns.column_names == ["txt"]
+    assert entries.columns is None
     assert manifest.column("n").to_pylist() == [4, 6]
     assert manifest.table.to_pydict() == {"id": [1, 3], "txt": ["a", "c"], "n": [4, 6]}
     with pytest.raises(InvalidRequest, match="no column 'm'; expected one of id, txt, n"):
@@ -269,15 +269,21 @@ def test_labels_keep_their_numbers(tmp_path: Path) -> None:
         (["1", "2"], [b"1", b"2"], "int64"),
         (["1", "2.5"], [b"1.0", b"2.5"], "float"),
         (["007", "1"], [b"007", b"1"], None),
-        (["True", "NA"], [b"True", b"NA"], None),
-        (["2024-01-01 10:00", "2024-01-01"], [b"2024-01-01 10:00", b"2024-01-01"], None),
+        (["007", "NA"], [b"007", b"NA"], None),
+        (["-07", "1.5"], [b"-07", b"1.5"], None),
+        (["True", "false"], [b"1", b"0"], "int64"),
+        (["2024-01-01 10:00", "2024-01-01"], [b"2024-01-01T10:00:00", b"2024-01-01T00:00:00"], None),
+        (["2024-01-01", "2023-01-01"], [b"2024-01-01", b"2023-01-01"], None),
     ],
 )
 def test_a_value_in_a_csv(cells: list[str], payload: list[bytes], number: str | None, tmp_path: Path) -> None:
-    """A value that is payload is what stands in the cell: only what is written as a number is one."""
+    """A column has the type that its values tell, the same as payload and as metadata: 007 is text, True is a truth."""
     path = tmp_path / "t.csv"
-    path.write_text("key,v\n" + "".join(f"{at},{cell}\n" for at, cell in enumerate(cells)))
+    path.write_text("key,v,path\n" + "".join(f"{at},{cell},imgs/1.jpg\n" for at, cell in enumerate(cells)))
+    write_tree(tmp_path, _FILES)
     _, entries = _entries(path, fields=(("v", "v"),))
+    _, others = _entries(path, meta=("v",))
+    assert entries.columns["v"] == others.columns["v"]
     assert entries.inline["v"].span(0, 2).split(b"\0")[:-1] == payload
     assert entries.numbers == ({"v": number} if number else {})
 
@@ -421,17 +427,19 @@ def test_links_stay_inside(tmp_path: Path) -> None:
 
 
 def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
-    """`--allow-outside` follows every link and path; an absolute path outside makes all of them count from `/`."""
+    """`--allow-outside` follows every link and path; an absolute path outside counts from the root, by `..`."""
     path = _linked(tmp_path)
-    manifest, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
+    _, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
     assert entries.size.tolist() == [3, 7, 7, 7]
     assert entries.root == os.fsencode(path.parent) + b"/"
     away = tmp_path / "outside" / "o.jpg"
     path.write_text(f"id,path\n1,imgs/1.jpg\n2,{away}\n3,../outside/o.jpg\n4,{path.parent}/imgs/3.jpg\n")
-    manifest, entries = _entries(path, allow_outside=True)
-    assert entries.root == b"/"
-    assert [os.path.getsize(b"/" + entries.path(row)) for row in range(4)] == entries.size.tolist() == [3, 7, 7, 9]
-    assert manifest.column("path").to_pylist()[0] == entries.columns["path"].to_pylist()[0] == "imgs/1.jpg"
+    _, entries = _entries(path, allow_outside=True)
+    assert entries.root == os.fsencode(path.parent) + b"/"
+    sizes = [os.path.getsize(entries.root + entries.path(row)) for row in range(4)]
+    assert sizes == entries.size.tolist() == [3, 7, 7, 9]
+    inside, outside = ["imgs/1.jpg", "imgs/3.jpg"], ["../outside/o.jpg"] * 2
+    assert entries.columns["path"].to_pylist() == [inside[0], *outside, inside[1]]
 
 
 def test_when_a_file_changed(tmp_path: Path) -> None:
@@ -580,3 +588,43 @@ def test_without_pandas(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "t.parquet")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("meta", ["all", "none", ("path",)])
+@pytest.mark.parametrize("outside", [False, True])
+def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_path: Path) -> None:
+    """The same manifest with another absolute prefix gives the same paths and columns, and none of them is absolute."""
+    found = []
+    for name in ("one", "another/place"):
+        root = tmp_path / name / "r"
+        write_tree(root, {"imgs/1.jpg": b"one"})
+        write_tree(root.parent / "away", {"2.jpg": b"two"})
+        second = root.parent / "away" / "2.jpg" if outside else root / "gone.jpg"
+        (root / "t.csv").write_text(f"key,path\na,{root}/imgs/1.jpg\nb,{second}\n")
+        _, entries = _entries(str(root / "t.csv"), meta=meta, allow_outside=outside)
+        columns = None if entries.columns is None else entries.columns.to_pydict()
+        assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
+        paths = [entries.path(row) for row in range(len(entries.code))]
+        found.append((columns, paths, [one.path for one in entries.left_out]))
+    assert found[0] == found[1]
+    assert found[0][2] == ([] if outside else ["gone.jpg"])
+
+
+def test_a_path_of_any_depth(tmp_path: Path) -> None:
+    """A path of more parts than Python has calls is a file that is not there, like any other."""
+    path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
+    _, entries = _entries(path)
+    assert [one.code for one in entries.left_out] == ["vanished"]
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
+    path = _table(tmp_path / "t.csv", "")
+    for count, said in (
+        (3000, ""),
+        (10_001, "10,001 columns; expected at most 10,000"),
+        (200_000, "columns; expected at most 10,000"),
+    ):
+        header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
+        path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
+        assert said in _error(path) if said else len(_entries(path)[1].columns.column_names) == count

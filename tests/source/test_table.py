@@ -346,3 +346,19 @@ def test_numbers_in_text() -> None:
         ([], []),
     ):
         assert numbers_of(pa.array(values, pa.string())).to_pylist() == expected
+
+
+@pytest.mark.parametrize("size", [3_000_000, 10_000_000])
+def test_a_long_cell(size: int, tmp_path: Path) -> None:
+    """A cell of some megabytes is read like any other: blocks grow until a row fits."""
+    (tmp_path / "t.csv").write_text(f"path,c\na,x\nb,{'x' * size}\nc,y\n")
+    found = open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
+    assert [len(text) for text in found.column("c").to_pylist()] == [1, size, 1]
+
+
+def test_rows_that_do_not_fit_and_are_no_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows with too many values are named also where they are no UTF-8, and nothing else is printed."""
+    (tmp_path / "t.csv").write_bytes(b"path,c\na,x\n\xff,1,2\n" + b"b,y,z\n" * 9)
+    with pytest.raises(InvalidRequest, match=r"10 rows with more or fewer .*row 2 has 3, .*begins with '.xff,1,2'"):
+        open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
+    assert capfd.readouterr().err == ""
