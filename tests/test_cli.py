@@ -282,6 +282,8 @@ def test_what_is_left_out_is_told(place: Path) -> None:
     assert ran.code == 0
     assert "1 left out, listed in out.skipped" in ran.out
     assert "a/pipe.jpg" in ran.err
-    told = _document(tool("create", "s", PATTERN, "--on-error", "skip", "--resume", "--json", cwd=place).out)
+    told = _document(
+        tool("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out
+    )
     assert (told["skipped"], told["samples"]) == (1, 12)
     assert any("a/pipe.jpg" in note for note in told["notes"])

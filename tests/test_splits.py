@@ -333,7 +333,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["resume", "overwrite"])
+@pytest.mark.parametrize("how", ["resume-overwrite", "overwrite"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_over_an_earlier_run(name: str, how: str, scenes: Path, tmp_path: Path) -> None:
     """`--resume` and `--overwrite` over an earlier run equal a fresh run, in every split, without stale files."""
@@ -544,6 +544,6 @@ def test_resume_with_another_query(scenes: Path, tmp_path: Path) -> None:
     """`--resume` with another query equals a fresh run with it."""
     _pack(scenes, tmp_path / "out", where="size > 100")
     age(tmp_path / "out", scenes)
-    _pack(scenes, tmp_path / "out", where="size > 250", if_exists="resume")
+    _pack(scenes, tmp_path / "out", where="size > 250", if_exists="resume-overwrite")
     _pack(scenes, tmp_path / "fresh", where="size > 250")
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")

@@ -401,7 +401,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 def test_resume_with_other_options(name: str, pictures: Path, ending: str, copy: Path, tmp_path: Path) -> None:
     """`--resume` with other options equals a fresh run with these, without stale files."""
     options = {**WHOLE, **OTHERWISE[name], "ending": ending}
-    _pack(pictures, copy, if_exists="resume", **options)
+    _pack(pictures, copy, if_exists="resume-overwrite", **options)
     _pack(pictures, tmp_path / "fresh", **options)
     assert read_tree(copy) == read_tree(tmp_path / "fresh")
 
@@ -429,7 +429,7 @@ def test_resume_with_other_bounds(name: str, tmp_path: Path) -> None:
     _pack(source, tmp_path / "out", map=TOLD, **before)
     age(tmp_path / "out", source)
     outcomes: list[object] = []
-    for folder, if_exists in (("out", "resume"), ("fresh", "error")):
+    for folder, if_exists in (("out", "resume-overwrite"), ("fresh", "error")):
         try:
             _pack(source, tmp_path / folder, map=TOLD, if_exists=if_exists, **after)
         except ShardError as error:

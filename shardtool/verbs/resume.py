@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.checksum import crc32c
 from shardtool.commandline import option
 from shardtool.dataset import read_dataset
 from shardtool.errors import CorruptShard, OutputExists
@@ -63,11 +64,13 @@ class _Earlier:
         shard: Its name.
         size: Its bytes.
         samples: How many, as the dataset file says; None: there is none that says it.
+        sidecar_crc: The checksum of its sidecar, likewise.
     """
 
     shard: str
     size: int
     samples: int | None
+    sidecar_crc: int | None
 
 
 def find_changes(resumed: Sequence[Resumed]) -> Changes | None:
@@ -128,11 +131,11 @@ def _earlier_shards(publisher: Publisher) -> Iterator[_Earlier]:
     file = _dataset_file(publisher)
     if file is not None:
         for one in file.shards:
-            yield _Earlier(os.fsdecode(to_bytes(one.name)), one.size, one.samples)
+            yield _Earlier(os.fsdecode(to_bytes(one.name)), one.size, one.samples, one.sidecar_crc)
         return
     for name in sorted(publisher.existing):
         if name.endswith(publisher.pattern.format) and sidecar_name(name) in publisher.existing:
-            yield _Earlier(name, publisher.existing[name].size, None)
+            yield _Earlier(name, publisher.existing[name].size, None, None)
 
 
 def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resumed]) -> tuple[int, int]:
@@ -144,7 +147,7 @@ def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resum
     total = removed = 0
     for one, earlier in before:
         if one.renamed:
-            total += _consumed(one.publisher, earlier) or earlier.samples or 0
+            total += _consumed(one.publisher, earlier)
             continue
         keys = _keys_of(one.publisher, earlier)
         total += (earlier.samples or 0) if keys is None else len(keys)
@@ -164,21 +167,34 @@ def _keys_of(publisher: Publisher, earlier: _Earlier) -> NDArray[np.uint64] | No
     """Return hashes of the keys of a shard, as its sidecar tells; None where it does not."""
     name = sidecar_name(earlier.shard)
     try:
+<<<<<<< HEAD
         data = publisher.folder.read(name)
         keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
+=======
+        keys = read_rows(_sidecar(publisher, earlier), earlier.size, name).all_keys()
+>>>>>>> w8
     except (OSError, CorruptShard):
         return None
     return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
 
 
-def _consumed(publisher: Publisher, earlier: _Earlier) -> int | None:
-    """Return how many samples of the source went into a shard; None where its sidecar does not tell."""
+def _sidecar(publisher: Publisher, earlier: _Earlier) -> bytes:
+    """Return a shard's sidecar, if it is the one that the dataset file lists."""
+    name = sidecar_name(earlier.shard)
+    data = publisher.folder.read(name)
+    if earlier.sidecar_crc not in (None, crc32c(data)):
+        raise CorruptShard(name, "its checksum is not the one in the dataset file")
+    return data
+
+
+def _consumed(publisher: Publisher, earlier: _Earlier) -> int:
+    """Return how many samples of the source went into a shard; 0 where its sidecar does not tell."""
     name = sidecar_name(earlier.shard)
     try:
-        made = read_facts(publisher.folder.read(name), name).made
+        made = read_facts(_sidecar(publisher, earlier), name).made
     except (OSError, CorruptShard):
-        return None
-    return None if made is None else made.consumed
+        return 0
+    return 0 if made is None else made.consumed
 
 
 def _shards(one: Resumed) -> tuple[int, int, int]:
