@@ -167,12 +167,8 @@ def _keys_of(publisher: Publisher, earlier: _Earlier) -> NDArray[np.uint64] | No
     """Return hashes of the keys of a shard, as its sidecar tells; None where it does not."""
     name = sidecar_name(earlier.shard)
     try:
-<<<<<<< HEAD
-        data = publisher.folder.read(name)
+        data = _sidecar(publisher, earlier)
         keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
-=======
-        keys = read_rows(_sidecar(publisher, earlier), earlier.size, name).all_keys()
->>>>>>> w8
     except (OSError, CorruptShard):
         return None
     return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
