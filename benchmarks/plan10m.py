@@ -14,10 +14,10 @@ import time
 
 import numpy as np
 
-from shardtool.columns import Names
+from shardtool.entries.entries import Entries
+from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan import Bounds, make_plan
-from shardtool.source.entries import Entries
+from shardtool.plan.plan import Bounds, make_plan
 
 
 def made_entries(samples: int) -> Entries:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardtool.check.findings import Finding
     from shardtool.errors import (
         CorruptShard,
         InvalidRequest,
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
-    from shardtool.findings import Finding
+    from shardtool.inspection.summary import InspectOptions, Summary, inspect
+    from shardtool.request.observer import Observer
+    from shardtool.request.options import CreateOptions
+    from shardtool.request.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.create import create, dry_run
-    from shardtool.verbs.index import ExportResult, export
-    from shardtool.verbs.observer import Observer
-    from shardtool.verbs.options import CreateOptions
-    from shardtool.verbs.rebuild import IndexOptions, IndexResult, index
+    from shardtool.verbs.export import ExportResult, export
+    from shardtool.verbs.index import IndexOptions, IndexResult, index
     from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
-    from shardtool.verbs.results import CreateResult, DryRun, SplitResult
-    from shardtool.verbs.summary import InspectOptions, Summary, inspect
     from shardtool.verbs.verify import Report, VerifyOptions, verify
 
 __version__ = "0.1.0"
@@ -64,25 +64,25 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CreateOptions": "verbs.options",
-    "CreateResult": "verbs.results",
-    "DryRun": "verbs.results",
-    "ExportResult": "verbs.index",
-    "Finding": "findings",
-    "IndexOptions": "verbs.rebuild",
-    "IndexResult": "verbs.rebuild",
-    "InspectOptions": "verbs.summary",
-    "Observer": "verbs.observer",
+    "CreateOptions": "request.options",
+    "CreateResult": "request.results",
+    "DryRun": "request.results",
+    "ExportResult": "verbs.export",
+    "Finding": "check.findings",
+    "IndexOptions": "verbs.index",
+    "IndexResult": "verbs.index",
+    "InspectOptions": "inspection.summary",
+    "Observer": "request.observer",
     "Report": "verbs.verify",
     "ReshardOptions": "verbs.reshard",
-    "SplitResult": "verbs.results",
-    "Summary": "verbs.summary",
+    "SplitResult": "request.results",
+    "Summary": "inspection.summary",
     "VerifyOptions": "verbs.verify",
     "create": "verbs.create",
     "dry_run": "verbs.create",
-    "export": "verbs.index",
-    "index": "verbs.rebuild",
-    "inspect": "verbs.summary",
+    "export": "verbs.export",
+    "index": "verbs.index",
+    "inspect": "inspection.summary",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",

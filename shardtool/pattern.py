@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import is_utf8
+from shardtool.values import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

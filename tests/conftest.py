@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .helpers import PHOTOS, write_tree
+from tests.helpers import PHOTOS, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

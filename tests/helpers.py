@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from . import tfrecords
+from tests import tfrecords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

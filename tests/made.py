@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.columns import Names
-from shardtool.sample import FILE
-from shardtool.source.entries import Entries
+from shardtool.entries.entries import Entries
+from shardtool.names import Names
+from shardtool.values import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

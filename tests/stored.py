@@ -15,8 +15,8 @@ import crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from . import tfrecords
-from .helpers import shards, sidecar
+from tests import tfrecords
+from tests.helpers import shards, sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,8 +20,7 @@ from shardtool import CreateOptions, SampleFailed, create
 from shardtool.errors import OutOfMemory, is_out_of_memory, memory_for
 from shardtool.execute.local import LocalPool
 from shardtool.write.packer import unreadable
-
-from .helpers import write_tree
+from tests.helpers import write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -126,10 +126,10 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
     """
-    from shardtool.cli.render import carry_out
+    from shardtool.cli.results_text import carry_out
+    from shardtool.request.options import CreateOptions
     from shardtool.verbs.create import create as run
     from shardtool.verbs.create import dry_run as run_dry
-    from shardtool.verbs.options import CreateOptions
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
     work = partial(run_dry if dry_run else run, source, output, asked)

@@ -63,12 +63,12 @@ def index(  # noqa: PLR0913 - an option each
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
     """
     from shardtool.cli.output import show, show_json
-    from shardtool.cli.render import Terminal
+    from shardtool.cli.results_text import Terminal
     from shardtool.errors import printable
-    from shardtool.sample import counted
-    from shardtool.verbs.index import export
-    from shardtool.verbs.rebuild import IndexOptions
-    from shardtool.verbs.rebuild import index as run
+    from shardtool.values import counted
+    from shardtool.verbs.export import export
+    from shardtool.verbs.index import IndexOptions
+    from shardtool.verbs.index import index as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)
     document: dict[str, object] = {}

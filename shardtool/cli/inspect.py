@@ -11,8 +11,8 @@ from shardtool.cli.options import Whole
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.read.opened import OpenedDataset
-    from shardtool.verbs.samples import FoundSample
+    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.inspection.samples import FoundSample
 
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
@@ -105,8 +105,8 @@ def inspect(  # noqa: PLR0913 - an option each
     if not asked:
         _show_summary(dataset, full=full, looks=looks, seed=seed, verbose=verbose, quiet=quiet, as_json=as_json)
         return
-    from shardtool.read.opened import open_dataset
-    from shardtool.verbs.samples import find_sample, first_samples
+    from shardtool.dataset.opened import open_dataset
+    from shardtool.inspection.samples import find_sample, first_samples
 
     opened = open_dataset(dataset)
     if pictures:
@@ -123,10 +123,10 @@ def _show_summary(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
 ) -> None:
     from shardtool.cli.output import show, show_json
-    from shardtool.cli.render import Terminal
-    from shardtool.cli.show import encodable, summary_text, width
-    from shardtool.verbs.summary import InspectOptions
-    from shardtool.verbs.summary import inspect as run
+    from shardtool.cli.results_text import Terminal
+    from shardtool.cli.summary_text import encodable, summary_text, width
+    from shardtool.inspection.summary import InspectOptions
+    from shardtool.inspection.summary import inspect as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
@@ -144,8 +144,8 @@ def _write_pictures(  # noqa: PLR0913 - an option each
 ) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.errors import printable
-    from shardtool.report import write_contact_sheet, write_page
-    from shardtool.sample import output_text
+    from shardtool.inspection.page import write_contact_sheet, write_page
+    from shardtool.values import output_text
 
     written = [output_text(path) for path in (html, contact_sheet) if path is not None]
     if html is not None:
@@ -163,9 +163,9 @@ def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
     from itertools import islice
 
     from shardtool.cli.output import show_json
-    from shardtool.cli.show import encodable, show_each
+    from shardtool.cli.summary_text import encodable, show_each
     from shardtool.errors import printable
-    from shardtool.verbs.samples import keys
+    from shardtool.inspection.samples import keys
 
     found = keys(opened)
     chunks = iter(lambda: list(islice(found, _MANY)), [])
@@ -179,11 +179,11 @@ def _print_samples(
     found: Iterator[FoundSample], folder: str | None, *, overwrite: bool, brief: bool, as_json: bool
 ) -> None:
     from shardtool.cli.output import show_json
-    from shardtool.cli.show import encodable, sample_line, sample_text, show_each, width
+    from shardtool.cli.summary_text import encodable, sample_line, sample_text, show_each, width
     from shardtool.errors import printable
-    from shardtool.sample import counted, output_text
-    from shardtool.verbs.extract import extract
-    from shardtool.verbs.samples import view
+    from shardtool.inspection.extract import extract
+    from shardtool.inspection.samples import view
+    from shardtool.values import counted, output_text
 
     room = width()
 

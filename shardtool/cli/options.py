@@ -9,13 +9,13 @@ import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import EXPORTS
-from shardtool.ranges import RANGES
-from shardtool.sample import parse_size
+from shardtool.request.ranges import RANGES
+from shardtool.values import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.publish import IfExists
+    from shardtool.publish.publisher import IfExists
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 Command = TypeVar("Command", bound="Callable[..., Any]")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Size, Whole, common, dividing, if_exists, running, shards
-from shardtool.reading import ENDINGS
+from shardtool.dataset.find import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +148,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
       shardtool reshard more.json 'out-{000000..}.tar' --append
     """
-    from shardtool.cli.render import carry_out
+    from shardtool.cli.results_text import carry_out
     from shardtool.verbs.reshard import ReshardOptions, reshard_dry_run
     from shardtool.verbs.reshard import reshard as run
 

@@ -80,9 +80,9 @@ def verify(  # noqa: PLR0913 - an option each
       shardtool verify all.json --source crawl1/ --source crawl2/
       shardtool verify out.json --format junit > report.xml
     """
+    from shardtool.cli.findings_text import rendered
     from shardtool.cli.output import show
-    from shardtool.cli.render import Terminal
-    from shardtool.cli.reports import rendered
+    from shardtool.cli.results_text import Terminal
     from shardtool.verbs.verify import VerifyOptions
     from shardtool.verbs.verify import verify as run
 

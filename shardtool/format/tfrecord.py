@@ -18,12 +18,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
+from shardtool.fingerprint import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.sample import Kind, Number
+    from shardtool.values import Kind, Number
 
 KEY_FEATURE = b"__key__"
 FRAME_HEAD = 12  # the length, and its checksum

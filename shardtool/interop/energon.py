@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.dataset import DatasetFile
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.interop.exports import IndexedShard
 
 _FOLDER = ".nv-meta"

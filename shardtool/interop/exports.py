@@ -19,8 +19,8 @@ from shardtool.interop import energon
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.dataset import DatasetFile
-    from shardtool.digest import Digests
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.interop.hashes import Digests
 
 _SPACE = re.compile(rb"[\x00-\x20\x7f]")
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")

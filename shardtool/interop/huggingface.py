@@ -15,14 +15,14 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
 from shardtool.errors import InvalidRequest
+from shardtool.fingerprint import crc32c
 from shardtool.interop.energon import by_split, split_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardtool.dataset import DatasetFile
+    from shardtool.dataset.dataset_file import DatasetFile
 
 README = "README.md"
 _TRAIN = "train"

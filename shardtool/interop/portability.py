@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.columns import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.sample import INLINE, counted, to_bytes
+from shardtool.names import Names
+from shardtool.values import INLINE, counted, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.source.entries import Entries
+    from shardtool.entries.entries import Entries
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
 _UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")

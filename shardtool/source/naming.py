@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.sample import (
+from shardtool.values import (
     NAME_LIMIT,
     UNSAFE_NAME,
     Skipped,
@@ -26,9 +26,9 @@ from shardtool.sample import (
 )
 
 if TYPE_CHECKING:
-    from shardtool.columns import Names
-    from shardtool.sample import Dots
-    from shardtool.source.entries import Entries
+    from shardtool.entries.entries import Entries
+    from shardtool.names import Names
+    from shardtool.values import Dots
 
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 _SHOWN = 80  # characters of a name in a message

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
-from shardtool.sample import name_problem, to_text
+from shardtool.values import name_problem, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,14 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.verbs.job import Job, plan_dataset, write_dataset
-from shardtool.verbs.listing import open_source
-from shardtool.verbs.options import CreateOptions
+from shardtool.pack.run import Job, plan_dataset, write_dataset
+from shardtool.request.options import CreateOptions
+from shardtool.source.base import open_source
 
 if TYPE_CHECKING:
-    from shardtool.verbs.job import Names
-    from shardtool.verbs.observer import Observer
-    from shardtool.verbs.results import CreateResult, DryRun
+    from shardtool.pack.run import Names
+    from shardtool.request.observer import Observer
+    from shardtool.request.results import CreateResult, DryRun
 
 
 def create(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.execute.local import cores
-from shardtool.sample import SPAN, counted, parse_size, to_text
-from shardtool.storage import open_folder
-from shardtool.verbs.job import Job, plan_dataset, write_dataset
-from shardtool.verbs.listing import Source, check_left_out
-from shardtool.verbs.options import OutputOptions, check_classes_from, pairs
+from shardtool.pack.run import Job, plan_dataset, write_dataset
+from shardtool.request.options import OutputOptions, check_classes_from, pairs
+from shardtool.source.base import Source, check_left_out
+from shardtool.storage.staging import open_folder
+from shardtool.values import SPAN, counted, parse_size, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
+    from shardtool.pack.run import Names
     from shardtool.pattern import ShardPattern
-    from shardtool.plan import Plan
-    from shardtool.source.entries import Entries
-    from shardtool.storage import Folder
-    from shardtool.verbs.job import Names
-    from shardtool.verbs.observer import Observer
-    from shardtool.verbs.results import CreateResult, DryRun
+    from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Observer
+    from shardtool.request.results import CreateResult, DryRun
+    from shardtool.storage.staging import Folder
 
 OnDuplicate = Literal["error", "rename", "first", "last"]
 Method = Literal["auto", "gather", "scatter"]
@@ -163,8 +163,8 @@ class ShardSource(Source):
 
     def entries(self, pool: LocalPool, observer: Observer) -> Entries:
         """List the shards, in the workers where they have no index; then choose and change samples."""
-        from shardtool.source.shards import list_datasets
-        from shardtool.verbs.scatter import check_memory, check_method
+        from shardtool.pack.shuffle import check_memory, check_method
+        from shardtool.source.shards.listing import list_datasets
 
         options = self._options
         check_memory(parse_size(options.memory))
@@ -194,7 +194,7 @@ class ShardSource(Source):
 
     def column(self, name: str) -> Any:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        from shardtool.source.subset import column_of
+        from shardtool.select.subset import column_of
 
         return column_of(_table(*self._of_query), name, "DATASET")
 
@@ -202,7 +202,7 @@ class ShardSource(Source):
         """Have payloads that lie in another order brought into a better one, where that pays."""
         if not to_write and not self._packed:
             return plans  # all is there, and is only compared
-        from shardtool.verbs.scatter import choose_method, scatter
+        from shardtool.pack.shuffle import choose_method, scatter
 
         options, memory = self._options, parse_size(self._options.memory)
         workers = options.workers or cores()
@@ -229,25 +229,25 @@ class ShardSource(Source):
         """Return the samples that `where` takes, with the fields and the metadata that were asked for."""
         options, values = self._options, pairs("--field", self._options.values)
         if options.select_fields or options.drop_fields or options.rename_fields:
-            from shardtool.source.subset import select_fields
+            from shardtool.select.subset import select_fields
 
             renames = pairs("--rename-field", options.rename_fields)
             entries = select_fields(entries, options.select_fields, options.drop_fields, renames)
         if options.join is not None:
-            from shardtool.source.join import join
+            from shardtool.select.join import join
 
             joined = join(entries, options.join, options.on or "")
             entries = joined.entries
             self.recorded = {**self.recorded, "join": joined.name}
             self.notes += joined.notes
         if options.where is not None:
-            from shardtool.choose import matching
+            from shardtool.select.query import matching
 
             samples = matching(_table(entries, shards), options.where)
             entries = _taken(entries, samples, "--where", f"no sample for which {options.where}")
         if values or options.classes:
-            from shardtool.source.classes import open_classes
-            from shardtool.source.join import set_fields
+            from shardtool.dataset.classes import open_classes
+            from shardtool.select.join import set_fields
 
             entries, notes = set_fields(entries, values, options.classes, open_classes(options.classes_from))
             self.notes += notes
@@ -275,7 +275,7 @@ class ShardSource(Source):
 
     def _with_fields(self, entries: Entries) -> Entries:
         """Return the samples that have fields: an Example may hold nothing but its key."""
-        from shardtool.source.subset import without_empty
+        from shardtool.select.subset import without_empty
 
         if not len(entries):
             return entries
@@ -288,8 +288,8 @@ class ShardSource(Source):
         """Return the samples that were asked for, in the order that was asked for."""
         import numpy as np
 
-        from shardtool.source import subset
-        from shardtool.source.duplicates import resolve_duplicates
+        from shardtool.select import subset
+        from shardtool.select.duplicates import resolve_duplicates
 
         options = self._options
         if options.sample is not None:
@@ -333,7 +333,7 @@ def _table(entries: Entries, shards: tuple[str, ...]) -> Any:
     """Return what a query sees of samples."""
     import numpy as np
 
-    from shardtool.source.subset import table_of
+    from shardtool.select.subset import table_of
 
     file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
     return table_of(entries, file, shards)

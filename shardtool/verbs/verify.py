@@ -17,30 +17,30 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardtool.checksum import crc32c, show_fingerprint
-from shardtool.commandline import option
-from shardtool.dataset import DatasetFile, read_dataset, shard_names
+from shardtool.check.findings import Finding, finding_of
+from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
+from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
+from shardtool.dataset.find import ENDINGS, find_dataset, natural, read_small
+from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
-from shardtool.examine import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.execute.local import LocalPool, cores
-from shardtool.findings import Finding, finding_of
+from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
-from shardtool.ranges import check_ranges
-from shardtool.reading import ENDINGS, find_dataset, natural, read_small
-from shardtool.sample import counted, output_text, show_size
-from shardtool.survey import Survey, SurveyTask, survey, walked_text
-from shardtool.verbs.observer import Observer
+from shardtool.request.command_line import option
+from shardtool.request.observer import Observer
+from shardtool.request.ranges import check_ranges
+from shardtool.values import counted, output_text, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardtool.dataset import ShardEntry
+    from shardtool.check.recorded_run import Given
+    from shardtool.check.shard import Case
+    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.dataset.find import Found
     from shardtool.execute.local import StartMethod
-    from shardtool.reading import Found
-    from shardtool.sample import Dots
-    from shardtool.source.scan import Symlinks
-    from shardtool.verbs.recorded import Given
-    from shardtool.verbs.shardchecks import Case
+    from shardtool.source.folder.scan import Symlinks
+    from shardtool.values import Dots
 
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 _MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
@@ -83,7 +83,7 @@ class VerifyOptions:
     @property
     def given(self) -> Given:
         """What the user says of the source."""
-        from shardtool.verbs.recorded import Given
+        from shardtool.check.recorded_run import Given
 
         return Given(self.map, self.root, self.allow_outside, self.symlinks)
 
@@ -170,7 +170,7 @@ def verify(
     options, observer = options or VerifyOptions(), observer or Observer()
     begun = time.time()
     if options.repair:
-        from shardtool.verbs.mend import repair
+        from shardtool.verbs.repair import repair
 
         return repair(dataset, options, observer)
     report, _ = look(dataset, options, observer)
@@ -271,7 +271,7 @@ class Look:
             self.add(-1, finding_of("dataset-file-damaged", _name(path), error))
 
     def _cases(self) -> list[Case]:
-        from shardtool.verbs.shardchecks import Case
+        from shardtool.check.shard import Case
 
         entries: dict[str, ShardEntry] = {one.name: one for one in self.file.shards} if self.file else {}
         cases = []
@@ -296,7 +296,7 @@ class Look:
         """Look at all shards, then at what only all of them together show."""
         compared = None
         if self.options.source is not None:
-            from shardtool.verbs.against import Comparison
+            from shardtool.check.source import Comparison
 
             compared = Comparison(self, self.options.source)  # before shards are read, where there is none
         sizes = [case.size or 0 for case in self.cases]
@@ -309,14 +309,14 @@ class Look:
         else:
             self._look_inside(pool)
             self._check_together()
-            from shardtool.verbs.besides import check_beside
+            from shardtool.check.foreign_indexes import check_beside
 
             check_beside(self, pool)
         self._check_finished()
         if isinstance(pool, LocalPool) and compared is not None:
             compared.run(pool)
         if self.options.target:
-            from shardtool.verbs.targets import check_targets
+            from shardtool.check.targets import check_targets
 
             check_targets(self, self.options.target)
 
@@ -349,7 +349,7 @@ class Look:
                 self._check_case(number, case)
 
     def _check_case(self, number: int, case: Case) -> None:
-        from shardtool.verbs import shardchecks as checks
+        from shardtool.check import shard as checks
 
         self.add(number, *checks.read_sidecar(case))
         self.add(number, *checks.check_shard(case))
@@ -438,7 +438,7 @@ class Look:
         damaged = self.file is None and self._own
         if not damaged and self._no_file is None:
             return
-        from shardtool.verbs.unfinished import EXPECTED, facts_beside, unfinished
+        from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
 
         found, there = self.found, [case for case in self.cases if case.size is not None]
         facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
@@ -551,8 +551,8 @@ class Look:
 
 
 def _import_ahead() -> None:
-    import_module("shardtool.verbs.shardchecks")
-    import_module("shardtool.sidecar_read")
+    import_module("shardtool.check.shard")
+    import_module("shardtool.dataset.sidecar_read")
 
 
 def _short(survey: Any) -> Any:

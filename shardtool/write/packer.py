@@ -15,10 +15,10 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.checksum import crc32c
 from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory
-from shardtool.sample import FILE, INLINE, SPAN, Skipped, to_text
-from shardtool.storage import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
+from shardtool.fingerprint import crc32c
+from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
+from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 

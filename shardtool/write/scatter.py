@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.checksum import crc32c
-from shardtool.storage import PARTS
+from shardtool.fingerprint import crc32c
+from shardtool.storage.staging import PARTS
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import open_span_file, shared_arena
 from shardtool.write.task import Failed, numbers
@@ -24,8 +24,8 @@ from shardtool.write.task import Failed, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.sample import SpanFile
-    from shardtool.storage import Spool, SpoolFile
+    from shardtool.storage.staging import Spool, SpoolFile
+    from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
 ROW_SHARE = 8  # one in so many parts of memory is for that
@@ -230,7 +230,7 @@ class _Packed:
     """
 
     def __init__(self, planned: SpanFile) -> None:
-        from shardtool.reading import PackedFile
+        from shardtool.dataset.find import PackedFile
 
         open_span_file(planned).close()
         self._file = PackedFile(os.fsdecode(planned.path))

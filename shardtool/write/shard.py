@@ -9,13 +9,13 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
 from shardtool.errors import SampleFailed
+from shardtool.fingerprint import crc32c
 from shardtool.write.packer import Packer, StartAgain, shared_buffer
 from shardtool.write.task import Kept, ShardResult, ShardTask, digest, split_names
 
 if TYPE_CHECKING:
-    from shardtool.sample import Skipped
+    from shardtool.values import Skipped
     from shardtool.write.packer import Output, Report
 
 
@@ -61,7 +61,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
 def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
     if task.samples.runs is not None:
-        from shardtool.write.tar_spans import SpanTarPacker
+        from shardtool.write.tar_copy import SpanTarPacker
 
         return SpanTarPacker(task, output, report, without)
     if task.format == "tar":

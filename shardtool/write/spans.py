@@ -14,12 +14,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from shardtool.errors import OutputFailed, SampleFailed
-from shardtool.sample import to_text
-from shardtool.storage import SpanSource
+from shardtool.storage.staging import SpanSource
+from shardtool.values import to_text
 from shardtool.write.task import Failed
 
 if TYPE_CHECKING:
-    from shardtool.sample import SpanFile
+    from shardtool.values import SpanFile
 
 _WINDOW = 512 * 1024  # fits the second level cache
 _LEAST_AHEAD = 4096

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardtool.checksum import crc32c
+from shardtool.fingerprint import crc32c
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
-from shardtool.sample import FILE, INLINE, SPAN
-from shardtool.storage import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, changed, unreadable
 from shardtool.write.task import Failed, numbers
 

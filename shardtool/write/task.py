@@ -6,14 +6,14 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import content_digest, crc32c
+from shardtool.fingerprint import content_digest, crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from shardtool.sample import Dots, OnError, Oversize, ShardSamples, Skipped
-    from shardtool.storage import Folder, Staged
+    from shardtool.storage.staging import Folder, Staged
     from shardtool.transform.steps import Transform
+    from shardtool.values import Dots, OnError, Oversize, ShardSamples, Skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardtool.checksum import crc32c
 from shardtool.errors import Bug
+from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import (
     FRAME_HEAD,
     FRAME_TAIL,
@@ -16,7 +16,7 @@ from shardtool.format.tfrecord import (
     put_frame_head,
     put_frame_tail,
 )
-from shardtool.format.tfrecord_walk import single_int
+from shardtool.format.tfrecord_read import single_int
 from shardtool.write.packer import Packer, unreadable
 from shardtool.write.task import Failed, numbers
 

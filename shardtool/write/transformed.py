@@ -9,17 +9,17 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from shardtool.checksum import crc32c
 from shardtool.errors import SampleFailed
+from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.sample import ShardSamples, Skipped, counted, ends_early, show_size, to_text
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
+from shardtool.values import ShardSamples, Skipped, counted, ends_early, show_size, to_text
 from shardtool.write.packer import Packer, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
 if TYPE_CHECKING:
-    from shardtool.sample import Number
-    from shardtool.storage import Staged
+    from shardtool.storage.staging import Staged
+    from shardtool.values import Number
     from shardtool.write.packer import Output, Report
 
     Parts = list[bytes | memoryview]

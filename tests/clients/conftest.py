@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .packed import PHOTOS, Packed, pack, write_samples
+from tests.clients.packed import PHOTOS, Packed, pack, write_samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .packed import PHOTOS, Packed, pack, payloads_of, shardtool
+from tests.clients.packed import PHOTOS, Packed, pack, payloads_of, shardtool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

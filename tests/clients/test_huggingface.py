@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .packed import Fields, Packed, payloads_of
+from tests.clients.packed import Fields, Packed, payloads_of
 
 if TYPE_CHECKING:
     from pathlib import Path

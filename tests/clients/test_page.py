@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.read.opened import open_dataset
-from shardtool.report import write_page
+from shardtool.dataset.opened import open_dataset
+from shardtool.inspection.page import write_page
 from tests.helpers import PHOTOS, tool
-from tests.report.made import HOSTILE_KEYS, hostile
+from tests.inspection.page.made import HOSTILE_KEYS, hostile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 import webdataset as wds
 import wids
 
-from .packed import Fields, Packed, shardtool
+from tests.clients.packed import Fields, Packed, shardtool
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .packed import Packed
+    from tests.clients.packed import Packed
 
 pytestmark = pytest.mark.clients
 

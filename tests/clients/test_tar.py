@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .packed import Packed
+    from tests.clients.packed import Packed
 
 pytestmark = pytest.mark.clients
 UTF8 = os.environ | {"LC_ALL": "C.UTF-8"}

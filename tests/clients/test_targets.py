@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from shardtool import VerifyOptions, verify
 from shardtool.cli import cli
-
-from .packed import Fields, shardtool
-from .test_exports import _ENERGON
+from tests.clients.packed import Fields, shardtool
+from tests.clients.test_exports import _ENERGON
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .packed import shardtool
+from tests.clients.packed import shardtool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .packed import Packed
+    from tests.clients.packed import Packed
 
 pytestmark = pytest.mark.clients
 

@@ -10,7 +10,7 @@ import torch
 import webdataset as wds
 from PIL import Image
 
-from .packed import Fields, Packed, payloads_of
+from tests.clients.packed import Fields, Packed, payloads_of
 
 pytestmark = [
     pytest.mark.clients,

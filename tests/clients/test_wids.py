@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wids
 
-from .packed import Fields, Packed, payloads_of, shardtool
+from tests.clients.packed import Fields, Packed, payloads_of, shardtool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

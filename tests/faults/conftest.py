@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import MEBIBYTE, PATTERN, contents, create, write_samples
+from tests.faults.helpers import MEBIBYTE, PATTERN, contents, create, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import contents, create, finished, hidden, identity, plain
+from tests.faults.helpers import contents, create, finished, hidden, identity, plain
 
 if TYPE_CHECKING:
     from pathlib import Path

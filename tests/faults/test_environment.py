@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import (
+from tests.faults.helpers import (
     PATTERN,
     REPO,
     contents,
@@ -29,7 +29,7 @@ from .helpers import (
 )
 
 if TYPE_CHECKING:
-    from .conftest import Bulk
+    from tests.faults.conftest import Bulk
 
 OPTIONS = ("--max-count", "4", "--workers", "2", "--quiet")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import contents, create, finished, hidden, identity, plain, shards
+from tests.faults.helpers import contents, create, finished, hidden, identity, plain, shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .helpers import Run
+    from tests.faults.helpers import Run
 
 OPTIONS = ("--max-count", "4", "--workers", "2", "--quiet")
 _PAGE = 4096

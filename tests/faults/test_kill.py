@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import (
+from tests.faults.helpers import (
     MEBIBYTE,
     contents,
     create,
@@ -30,7 +30,7 @@ from .helpers import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Bulk
+    from tests.faults.conftest import Bulk
 
 
 def _whole(folder: Path, bulk: Bulk) -> None:

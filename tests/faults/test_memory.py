@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .helpers import MEBIBYTE, create, start, write_samples
+from tests.faults.helpers import MEBIBYTE, create, start, write_samples
 
 if TYPE_CHECKING:
-    from .helpers import Run
+    from tests.faults.helpers import Run
 
 _LARGE = 1500 * MEBIBYTE
 _ALLOWED = 80 * MEBIBYTE

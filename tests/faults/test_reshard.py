@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conftest import memory_folder
-from .helpers import (
+from tests.faults.conftest import memory_folder
+from tests.faults.helpers import (
     MEBIBYTE,
     contents,
     create,
@@ -31,7 +31,7 @@ from .helpers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .helpers import Run
+    from tests.faults.helpers import Run
 
 _PAGE = 4096
 _PROMPTLY_S = 5  # promised: 2; a loaded machine gets more

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import contents, create, hidden, hold, plain, reach, release, settles, start
+from tests.faults.helpers import contents, create, hidden, hold, plain, reach, release, settles, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Bulk
-    from .helpers import Run
+    from tests.faults.conftest import Bulk
+    from tests.faults.helpers import Run
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _PROMPTLY_S = 5  # promised: 2; a loaded machine gets more

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import (
+from tests.faults.helpers import (
     MEBIBYTE,
     contents,
     create,
@@ -29,7 +29,7 @@ from .helpers import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .helpers import Run
+    from tests.faults.helpers import Run
 
 OPTIONS = ("--max-count", "4", "--workers", "2", "--quiet")
 KEY, FILE = "s0005", "s0005.bin"

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.helpers import contents, create, finished, hidden, identity, plain, reach, settles, shards, start
 from tests.stored import age
-
-from .helpers import contents, create, finished, hidden, identity, plain, reach, settles, shards, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .helpers import Run
+    from tests.faults.helpers import Run
 
 _SAMPLES = 18
 _PROMPTLY_S = 5

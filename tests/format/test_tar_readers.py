@@ -9,7 +9,8 @@ import pytest
 
 from shardtool import VerifyOptions, verify
 from shardtool.errors import CorruptShard
-from shardtool.format import tar, tar_walk
+from shardtool.format import tar
+from shardtool.format import tar_read as tar_walk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.columns import Names
+from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest
-from shardtool.format.measure import Payloads, heads_and_tails, sample_sizes
+from shardtool.format.sizes import Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import (
     DATA_LIMIT,
     FRAME_HEAD,
@@ -26,11 +26,11 @@ from shardtool.format.tfrecord import (
     put_frame_tail,
     varint,
 )
+from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan import Bounds, Plan, make_plan
-from shardtool.sample import INLINE, SPAN, SpanFile
-from shardtool.source.entries import Entries
-from shardtool.storage import LocalFolder
+from shardtool.plan.plan import Bounds, Plan, make_plan
+from shardtool.storage.staging import LocalFolder
+from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.task import ShardTask
 from shardtool.write.tfrecord import TFRecordPacker
 from tests import tfrecords

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardtool.columns import Names
-from shardtool.sample import INLINE, SPAN, SpanFile, to_bytes
-from shardtool.source.entries import Entries
+from shardtool.entries.entries import Entries
+from shardtool.names import Names
+from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

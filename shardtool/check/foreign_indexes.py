@@ -1,0 +1,167 @@
+"""The index files of other tools that lie beside shards, held against the shards that they lead into.
+
+They are no part of a dataset, and no checksum covers them; but a reader that is given a stale one returns wrong bytes
+without an error. A worker compares each with what a walk over its shard finds. What has the name of an index and not
+its form is told to be unchecked: it may be anything.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.check.findings import Finding
+from shardtool.errors import ShardError
+from shardtool.interop import energon
+from shardtool.interop.exports import EXPORTS, IndexedShard
+from shardtool.interop.huggingface import README, is_ours, listed
+from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
+from shardtool.storage.staging import READ_PLAIN, open_folder
+from shardtool.values import output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.execute.local import LocalPool
+    from shardtool.values import Dots
+    from shardtool.verbs.verify import Here, Look
+
+CODE = "export-stale"
+
+
+@dataclass(frozen=True, slots=True)
+class BesideTask:
+    """The index files of a shard.
+
+    Attributes:
+        path: Of the shard.
+        name: Of the shard.
+        files: The names of files beside it that may be indexes.
+        dots: Where keys end in members' names.
+    """
+
+    path: str
+    name: str
+    files: tuple[str, ...]
+    dots: Dots
+
+
+@dataclass(frozen=True, slots=True)
+class BesideFound:
+    """What was found of the index files of a shard: what is wrong, and which files are in no form that is known."""
+
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+
+
+def check_beside(look: Look, pool: LocalPool | Here) -> None:
+    """Tell `look` of index files that do not tell of their shards."""
+    folder = look.found.folder
+    try:
+        names = set(os.listdir(folder or "."))
+    except OSError:
+        return
+    tasks: dict[int, BesideTask] = {}
+    for number, case in enumerate(look.cases):
+        name = os.path.basename(case.path)
+        wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
+        files = tuple(sorted(wanted - {os.path.basename(look.found.dataset_file or "")}))
+        if files and case.size is not None and name.endswith((".tar", ".tfrecord", ".tfrecords")):
+            tasks[number] = BesideTask(case.path, name, files, look.dots())
+    numbers = [*tasks]
+    for place, found in pool.map(compare_beside, iter(tasks.values())):
+        look.add(numbers[place], *found.findings)
+        look.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
+    look.add(-1, *_of_folder(look), *_of_readme(look, names))
+
+
+def compare_beside(task: BesideTask) -> BesideFound:
+    """Compare the index files of a shard with what lies in it."""
+    forms: dict[str, str] = {}
+    folder = os.path.dirname(task.path)
+    for name in task.files:
+        head = _read(os.path.join(folder, name), HEAD_SIZE)
+        if form := form_of(name, head[0], head[1]):
+            forms[name] = form
+    unknown = tuple(name for name in task.files if name not in forms and not name.endswith(".json"))
+    if not forms:
+        return BesideFound((), unknown)
+    try:
+        shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
+    except ShardError:
+        return BesideFound((), unknown)  # a damaged shard, which others tell of
+    findings = []
+    for name, form in forms.items():
+        limit = index_limit(shard)
+        data, size = _read(os.path.join(folder, name), limit)
+        wrong = f"{size:,} bytes" if size > limit else difference(form, data, shard)
+        if wrong:
+            expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
+            findings.append(Finding(CODE, output_text(name), wrong, expected))
+    return BesideFound(tuple(findings), unknown)
+
+
+def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
+    from shardtool.dataset.opened import table_of
+    from shardtool.dataset.walk import SurveyTask, survey
+
+    found = survey(SurveyTask(task.path, dots=task.dots))
+    if found.error is not None:
+        raise found.error
+    digests = None
+    if hashed:
+        from array import array
+
+        from shardtool.interop.hashes import DigestTask, digest
+
+        stops = array("q", [start + length for start, length in zip(found.offsets, found.lengths, strict=True)])
+        digests = digest(
+            DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes()), lambda _, __: None
+        )
+    return IndexedShard(task.name, found.size, table_of(found), digests)
+
+
+def _read(path: str, limit: int) -> tuple[bytes, int]:
+    """Return the first bytes of a plain file, and how many it has; of any other none."""
+    try:
+        with open(os.open(path, READ_PLAIN), "rb") as file:
+            return file.read(limit), os.fstat(file.fileno()).st_size
+    except OSError:
+        return b"", 0
+
+
+def _of_folder(look: Look) -> Iterator[Finding]:
+    """Yield what is wrong with energon's list of the folder's shards, as far as it tells of this dataset."""
+    folder, path = open_folder(look.found.folder), energon.INFO_FILE
+    if look.file is None or not any(fact.is_folder for fact in folder.facts([os.path.dirname(path)]).values()):
+        return
+    data, _ = _read(folder.full_path(path), 2**28)
+    counts = energon.shard_counts(data)
+    shards = {shard.name: shard.samples for shard in look.file.shards if shard.samples}
+    if not counts.keys() & shards.keys():
+        return
+    for first in look.file.appends:
+        later = [shard.name for shard in look.file.shards[first:]]
+        if not counts.keys() & {*later}:
+            look.unchecked.append(f"energon's index of the folder: it covers the first {first:,} shards only")
+            shards = {name: samples for name, samples in shards.items() if name not in later}
+            break
+    for name, samples in shards.items():
+        if counts.get(name) != samples:
+            found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
+            yield Finding(CODE, path, found, f"{samples:,} samples")
+            return
+
+
+def _of_readme(look: Look, names: set[str]) -> Iterator[Finding]:
+    """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
+    data, _ = _read(os.path.join(look.found.folder, README), 2**24)
+    if look.file is None or not is_ours(data):
+        return
+    there, shards = {*map(output_text, names)}, {shard.name for shard in look.file.shards}
+    named = listed(data, there | shards)
+    if named & shards and (lacking := sorted(shards - named)):
+        yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")
+    if named & shards and (gone := sorted(named - there - shards)):
+        yield Finding(CODE, README, f"a name of no shard: {gone[0]}", "names of shards")

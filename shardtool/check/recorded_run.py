@@ -1,0 +1,204 @@
+"""What a dataset file records of the run that made its dataset, and the source of that run, opened again.
+
+Whoever made the file may have written anything there. So of what it records only options in `TAKEN_AGAIN` are used:
+those that choose (which samples and fields, in which order, how large shards are) or change bytes by rules of ours.
+What names code or a place is never used; a run that had such options is repeated only where the user gives them anew:
+see `Given`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardtool.dataset.find import find_dataset
+from shardtool.errors import InvalidRequest, printable
+from shardtool.request.command_line import option
+from shardtool.request.options import CreateOptions, pairs
+from shardtool.source.base import open_source
+from shardtool.verbs.reshard import ReshardOptions, ShardSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.pattern import ShardPattern
+    from shardtool.source.base import Source
+    from shardtool.source.folder.scan import Symlinks
+
+AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
+
+TAKEN_AGAIN = frozenset({
+    "max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "seed", "where", "split",
+    "split_column", "stratify", "group_by", "portable",
+    "include", "exclude", "hidden", "symlinks", "dots", "label_from_folder", "split_from_folder",
+    "key", "path", "files", "binary", "values", "classes", "meta", "size",
+    "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
+    "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
+})  # fmt: skip
+_MOST = 2**63 - 1  # of a number that is taken again
+_CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
+_CHOSEN_BY: dict[str, Any] = {
+    "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
+    "stratify": None, "group_by": None, "on_duplicate": "first",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user says of a source, because no dataset file can be believed in that.
+
+    Attributes:
+        map: The function of `--map`, to be called again by a repair.
+        root: What relative paths of a manifest count from; None: its folder.
+        allow_outside: Whether paths of a manifest may leave the root.
+        symlinks: What becomes of links in a folder; None: as it is recorded, unless they lead out of the folder.
+    """
+
+    map: str | None = None
+    root: str | None = None
+    allow_outside: bool = False
+    symlinks: Symlinks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How a dataset was made, as far as that can be told and done again.
+
+    Attributes:
+        verb: `create`, `reshard` or `index`; empty where it is not told.
+        options: Without those that say what is to be made of a table that is not at hand.
+        table: The name of that table: what `--join` took; empty where it took none.
+        made_fields: The fields that may have been made of it.
+        choosing: The options, as the command line has them, by which it may have decided what samples there are.
+        map: The function that made the samples, as text, which is never imported; empty where there was none.
+    """
+
+    verb: str
+    options: CreateOptions | ReshardOptions
+    table: str = ""
+    made_fields: tuple[str, ...] = ()
+    choosing: tuple[str, ...] = ()
+    map: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether payloads were changed on the way."""
+        options = self.options
+        return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
+
+
+def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
+    """Return how a dataset was made: of one that was appended to, how its first samples were.
+
+    Args:
+        file: The dataset file; None where there is none.
+        given: What the user says of the source.
+
+    Raises:
+        InvalidRequest: The dataset file tells of something that is no option, or that the user is to give.
+    """
+    verb = str(file.made.get("verb", "")) if file else ""
+    if file is None or verb != "reshard":
+        told = _told(file) if file else {}
+        function = told.pop("map", "")
+        if type(function) is not str:
+            raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
+        created = _with_classes(_with_given(_options(told, CreateOptions), given), file)
+        return Recorded(verb, created, map=printable(function)[:80])
+    if given != Given():
+        name = next(one.name for one in fields(Given) if getattr(given, one.name) != one.default)
+        raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
+    told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
+    table, found = told.pop("join", ""), _options(told, ReshardOptions)
+    if table == "":
+        return Recorded(verb, _with_classes(ReshardOptions(**found), file))
+    values = found.pop("values", ())
+    for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
+        found.pop(name, None)
+    choose = [name for name in _CHOOSE if name in found and (name != "head" or "sort_by" in found)]
+    options = ReshardOptions(**found)
+    if choose:
+        options = replace(options, **_CHOSEN_BY)
+    made_fields = tuple(field for field, _ in pairs("--field", values))
+    return Recorded(verb, options, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
+
+
+def _with_given(found: dict[str, Any], given: Given) -> CreateOptions:
+    """Return the options of `create`: what is recorded, and what the user says of the source."""
+    if given.symlinks is not None:
+        found["symlinks"] = given.symlinks
+    elif found.get("symlinks") == "follow":
+        raise InvalidRequest(
+            "--source", "the dataset was made with --symlinks follow, by which links may lead out of the source",
+            expected="your word for that", remedy="If the source is yours, add --symlinks follow.",
+        )  # fmt: skip
+    return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
+
+
+def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
+    """Return options by which classes keep the numbers that a dataset file tells of, wherever these were from."""
+    if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    from shardtool.dataset.classes import Classes
+
+    return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
+
+
+def _told(file: DatasetFile) -> dict[str, Any]:
+    return dict(file.made.get("options", {}))
+
+
+def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Return recorded options, as far as they are options of that kind, of the right types."""
+    known = {one.name: str(one.type) for one in fields(kind) if one.name in TAKEN_AGAIN}
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        if name not in known:
+            found_there = f"the dataset file records {printable(name)[:80]!r}"
+            raise InvalidRequest("--source", found_there, expected="options that choose samples or shards")
+        if not _fits(value, known[name]):
+            raise InvalidRequest("--source", f"the dataset file records {name} as {printable(str(value))[:80]!r}")
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def _fits(value: object, annotation: str) -> bool:
+    """Tell whether a value from JSON is of the type that an option has; of a few texts, the option itself sees."""
+    if isinstance(value, list):
+        return annotation.startswith("tuple") and all(isinstance(one, str) for one in value)
+    kinds = annotation.split(" | ")
+    if type(value) is int and abs(value) > _MOST:
+        return False
+    if isinstance(value, str):
+        return not annotation.startswith("tuple") and ("str" in kinds or kinds[0] not in ("bool", "int", "float"))
+    if type(value) is int and "float" in kinds:
+        return True
+    return value is not None and type(value).__name__ in kinds
+
+
+def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:
+    """Return the source of a run.
+
+    Args:
+        run: Which.
+        source: Where it is now; of `reshard`, which takes several datasets, also a list of them.
+        outputs: Of what was made.
+
+    Raises:
+        InvalidRequest: There is no such source.
+    """
+    several = isinstance(source, (list, tuple))
+    if isinstance(run.options, ReshardOptions):
+        givens = [*source] if several else [source]
+        for one in givens:
+            if not isinstance(one, (str, os.PathLike, list, tuple)):
+                found = f"a {type(one).__name__}"
+                raise InvalidRequest("--source", found, expected="what it was made from: datasets")
+            find_dataset(one)  # before shards are read, where there is none
+        return ShardSource(givens, replace(run.options, on_error="skip"), outputs)
+    if several:
+        found = f"{len(source)} sources"
+        raise InvalidRequest("--source", found, expected="one: only `reshard` takes several")
+    return open_source(source, replace(run.options, on_error="skip"), outputs)

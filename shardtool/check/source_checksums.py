@@ -1,0 +1,160 @@
+"""The checksums of payloads as their source has them: files, shards, and values of a table. Read by workers.
+
+It imports nothing heavy, for the workers. Where an index of the source knows a checksum, nothing is read.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardtool.dataset.find import open_shard
+from shardtool.dataset.walk import payload_crc
+from shardtool.fingerprint import crc32c
+from shardtool.format.tfrecord import encode_number
+from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, read_blocks
+from shardtool.values import FILE, LINK, SPAN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.local import LocalPool
+    from shardtool.source.base import Source
+
+_FILES_A_TASK = 1000
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files to sum: their paths, and whether each is read through a link."""
+
+    paths: tuple[bytes, ...]
+    links: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Payloads of a shard to sum: int64 offsets, ascending, and lengths."""
+
+    path: str
+    offsets: bytes
+    lengths: bytes
+
+
+def sum_task(task: Files | Spans) -> list[int]:
+    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    return _sum_files(task) if isinstance(task, Files) else _sum_spans(task)
+
+
+def _sum_files(task: Files) -> list[int]:
+    buffer = memoryview(bytearray(_BLOCK))
+    found = []
+    for path, link in zip(task.paths, task.links, strict=True):
+        crc = 0
+        try:
+            for got in read_blocks(path, buffer, READ_FOLLOWING if link else READ_PLAIN):
+                if isinstance(got, int):
+                    crc = crc32c(buffer[:got], crc)
+        except OSError:
+            crc = -1
+        found.append(crc)
+    return found
+
+
+def _sum_spans(task: Spans) -> list[int]:
+    offsets, lengths = array("q", task.offsets), array("q", task.lengths)
+    with open_shard(task.path) as shard:
+        return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
+
+
+def inline_payloads(entries: Entries, rows: NDArray[Any], *, as_numbers: bool) -> Iterator[bytes]:
+    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
+    import numpy as np
+
+    owners = np.searchsorted(entries.first, rows, "right") - 1
+    for sample, code in zip(owners.tolist(), entries.code[rows].tolist(), strict=True):
+        field = entries.fields[code]
+        text = entries.inline[field].span(sample, sample + 1)[:-1]
+        yield encode_number(text, entries.numbers[field]) if as_numbers and field in entries.numbers else text
+
+
+def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: LocalPool) -> NDArray[Any]:
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    import numpy as np
+
+    sums, kinds = np.full(len(rows), -1, np.int64), entries.kind[rows]
+    spans = np.flatnonzero(kinds == SPAN)
+    tasks: list[tuple[NDArray[Any], Files | Spans]] = []
+    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    for at in range(0, len(files), _FILES_A_TASK):
+        chunk = files[at : at + _FILES_A_TASK]
+        paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
+        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
+    if len(spans) and entries.files:
+        if entries.expected is not None:
+            sums[spans] = entries.expected[rows[spans]]
+        tasks += _of_shards(entries, rows, spans[sums[spans] < 0])
+    elif len(spans) and entries.offset is not None:
+        sink = _Sums(entries.offset[rows[spans]], entries.size[rows[spans]])
+        source.write_binary(sink)
+        sums[spans] = sink.sums
+    for number, found in pool.map(sum_task, [task for _, task in tasks]):
+        sums[tasks[number][0]] = found
+    return sums
+
+
+def _of_shards(entries: Entries, rows: NDArray[Any], places: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Spans]]:
+    """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
+    import numpy as np
+
+    if entries.offset is None:
+        return
+    owners = np.searchsorted(entries.first, rows[places], "right") - 1
+    files = np.zeros(len(places), np.int64) if entries.file is None else entries.file[owners].astype(np.int64)
+    order = np.lexsort((entries.offset[rows[places]], files))
+    bounds = np.searchsorted(files[order], np.arange(len(entries.files) + 1)).tolist()
+    for number, file in enumerate(entries.files):
+        chosen = places[order[bounds[number] : bounds[number + 1]]]
+        if len(chosen):
+            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (entries.offset, entries.size))
+            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
+
+
+class _Sums:
+    """Takes a spool's bytes in order, and keeps nothing of them but the checksums of spans."""
+
+    def __init__(self, offsets: NDArray[Any], sizes: NDArray[Any]) -> None:
+        import numpy as np
+
+        self.sums = np.zeros(len(offsets), np.int64)
+        self._order = np.argsort(offsets, kind="stable")
+        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
+        self._at = self._next = 0
+
+    def write(self, data: Any) -> None:
+        """Take the bytes that follow."""
+        view = memoryview(data)
+        first, last = self._at, self._at + len(view)
+        while self._next < len(self._starts) and self._starts[self._next] < last:
+            start, end = int(self._starts[self._next]), int(self._ends[self._next])
+            which = self._order[self._next]
+            part = view[max(0, start - first) : min(end, last) - first]
+            self.sums[which] = crc32c(part, int(self.sums[which]))
+            if end > last:
+                break
+            self._next += 1
+        self._at = last

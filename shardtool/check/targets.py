@@ -1,0 +1,140 @@
+"""`verify --target`: what a reader would get wrong of a dataset as it lies there.
+
+Each verdict was tried with the reader itself (tests/clients/test_targets.py). Of DALI it depends on its index: with one
+beside each shard it looks at no name; without, it finds the fields by the members' names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shardtool.check.findings import Finding
+from shardtool.dataset.find import COMPRESSED, read_small
+from shardtool.dataset.walk import walked_text
+from shardtool.errors import listing, printable
+from shardtool.interop.exports import EXPORTS
+from shardtool.interop.huggingface import README, is_ours, misreading
+from shardtool.interop.index_forms import index_name
+from shardtool.values import counted, output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardtool.dataset.walk import Survey
+    from shardtool.verbs.verify import Look
+
+_READERS = {
+    "dot-in-key": ("webdataset", "wids", "energon", "huggingface"),
+    "meta-folder": ("webdataset", "energon"),
+    "meta-name": ("huggingface",),
+    "long-name": ("wids",),
+    "upper-case-field": ("webdataset",),
+    "reserved-field": ("webdataset", "energon", "huggingface"),
+    "unnamable-field": ("dali",),
+    "large-member": ("wids",),
+}
+_WITHOUT_INDEX = ("dot-in-key", "pax-name")  # what DALI gets wrong where it has none
+_PLAIN_ONLY = ("wids", "dali", "energon")  # read no compressed shards
+_FIRST = 5  # samples that `load_dataset` looks at
+
+
+def check_targets(look: Look, targets: Sequence[str]) -> None:
+    """Tell `look` of what readers get wrong."""
+    shards = [survey for _, survey in sorted(look.surveys.items())]
+    if any(one.format != "tar" for one in shards):
+        tar_only = [target for target in targets if target != "dali"]
+        if tar_only:
+            look.add(len(look.cases), Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
+        if "dali" in targets:
+            look.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
+        return
+    packed = [case.name for case in look.cases if case.name.endswith(COMPRESSED)]
+    refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
+    if refusing:
+        found = Finding("target-format", ", ".join(refusing), f"compressed shards: {listing(packed, 3)}", "plain ones")
+        look.add(len(look.cases), found)
+    look.add(len(look.cases), *_names(look, shards, targets), *_shard_names(look, targets))
+    if "huggingface" in targets:
+        look.add(len(look.cases), *_fields(shards), *_folder(look))
+
+
+def _names(look: Look, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
+    """Yield kinds of keys and fields that a reader gets wrong."""
+    from shardtool.check.source import entries_of
+    from shardtool.interop.portability import misreads
+
+    indexed = all(_has_dali_index(case.path) for case in look.cases)
+    for one in misreads(entries_of(shards)):
+        getting_wrong = {*_READERS.get(one.code, ())}
+        if one.code in _WITHOUT_INDEX and not indexed:
+            getting_wrong.add("dali")
+        if readers := [target for target in targets if target in getting_wrong]:
+            what = f"{one.code}: {counted(one.count, one.what)}, such as '{one.example}'"
+            yield Finding("misread", ", ".join(readers), what, one.readers)
+
+
+def _has_dali_index(path: str) -> bool:
+    name = index_name(output_text(os.path.basename(path)), EXPORTS["dali-webdataset"])
+    return os.path.isfile(os.path.join(os.path.dirname(path), name))
+
+
+def _shard_names(look: Look, targets: Sequence[str]) -> Iterator[Finding]:
+    from shardtool.interop.portability import unopenable
+
+    for target in targets:
+        bad = [case.name for case in look.cases if target in unopenable(case.name)]
+        if bad:
+            yield Finding("target-name", target, listing(bad, 3), f"{target} {unopenable(bad[0])[target]}")
+
+
+def _fields(shards: Sequence[Survey]) -> Iterator[Finding]:
+    """Yield what `load_dataset` makes of samples that lack fields: it takes the first ones' for those of all."""
+    reader, known = "huggingface", frozenset[bytes]()
+    for one in shards:
+        samples = list(_field_sets(one))
+        if not samples:
+            continue
+        if not known:
+            known = samples[0]
+            if unlike := [at for at, fields in enumerate(samples[:_FIRST]) if fields != known]:
+                differ = known ^ samples[unlike[0]]
+                what = f"{_named(differ)}: not in all of the first five samples, so that it refuses the dataset"
+                yield Finding("target-fields", reader, what, "the same fields in each of them")
+                return
+        if late := frozenset().union(*samples) - known:
+            what = f"{_named(late)}: not in the first samples, so that it drops it; first in {output_text(one.path)}"
+            yield Finding("target-fields", reader, what, "in the first five samples, too")
+            return
+
+
+def _field_sets(one: Survey) -> Iterator[frozenset[bytes]]:
+    row = 0
+    for count in one.counts:
+        yield frozenset(one.names[code] for code in one.codes[row : row + count])
+        row += count
+
+
+def _named(fields: frozenset[bytes]) -> str:
+    return f"the field {listing(sorted(printable(walked_text(name)) for name in fields), 3)}"
+
+
+def _folder(look: Look) -> Iterator[Finding]:
+    """Yield what `load_dataset(folder)` takes for the data, if that is not the shards."""
+    folder = look.found.folder
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return
+    if README in names:
+        try:
+            data = read_small(os.path.join(folder, README), 2**24)
+        except OSError:
+            data = b""
+        if is_ours(data):
+            return
+        if b"data_files" in data:
+            look.unchecked.append(f"{README}: whether the data_files in it are the shards")
+            return
+    if wrong := misreading(map(output_text, names)):
+        yield Finding("target-folder", "huggingface", f"load_dataset(folder) {wrong}", "the shards")

@@ -1,0 +1,217 @@
+"""One shard examined: walked, summed, and where asked for decoded. Runs in a worker.
+
+It knows the shard alone: what its sidecar and the dataset file say is compared by the parent, who needs NumPy and
+pyarrow for that, and the workers do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.check.findings import Finding
+from shardtool.dataset.find import COMPRESSED, open_shard
+from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardtool.dataset.find import PackedFile, ShardFile
+    from shardtool.values import Dots
+
+HASH_SIZE = 16
+IMAGE_ENDINGS = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
+)
+_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
+# Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
+IMAGE_LIMIT = 250_000_000  # its pixels may take three times as much: see `transform.image.MAX_PIXELS`
+JSON_LIMIT = (
+    8_000_000  # the objects that it stands for take up to 22 times its bytes: `[],` is a list of 56 and its place
+)
+_NUMBER_LIMIT = 100  # digits
+_NUMBER_BYTES = 2**12  # with the white space around them
+_MOST = 100  # findings of a shard: the rest tells nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A shard to examine.
+
+    Attributes:
+        path: Of the shard.
+        name: For findings.
+        dots: Where the key of a member's name ends.
+        decode: Whether payloads are decoded.
+        classes: Field to how many classes its numbers stand for.
+    """
+
+    path: str
+    name: str
+    dots: Dots
+    decode: bool = False
+    classes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Examined:
+    """What was found in a shard.
+
+    Attributes:
+        survey: What lies in it; None where it cannot be opened.
+        hashes: 16 bytes a sample, of its key.
+        findings: What the payloads told, the first ones.
+        more: How many more of these there are, by code.
+        undecoded: How many payloads were too large to be decoded.
+        error: Why it cannot be opened.
+    """
+
+    survey: Survey | None
+    hashes: bytes = b""
+    findings: list[Finding] = field(default_factory=list)
+    more: dict[str, int] = field(default_factory=dict)
+    undecoded: int = 0
+    error: ShardError | None = None
+
+
+def examine(task: Task) -> Examined:
+    """Walk, sum and, where asked for, decode a shard; a damaged one is told of up to the damage."""
+    try:
+        found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
+    except OutputFailed:  # the machine's fault, not the shard's
+        raise
+    except ShardError as error:
+        return Examined(None, error=error)
+    hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
+    examined = Examined(found, hashes)
+    if task.decode:
+        _decode(task, found, examined)
+    return examined
+
+
+class _Check(NamedTuple):
+    """How the payloads of a field are decoded.
+
+    Attributes:
+        decode: Tells what is wrong with a payload, as `code: what`; nothing, if it is fine.
+        limit: Bytes of the largest that is decoded.
+        whole: Whether all of a payload is wanted; else its start tells that it is too long to be right.
+    """
+
+    decode: Callable[[bytes], str]
+    limit: int
+    whole: bool = True
+
+
+def _decode(task: Task, found: Survey, examined: Examined) -> None:
+    """Decode every field that has a decoder."""
+    checks: list[_Check | None] = []
+    for name, kind in zip(found.names, found.kinds, strict=True):
+        text = walked_text(name)
+        checks.append(_check_for(text, task.classes.get(text)) if kind == "bytes" else None)
+    if not any(checks):
+        return
+    row = 0
+    with open_shard(task.path) as shard:
+        for key, count in zip(found.keys, found.counts, strict=True):
+            rows = range(row, min(row + count, len(found.lengths)))
+            for at in sorted(rows, key=found.offsets.__getitem__):  # a compressed shard is read in sequence only
+                check = checks[found.codes[at]]
+                if check is None:
+                    continue
+                if check.whole and found.lengths[at] > check.limit:
+                    examined.undecoded += 1
+                elif wrong := _wrong(check, shard, found.offsets[at], found.lengths[at]):
+                    _note(examined, _finding(task, found, at, key, wrong))
+            row += count
+
+
+def _note(examined: Examined, one: Finding) -> None:
+    """Note a finding; of many, how many more there are."""
+    if len(examined.findings) < _MOST:
+        examined.findings.append(one)
+    else:
+        examined.more[one.code] = examined.more.get(one.code, 0) + 1
+
+
+def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: str) -> Finding:
+    """Return what is wrong with the payload of a row, `code: what`, as a finding."""
+    code, _, what = wrong.partition(": ")
+    place = None if task.path.endswith(COMPRESSED) else found.offsets[row]
+    name = walked_text(found.names[found.codes[row]])
+    return Finding(code, task.name, what, offset=place, key=walked_text(key), field=name)
+
+
+def _check_for(name: str, classes: int | None) -> _Check | None:
+    """Return how a field of that name is decoded; None: it can be anything."""
+    ending = name.rpartition(".")[2].lower()
+    if ending in IMAGE_ENDINGS:
+        return _Check(_image, IMAGE_LIMIT)
+    if ending == "json":
+        return _Check(_json, JSON_LIMIT)
+    if classes is not None or ending in _NUMBERS:
+        return _Check(lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
+    return None
+
+
+def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: int) -> str:
+    """Return what is wrong with a payload, as `code: what`."""
+    wanted = min(length, check.limit + 1)
+    try:
+        data = bytes(shard.read(offset, wanted))
+    except CorruptShard:  # the walk has told of it
+        return ""
+    return check.decode(data) if len(data) == wanted else ""
+
+
+def _image(data: bytes) -> str:
+    import warnings
+    from io import BytesIO
+
+    from PIL import Image, UnidentifiedImageError
+
+    from shardtool.transform.image import FORMATS  # and its import registers their decoders
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(BytesIO(data), formats=FORMATS) as image:
+                image.load()
+    except Image.DecompressionBombError as error:
+        return f"image-bad: {printable(str(error))}"
+    except UnidentifiedImageError:
+        return "image-bad: no image in a format that is known here"
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like on damaged data
+        return f"image-bad: {printable(str(error)) or type(error).__name__}"
+    return ""
+
+
+def _json(data: bytes) -> str:
+    import json
+
+    try:
+        json.loads(data)
+    except RecursionError:
+        return "json-bad: nested too deeply"
+    except ValueError as error:
+        return f"json-bad: {printable(str(error))}"
+    return ""
+
+
+def _number(data: bytes, classes: int | None) -> str:
+    text = data.strip()
+    if len(data) > _NUMBER_BYTES:
+        return f"number-bad: more than {_NUMBER_BYTES:,} bytes"
+    try:
+        value = float(text) if len(text) <= _NUMBER_LIMIT else None
+    except ValueError:
+        value = None
+    if value is None:
+        return f"number-bad: {printable(text[:40])!r}"
+    if classes is not None and not (value.is_integer() and 0 <= value < classes):
+        return f"number-bad: {printable(text)}, of {classes:,} classes"
+    return ""

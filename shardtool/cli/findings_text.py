@@ -1,0 +1,95 @@
+"""What `verify` found, as text for people, and as JSON, JUnit XML and GitHub annotations for programs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape, quoteattr
+
+from shardtool.check.findings import KINDS
+from shardtool.cli.output import json_text
+from shardtool.errors import printable
+from shardtool.values import counted, show_size
+
+if TYPE_CHECKING:
+    from shardtool.check.findings import Finding
+    from shardtool.verbs.verify import Report
+
+_NO_XML = re.compile("[\ufffe\uffff]")
+
+
+def rendered(report: Report, style: str) -> str:
+    """Return a report as `text`, `json`, `junit` or `github`."""
+    return {"text": _text, "json": _json, "junit": _junit, "github": _github}[style](report)
+
+
+def _json(report: Report) -> str:
+    return json_text(report.to_json())
+
+
+def _text(report: Report) -> str:
+    lines = [str(one) for one in report.findings]
+    hidden = sum(report.counts.values()) - len(report.findings)
+    if hidden > 0:
+        lines.append(f"... and {hidden:,} more like these")
+    if report.counts:
+        lines.append("")
+        for code, count in report.counts.items():
+            lines.append(f"{count:>7,}  {code}: {KINDS[code].meaning}. {KINDS[code].remedy}")
+        lines.append("")
+    lines += [f"repaired: {printable(one)}" for one in report.repaired]
+    lines += [f"not checked: {printable(one)}" for one in report.unchecked]
+    rate = f", {show_size(report.size / max(report.seconds, 1e-9))}/s"
+    held = f"{counted(report.samples, 'sample')} in " if report.samples else ""
+    lines.append(
+        f"{printable(report.dataset)}: {held}{counted(report.shards, 'shard')}, {show_size(report.size)}, "
+        f"{report.seconds:.1f} s{rate if report.samples else ''}; checked: {', '.join(report.checked)}"
+    )
+    lines.append("sound" if report.sound else f"not sound: {counted(sum(report.counts.values()), 'finding')}")
+    return "\n".join(lines)
+
+
+def _junit(report: Report) -> str:
+    """Return a test suite with a failed case for each finding, or one that passed.
+
+    Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
+    """
+    failures = len(report.findings)
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
+    lines.append(
+        f'<testsuite name="shardtool verify" tests="{max(1, failures)}" failures="{failures}" errors="0" '
+        f'skipped="0" time="{report.seconds:.3f}">'
+    )
+    if not failures:
+        lines.append(f'  <testcase classname="shardtool" name={_attribute(report.dataset)}/>')
+    for one in report.findings:
+        lines.append(f"  <testcase classname={_attribute(one.file)} name={_attribute(f'{one.code} {one.place}')}>")
+        body = escape(_NO_XML.sub("?", f"{one}\n{one.remedy}"))
+        lines.append(f"    <failure type={_attribute(one.code)} message={_attribute(one.message)}>{body}</failure>")
+        lines.append("  </testcase>")
+    lines.append("</testsuite>")
+    return "\n".join(lines)
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_NO_XML.sub("?", printable(text)))
+
+
+def _github(report: Report) -> str:
+    """Return an annotation for each finding.
+
+    Source: GitHub Actions, "Workflow commands": what has a meaning in them is percent-encoded.
+    """
+    lines = [_annotation(one) for one in report.findings]
+    lines.append(_text(report).splitlines()[-1])
+    return "\n".join(lines)
+
+
+def _annotation(one: Finding) -> str:
+    title, file = (_property(text) for text in (one.code, one.file))
+    message = printable(f"{one.place}: {one.message}. {one.remedy}").replace("%", "%25")
+    return f"::error file={file},title={title}::{message}"
+
+
+def _property(text: str) -> str:
+    return printable(text).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")

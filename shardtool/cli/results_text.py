@@ -1,0 +1,204 @@
+"""What people see: progress, notes, tables and summaries. Everything but results goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shardtool.cli.output import say, show, show_json
+from shardtool.errors import printable
+from shardtool.request.observer import Observer
+from shardtool.request.results import CreateResult
+from shardtool.values import counted, show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardtool.request.results import Changes, DryRun
+
+_MOST_ROWS = 40
+
+
+class Terminal(Observer):
+    """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self._quiet, self._verbose = quiet, verbose
+        self._bar: Any = None
+        self._shards = (0, 0)
+
+    def note(self, text: str) -> None:
+        """Show something that the user should know."""
+        if not self._quiet:
+            self._line(f"note: {text}")
+
+    def log(self, text: str) -> None:
+        """Show a detail, where the user asked for it."""
+        if self._verbose:
+            self._line(text)
+
+    def listed(self, samples: int) -> None:
+        """Count what was found."""
+        if self._bar is None:
+            self._start_bar("listing", None, " samples", leave=False)
+        if self._bar is not None:
+            try:
+                self._bar.update(samples)
+            except OSError:
+                self._nobody_reads()
+
+    def phase(self, text: str, size: int) -> None:
+        """Start a bar that will make room for another."""
+        self.close()
+        self._shards = (0, 0)
+        self._start_bar(text, size, "B", leave=False)
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Start the bar."""
+        self.close()
+        self._shards = (0, shards)
+        self._start_bar(f"{samples:,} samples", size, "B", leave=True)
+
+    def _start_bar(self, label: str, total: int | None, unit: str, *, leave: bool) -> None:
+        if self._quiet or sys.stderr is None or not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=printable(label),
+            total=total,
+            unit=unit,
+            unit_scale=True,
+            leave=leave,
+            dynamic_ncols=True,
+            file=sys.stderr,
+        )
+
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes tell the most
+        """Move the bar."""
+        if self._bar is not None:
+            done, total = self._shards
+            self._shards = (done + shards, total)
+            try:
+                if total:
+                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
+                self._bar.update(size)
+            except OSError:
+                self._nobody_reads()
+
+    def close(self) -> None:
+        """Leave the bar as it is, and the cursor below it."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, text: str) -> None:
+        text = printable(text)  # a line is one line, whatever names are in it
+        try:
+            if self._bar is None:
+                say(text)
+            else:
+                with self._bar.external_write_mode(file=sys.stderr):
+                    say(text)
+        except OSError:
+            self._nobody_reads()
+
+    def _nobody_reads(self) -> None:
+        """Stop telling: whoever read stderr is gone, which is no reason to stop the run."""
+        self._quiet, self._verbose, self._bar = True, False, None
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
+
+
+def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Have shards written, or planned, before the user's eyes, and print what came of it.
+
+    Args:
+        work: Gets the observer.
+        as_json: Print JSON.
+        quiet: Print nothing that nobody asked for: a plan was asked for.
+        verbose: Tell of every shard.
+    """
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    try:
+        result = work(observer=terminal)
+    finally:
+        terminal.close()
+    if as_json:
+        show_json(result.to_json())
+    elif isinstance(result, CreateResult):
+        if not quiet:
+            show(summary(result))
+    else:
+        show(plan_table(result))
+
+
+def summary(result: CreateResult) -> str:
+    """Return what a finished run tells."""
+    new = result.appended or result
+    rate = new.size / max(result.seconds, 1e-9)
+    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
+    made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
+    lines = [
+        f"{made}{' appended' if result.appended else ''}{kept}, {speed}",
+        f"dataset file  {result.dataset_file}",
+        f"fingerprint   {result.fingerprint}",
+    ]
+    if result.appended:
+        lines.insert(1, f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, "
+                     f"{show_size(result.size)}")  # fmt: skip
+    for name, split in result.splits.items():
+        held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
+        lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
+    if result.changes and (line := _removed(result.changes)):
+        lines.insert(1, line)
+    if result.dropped:
+        lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
+    if result.skipped:
+        ledger = result.dataset_file.removesuffix(".json") + ".skipped"
+        lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")
+    if result.features:
+        features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
+        lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
+        lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
+    return "\n".join(map(printable, lines))
+
+
+def _removed(changes: Changes) -> str:
+    """Return what a run took away from what was there; empty: nothing."""
+    parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
+    removed = [counted(count, what) for count, what in parts if count]
+    return f"removed {' and '.join(removed)} that were there before" if removed else ""
+
+
+def plan_table(plan: DryRun) -> str:
+    """Return a dry run as a table; of a long one, its start and end."""
+    rows = [
+        tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
+        for shard in plan.shards
+    ]
+    if len(rows) > _MOST_ROWS:
+        gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
+        rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
+    samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
+    held = f"{counted(samples, 'sample')} in {counted(len(plan.shards), 'shard')}"
+    total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
+    if plan.skipped:
+        total += f"; {plan.skipped:,} left out"
+    if plan.changes is not None:
+        total += f"\n--resume {plan.changes}"
+    return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [
+            cell.rjust(width) if at in (1, 2) else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,342 @@
+"""How `inspect` looks on a terminal: tables and bars as wide as there is room, and nothing that could steer it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from shardtool.cli.output import show
+from shardtool.errors import listing, printable
+from shardtool.inspection.samples import plain
+from shardtool.request.command_line import appended_runs, command_line
+from shardtool.values import counted, show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shardtool.inspection.samples import FieldView, SampleView
+    from shardtool.inspection.statistics import ColumnSummary, Spread
+    from shardtool.inspection.summary import ImageSummary, LabelSummary, Summary
+
+_WIDTH, _NARROWEST, _WIDEST = 100, 40, 160
+_LABELS = 8  # values that are shown; the JSON has more
+_FIELDS = 40
+_TOLD = 5
+_NAME = 32  # columns for a name in a table
+_LINES = 200  # of a text or JSON
+
+
+def width() -> int:
+    """Return how many columns there are: the terminal's, or 100 where there is none."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDTH, 24)).columns))
+
+
+def show_each(texts: Iterable[str]) -> None:
+    """Print texts as they come, and no more of them than somebody reads (`| head`).
+
+    Raises:
+        OutputFailed: stdout cannot be written.
+    """
+    reader = sys.stdout
+    for text in texts:
+        show(text)
+        if sys.stdout is not reader:
+            return
+
+
+def encodable(text: str) -> str:
+    """Return text as stdout can write it: what its encoding lacks is written as `\\u2588`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def fit(text: str, room: int) -> str:
+    """Return a text on one line, cut to `room` columns of a terminal where it is longer."""
+    text = printable(text)
+    if cells(text) <= room:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += cells(char)
+        if used > room - 3:
+            break
+        kept.append(char)
+    return "".join(kept) + "..."
+
+
+def _pad(text: str, room: int, *, right: bool = False) -> str:
+    blanks = " " * max(0, room - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def summary_text(summary: Summary, room: int) -> str:
+    """Return a summary for people.
+
+    Args:
+        summary: What to show.
+        room: Columns of the terminal.
+    """
+    sections = [
+        _head(summary, room),
+        _shards(summary),
+        _fields(summary, room),
+        _images(summary, room),
+        *(_label(name, label, room) for name, label in summary.labels.items()),
+        _splits(summary, room),
+        _columns(summary, room),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _head(summary: Summary, room: int) -> list[str]:
+    partial = summary.looked.shards < (summary.shard_sizes.count or 0)
+    held = f"{counted(summary.samples, 'sample')} in {counted(summary.shard_sizes.count, 'shard')}"
+    told = f"{held}, {show_size(summary.size)}, {summary.format}"
+    name = fit(summary.dataset, room)
+    lines = [f"{name}: {told}"] if cells(f"{name}: {told}") <= room else [name, fit(f"  {told}", room)]
+    rows = [("complete", _complete(summary))]
+    if summary.fingerprint:
+        rows.append(("fingerprint", summary.fingerprint))
+    if summary.made:
+        rows += _made(summary.made)
+    if summary.skipped:
+        rows.append(("left out", f"{summary.skipped:,} when it was made, listed in {summary.name}.skipped"))
+    if partial:
+        looked = f"{counted(summary.looked.samples, 'sample')} in {counted(summary.looked.shards, 'shard')}"
+        rows.append(("looked at", f"{looked}: what follows is about these (--full reads all)"))
+    if summary.looked.walked:
+        rows.append(
+            ("walked", f"{counted(summary.looked.walked, 'shard')} without an index (`shardtool index` makes it)")
+        )
+    rows += [("problem", f"{one.where}: {one.message}") for one in summary.problems[:_TOLD]]
+    for name, value in rows:
+        folded = textwrap.wrap(printable(value), max(room - 15, 20), break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_TOLD])]
+    if len(summary.problems) > _TOLD:
+        lines.append(f"  and {len(summary.problems) - _TOLD:,} more problems")
+    return lines
+
+
+def _complete(summary: Summary) -> str:
+    if summary.complete is None:
+        found = f", and {counted(len(summary.problems), 'problem')}" if summary.problems else ""
+        return f"not known: no dataset file of shardtool{found}"
+    if summary.complete:
+        return "yes: dataset file, all shards and all sidecars are there (`shardtool verify` reads every byte)"
+    return f"no: {counted(len(summary.problems), 'problem')}"
+
+
+def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how a dataset was made, and what was appended to it since."""
+    split = f", split {made['split']}" if "split" in made else ""
+    yield "made", f"{made.get('tool', '?')}: {command_line(made)}{split}"
+    runs = appended_runs(made)
+    for run in runs[:_TOLD]:
+        yield "appended", f"{run.get('tool', '?')}: {command_line(run)}"
+    if len(runs) > _TOLD:
+        yield "", f"and {len(runs) - _TOLD:,} more times"
+
+
+def _shards(summary: Summary) -> list[str]:
+    head = ("shards", "smallest", "median", "largest", "largest / smallest")
+    size, count = summary.shard_sizes, summary.shard_samples
+    return table(head, [("bytes", *_sizes(size), _ratio(size)), ("samples", *_numbers(count), _ratio(count))], "lrrrr")
+
+
+def _ratio(spread: Spread) -> str:
+    return f"{spread.largest / spread.smallest:.2f}" if spread.smallest else "-"
+
+
+def _sizes(spread: Spread) -> tuple[str, str, str]:
+    return show_size(spread.smallest), show_size(spread.median), show_size(spread.largest)
+
+
+def _numbers(spread: Spread) -> tuple[str, str, str]:
+    return f"{spread.smallest:,}", f"{spread.median:,}", f"{spread.largest:,}"
+
+
+def _fields(summary: Summary, room: int) -> list[str]:
+    rows = [
+        (
+            fit(name, _NAME),
+            one.content if one.kind == "bytes" else one.kind,
+            f"{one.samples:,}",
+            *_sizes(one.size),
+            show_size(one.size.total),
+        )
+        for name, one in summary.fields.items()
+    ]
+    lines = table(("field", "content", "samples", "smallest", "median", "largest", "total"), rows[:_FIELDS], "llrrrrr")
+    if len(rows) > _FIELDS:
+        lines.append(f"and {len(rows) - _FIELDS:,} more fields")
+    return [fit(line, room) for line in lines] if rows else []
+
+
+def _images(summary: Summary, room: int) -> list[str]:
+    lines: list[str] = []
+    known = any(one.source == "columns" for one in summary.images.values())
+    for name, one in summary.images.items():
+        lines += _image(name, one, room, brief=known and one.source == "sampled")
+    return lines
+
+
+def _image(name: str, one: ImageSummary, room: int, *, brief: bool) -> list[str]:
+    """Return what is told of images: `brief` where their sizes are known better."""
+    told = f"{one.images:,} looked at" if one.source == "sampled" else f"all {one.images:,}, by the sidecars' columns"
+    lines = [fit(f"images  {name}: {told}", room)]
+    if one.width.count and not brief:
+        lines.append(f"  width   {' / '.join(_numbers(one.width))}  (smallest / median / largest)")
+        lines.append(f"  height  {' / '.join(_numbers(one.height))}")
+    if one.modes:
+        lines.append(fit("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()), room))
+    lines += [fit(f"  no image: {key}: {wrong}", room) for key, wrong in one.unreadable]
+    return lines
+
+
+def _label(name: str, label: LabelSummary, room: int) -> list[str]:
+    told = f"{label.samples:,} looked at, " if label.sampled else ""
+    lines = [fit(f"{label.source} {name}: {told}{counted(label.distinct, 'value')}", room)]
+    shown = label.values[:_LABELS]
+    names = [
+        fit(one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})", _NAME)
+        for one in shown
+    ]
+    wide = max(map(cells, names), default=0)
+    digits = max((len(f"{one.samples:,}") for one in shown), default=0)
+    most = max((one.samples for one in shown), default=1)
+    for text, one in zip(names, shown, strict=True):
+        bar = _bar(one.samples / most, max(5, min(30, room - wide - digits - 14)))
+        share = one.samples / max(1, label.samples)
+        lines.append(f"  {_pad(text, wide)}  {one.samples:>{digits},}  {share:6.1%}  {bar}".rstrip())
+    if label.distinct > len(shown):
+        rest = label.samples - sum(one.samples for one in shown)
+        lines.append(f"  and {label.distinct - len(shown):,} more, {rest:,} samples")
+    return lines
+
+
+def _bar(share: float, room: int) -> str:
+    """Return a bar, an eighth of a column exact; of hashes where stdout has no blocks."""
+    eighths = max(1, round(share * room * 8))
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return bar if encodable(bar) == bar else "#" * max(1, round(share * room))
+
+
+def _splits(summary: Summary, room: int) -> list[str]:
+    lines = []
+    if summary.splits:
+        lines.append("splits  " + ", ".join(f"{name} {count:,}" for name, count in summary.splits.items()))
+    if summary.siblings:
+        lines.append("other splits  " + ", ".join(f"{name}: {file}" for name, file in summary.siblings.items()))
+    return [fit(line, room) for line in lines]
+
+
+def _columns(summary: Summary, room: int) -> list[str]:
+    rows = [
+        (
+            fit(name, _NAME),
+            one.type.partition("<")[0],
+            f"{one.filled:,}",
+            "-" if one.distinct is None else f"{one.distinct:,}",
+            _column(one),
+        )
+        for name, one in summary.columns.items()
+    ]
+    lines = table(("metadata", "type", "filled", "values", ""), rows[:_FIELDS], "llrrl")
+    return [fit(line, room) for line in lines] if rows else []
+
+
+def _column(one: ColumnSummary) -> str:
+    if one.smallest is not None:
+        mean = f", mean {one.mean:.6g}" if one.mean is not None else ""
+        return f"{_number(one.smallest)} to {_number(one.largest)}{mean}"
+    if not one.values:
+        return "all different" if one.distinct else ""
+    return listing([f"{value.value} ({value.samples:,})" for value in one.values], 3, total=one.distinct)
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Return rows with their columns one below the other; `sides` has an `l` or `r` for each."""
+    widths = [max(cells(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    return [
+        "  ".join(
+            _pad(cell, wide, right=side == "r") for cell, wide, side in zip(row, widths, sides, strict=True)
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def sample_text(sample: SampleView, room: int) -> str:
+    """Return a sample for people: each field as what it is."""
+    place = f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {sample.shard}"
+    lines = [printable(sample.key), fit(f"  {place}", room)]
+    for one in sample.fields:
+        lines += _field(one, room)
+    if sample.metadata:
+        lines.append("metadata")
+        wide = max(map(cells, map(printable, sample.metadata)))
+        lines += [
+            fit(f"  {_pad(printable(name), wide)}  {_flat(value)}", room) for name, value in sample.metadata.items()
+        ]
+    return "\n".join(lines)
+
+
+def _flat(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
+def _field(one: FieldView, room: int) -> list[str]:
+    head = f"{printable(one.name)}  {one.content}, {counted(one.length, 'byte')}"
+    if one.image is not None:
+        head += f", {one.image[0]:,} x {one.image[1]:,}, {printable(one.image[2])}"
+    lines = [fit(head, room)]
+    if one.problem:
+        lines.append(fit(f"  problem: {one.problem}", room))
+    if one.content == "json":
+        body = json.dumps(plain(one.value), indent=2, ensure_ascii=False).split("\n")
+    elif one.content == "text":
+        body = one.value.replace("\r\n", "\n").rstrip("\n").split("\n")
+    elif one.content == "number":
+        body = [f"{one.value}{f' ({one.label})' if one.label is not None else ''}"]
+    else:
+        body = [f"{one.head[:16].hex(' ')}  {_letters(one.head[:16])}"] if one.head else []
+    lines += [f"  {fit(line, room - 2)}" for line in body[:_LINES]]
+    if len(body) > _LINES:
+        lines.append(f"  and {len(body) - _LINES:,} more lines")
+    return lines
+
+
+def _letters(data: bytes) -> str:
+    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)  # noqa: PLR2004 - what ASCII can print
+
+
+def sample_line(sample: SampleView, room: int) -> str:
+    """Return a sample on one line."""
+    told = "  ".join(f"{printable(one.name)}: {_brief(one)}" for one in sample.fields)
+    return fit(f"{sample.key}  {told}", room)
+
+
+def _brief(one: FieldView) -> str:
+    if one.problem:
+        return one.problem
+    if one.image is not None:
+        return f"{one.image[0]}x{one.image[1]} {one.image[2]}"
+    if one.value is None:
+        return show_size(one.length)
+    if one.label is not None:
+        return f"{one.label} ({_flat(one.value)})"
+    return one.value.strip() if isinstance(one.value, str) else _flat(one.value)

@@ -1,0 +1,1 @@
+"""What lies on disk, read and written; the one reader of sidecars."""

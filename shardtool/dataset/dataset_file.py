@@ -1,0 +1,445 @@
+"""The dataset file: the JSON that lists the shards, and exists only for a complete dataset.
+
+It is a wids index (`wids.ShardListDataset("out.json")` opens it) with keys of ours beside wids's
+own. Its last line holds the CRC-32C of all bytes before that line's value, so that any flipped
+byte shows. No clock, host, user or absolute path goes in.
+
+Source: docs/format.md, "Dataset file"; interop.md 4.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
+from shardtool.values import to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+FORMAT_VERSION = 1
+_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
+_APPENDS = b'\n    "appends": ['
+_URL = re.compile(rb'"url": "([^"\\\\]*)"')
+_CHECKSUM = '  "checksum": "crc32c:'
+_CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
+_RANGE = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
+_CRC = re.compile(r"[0-9a-f]{8}")
+_MOST = 2**63 - 1  # what a column of whole numbers can hold
+_MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
+_MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
+_FINGERPRINT_LENGTH = 80  # ours has 67 characters
+_LIST = "tf.io.VarLenFeature("
+_TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """A shard as the dataset file lists it; `crc` is None where nobody has read it all."""
+
+    name: str
+    samples: int
+    size: int
+    crc: int | None
+    sidecar: str
+    sidecar_size: int
+    sidecar_crc: int
+    first_key: str
+    last_key: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return wids's keys, then ours."""
+        return {
+            "url": self.name,
+            "nsamples": self.samples,
+            "filesize": self.size,
+            "crc32c": None if self.crc is None else f"{self.crc:08x}",
+            "index": {"name": self.sidecar, "size": self.sidecar_size, "crc32c": f"{self.sidecar_crc:08x}"},
+            "first_key": self.first_key,
+            "last_key": self.last_key,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFile:
+    """What the dataset file says.
+
+    Attributes:
+        name: The dataset's name.
+        pattern: Its shard pattern.
+        format: `tar` or `tfrecord`.
+        shards: In order.
+        fields: How many samples have each field.
+        field_bytes: Payload bytes.
+        skipped: How many rows `out.skipped` has.
+        schema: The sidecars' columns and their types.
+        classes: Field to the names of its class numbers.
+        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
+        made: How it was made: the verb, the source's name, the options, the tool.
+        fingerprint: Of the content; empty where nobody has read it all.
+        skipped_crc: CRC-32C of `out.skipped`; None where there is none.
+        numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
+        appends: The number of the first shard of each append, in the order of `appended` in `made`.
+        shards_folder: Where the shards lie: below the dataset file's folder, such as `train/tars`; empty: beside it.
+    """
+
+    name: str
+    pattern: str
+    format: str
+    shards: tuple[ShardEntry, ...]
+    fields: Mapping[str, int]
+    field_bytes: int
+    skipped: int
+    schema: Mapping[str, str]
+    classes: Mapping[str, list[str]]
+    features: Mapping[str, str]
+    made: Mapping[str, Any]
+    fingerprint: str
+    skipped_crc: int | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    appends: tuple[int, ...] = ()
+    shards_folder: str = ""
+
+    def is_split_with(self, other: DatasetFile) -> bool:
+        """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
+        runs, splits = [], []
+        for made in (self.made, other.made):
+            runs.append({name: value for name, value in made.items() if name not in ("split", "appended")})
+            splits.append(made.get("split"))
+        return runs[0] == runs[1] and splits[0] != splits[1] and all(isinstance(split, str) for split in splits)
+
+    def encode(self) -> bytes:
+        """Return the file's bytes."""
+        document = {
+            "__kind__": "wids-shard-index-v1",
+            "wids_version": 1,
+            "name": self.name,
+            "shardlist": [self._listed(shard) for shard in self.shards],
+            "shardtool": {
+                "format_version": FORMAT_VERSION,
+                "format": self.format,
+                "pattern": self.pattern,
+                **({"shards_folder": self.shards_folder} if self.shards_folder else {}),
+                "totals": {
+                    "shards": len(self.shards),
+                    "samples": sum(shard.samples for shard in self.shards),
+                    "size": sum(shard.size for shard in self.shards),
+                    "field_bytes": self.field_bytes,
+                    "skipped": self.skipped,
+                },
+                **({} if self.skipped_crc is None else {"skipped_crc32c": f"{self.skipped_crc:08x}"}),
+                "fields": dict(self.fields),
+                "schema": dict(self.schema),
+                "classes": dict(self.classes),
+                **({"features": dict(self.features)} if self.features else {}),
+                **({"numbers": dict(self.numbers)} if self.numbers else {}),
+                "made": dict(self.made),
+                **({"appends": list(self.appends)} if self.appends else {}),
+                "fingerprint": self.fingerprint,
+            },
+        }
+        body = (
+            json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
+        )
+        return body + b'%08x"\n}\n' % crc32c(body)
+
+    def _listed(self, shard: ShardEntry) -> dict[str, object]:
+        """Return a shard for the list: a reader of wids finds it from the dataset file's folder."""
+        return {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)}
+
+
+def feature_spec(
+    fields: Mapping[str, int], kinds: Mapping[str, str], samples: int, lists: Collection[str] = ()
+) -> dict[str, str]:
+    """Return what TensorFlow must be told to parse Examples; a single value that some lack gets a default.
+
+    Args:
+        fields: How many samples have each.
+        kinds: Those that are `int64` or `float`.
+        samples: How many there are.
+        lists: Those that are lists of values.
+    """
+    found = {"__key__": "tf.io.FixedLenFeature([], tf.string)"}
+    for name in sorted(fields, key=to_bytes):
+        kind = _TF_KINDS.get(kinds.get(name, ""), "tf.string")
+        if name in lists:
+            found[name] = f"{_LIST}{kind})"
+            continue
+        default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
+        found[name] = f"tf.io.FixedLenFeature([], {kind}{default if fields[name] < samples else ''})"
+    return found
+
+
+def feature_kinds(features: Mapping[str, str]) -> dict[str, str]:
+    """Return field to `int64` or `float`, from what `feature_spec` says of the features that are numbers."""
+    found = {name: [kind for kind, of_tf in _TF_KINDS.items() if of_tf in str(spec)] for name, spec in features.items()}
+    return {name: kinds[0] for name, kinds in found.items() if kinds}
+
+
+def feature_lists(features: Mapping[str, str]) -> set[str]:
+    """Return the fields that are lists, from what `feature_spec` says of them."""
+    return {name for name, spec in features.items() if str(spec).startswith(_LIST)}
+
+
+def shard_names(data: bytes) -> list[str] | None:
+    """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
+    if not any(mark in data for mark in _MARKS):
+        return None
+    try:
+        names = [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
+    return [name.encode("utf-8", "replace").decode() for name in names]  # half of a surrogate pair is no name at all
+
+
+def tells_of_appends(data: bytes) -> bool:
+    """Tell whether samples were appended to the dataset of a dataset file, which may be damaged."""
+    return _APPENDS in data
+
+
+def read_dataset(data: bytes, name: str) -> DatasetFile:
+    """Return what a dataset file says: the one place where that is checked, for whoever uses it.
+
+    What comes back has the types that `DatasetFile` tells, texts are Unicode, numbers have 63 bits, totals are those
+    of the shards, of which there is one at least. All names are plain names of the dataset file's folder: those of
+    shards are the ones that the pattern gives, and each sidecar is called like its shard. That the files are there,
+    and hold what is said of them, is not known.
+
+    Args:
+        data: Its bytes.
+        name: Its name, for messages.
+
+    Raises:
+        CorruptShard: It is none of a version that this program knows, its checksum differs, or it says what cannot be.
+    """
+    if not all(mark in data for mark in _MARKS):
+        raise CorruptShard(name, "no dataset file of shardtool")
+    body = data[:-_CHECKSUM_SIZE]
+    if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
+        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=_REMEDY)
+    try:
+        document = json.loads(data)
+        ours = _typed(document, "shardtool", dict)
+        if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
+            _check_texts(document, ours)
+            folder = _without_folder(document, ours)
+            return replace(_dataset(document, ours), shards_folder=folder)
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
+        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
+    raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
+
+
+def is_plain_name(name: str) -> bool:
+    """Tell whether a name is that of a file in a folder: whoever opens it stays there, and prints it as it is."""
+    return name not in ("", ".", "..") and "/" not in name and printable(name) == name
+
+
+def _check_texts(document: Any, ours: Any) -> None:
+    """See that all texts, keys among them, are Unicode, and that no number is infinite or none.
+
+    An option may be the name of a file that is no UTF-8: `--exclude` takes that.
+    """
+    try:
+        _as_json({**document, "shardtool": {**ours, "made": None}}).encode()
+        _as_json(ours["made"]).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        found = "a text with half of a surrogate pair"
+        raise ValueError(found) from None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _without_folder(document: Any, ours: Any) -> str:
+    """Take the shards' folder away from their names, and return it: a path down from the dataset file's folder."""
+    if "shards_folder" not in ours:
+        return ""
+    folder: str = _typed(ours, "shards_folder", str)
+    for part in folder.split("/"):
+        _file_name({"part": part}, "part")
+    for shard in _typed(document, "shardlist", list):
+        url = _typed(shard, "url", str)
+        if not url.startswith(f"{folder}/"):
+            raise ValueError(f"{url!r:.80} is no file in the folder {folder!r:.80}")
+        shard["url"] = url.removeprefix(f"{folder}/")
+    return folder
+
+
+def _dataset(document: Any, ours: Any) -> DatasetFile:
+    shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
+    if not shards:
+        raise ValueError("no shards")
+    if len({shard.sidecar for shard in shards}) < len(shards):
+        raise ValueError("a sidecar is listed twice")
+    if (shard_format := _typed(ours, "format", str)) not in FORMATS.values():
+        raise ValueError(f"the format {shard_format!r:.40}")
+    for shard in shards:
+        if format_of(shard.name) != shard_format:
+            raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
+    totals, appends = _totals(ours, shards), _appends(ours, len(shards)) if "appends" in ours else ()
+    return DatasetFile(
+        name=_file_name(document, "name"),
+        pattern=_pattern(ours, shards),
+        format=shard_format,
+        shards=shards,
+        fields=_mapping(ours, "fields", int),
+        field_bytes=_typed(totals, "field_bytes", int),
+        skipped=_typed(totals, "skipped", int),
+        schema=_mapping(ours, "schema", str),
+        classes=_classes(ours),
+        features=_mapping(ours, "features", str) if "features" in ours else {},
+        made=_made(ours, len(appends)),
+        fingerprint=_fingerprint(ours),
+        skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
+        numbers=_numbers(ours) if "numbers" in ours else {},
+        appends=appends,
+    )
+
+
+def _totals(ours: Any, shards: Sequence[ShardEntry]) -> Any:
+    totals = _typed(ours, "totals", dict)
+    sums = {
+        "shards": len(shards),
+        "samples": sum(shard.samples for shard in shards),
+        "size": sum(shard.size for shard in shards),
+    }
+    for name, total in sums.items():
+        if _typed(totals, name, int) != total:
+            raise ValueError(f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
+    return totals
+
+
+def _pattern(ours: Any, shards: Sequence[ShardEntry]) -> str:
+    """Return the pattern: a range must give the names of the shards that are listed, in their order."""
+    text: str = _file_name(ours, "pattern")
+    if any(mark in text for mark in "{}<>"):
+        if not _RANGE.fullmatch(text):  # braces of another kind may stand for any number of names
+            raise ValueError(f"the pattern {text!r:.80}")
+        pattern = parse_pattern(text)
+        names = [shard.name for shard in shards]
+        if pattern.count is not None and pattern.count < len(names):
+            raise ValueError(f"{len(names):,} shards, but {pattern.count:,} names in the pattern {text!r:.80}")
+        for number, name in enumerate(names):
+            if pattern.shard(number) != name:
+                raise ValueError(f"the shard {name!r:.80} does not have its name by the pattern {text!r:.80}")
+    return text
+
+
+def _mapping(ours: Any, name: str, kind: type[Any]) -> dict[str, Any]:
+    """Return a mapping of texts to values of a kind."""
+    found: dict[str, Any] = _typed(ours, name, dict)
+    for key in found:
+        _typed(found, key, kind)
+    return found
+
+
+def _classes(ours: Any) -> dict[str, list[str]]:
+    classes: dict[str, list[str]] = _mapping(ours, "classes", list)
+    for name, names in classes.items():
+        if not all(type(one) is str for one in names):
+            raise TypeError(f"the classes of {name!r:.40} are {names!r:.80}")
+    return classes
+
+
+def _numbers(ours: Any) -> dict[str, str]:
+    numbers: dict[str, str] = _mapping(ours, "numbers", str)
+    for name, kind in numbers.items():
+        if kind not in _TF_KINDS or name not in ours["fields"] or ours["format"] != "tar":
+            raise ValueError(f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
+    return numbers
+
+
+def _appends(ours: Any, shards: int) -> tuple[int, ...]:
+    appends: list[int] = _typed(ours, "appends", list)
+    if any(type(number) is not int for number in appends) or sorted({0, *appends, shards}) != [0, *appends, shards]:
+        raise ValueError(f"appends from the shards {appends!r:.80}, of {shards}")
+    return tuple(appends)
+
+
+def _made(ours: Any, appends: int) -> dict[str, Any]:
+    """Return how the dataset was made: plain data, of which nothing is ever executed or opened."""
+    made: dict[str, Any] = _typed(ours, "made", dict)
+    appended = _typed(made, "appended", list) if "appended" in made else []
+    if len(appended) != appends:
+        raise ValueError(f"{len(appended):,} runs that appended, but {appends:,} places where they did")
+    for number, run in enumerate([made, *appended]):
+        if type(run) is not dict:
+            raise TypeError(f"the run that appended as number {number} is {run!r:.80}")
+        for name in ("verb", "source", "split", "tool"):
+            if name in run:
+                _typed(run, name, str)
+        if "options" in run:
+            _typed(run, "options", dict)
+        if not is_plain_name(run.get("split", "-").replace("/", "-")):
+            raise ValueError(f"the split {run['split']!r:.80}")
+    _check_values(made)
+    return made
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    """See that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
+    if depth > _MOST_LEVELS:
+        raise ValueError(f"more than {_MOST_LEVELS} levels of nested values in how it was made")
+    if type(value) is int and abs(value) > _MOST_IN_OPTIONS:
+        raise ValueError("a number without bounds in how it was made")
+    if isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_values(one, depth + 1)
+
+
+def _fingerprint(ours: Any) -> str:
+    """Return the content fingerprint; one of another form is compared with what there is, and so found."""
+    text: str = _typed(ours, "fingerprint", str)
+    if len(text) > _FINGERPRINT_LENGTH:
+        raise ValueError(f"the fingerprint {text!r:.80}")
+    return text
+
+
+def _shard(found: Any) -> ShardEntry:
+    index, name = _typed(found, "index", dict), _file_name(found, "url")
+    if (sidecar := _file_name(index, "name")) != sidecar_name(name):
+        raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
+    shard = ShardEntry(
+        name=name,
+        samples=_typed(found, "nsamples", int),
+        size=_typed(found, "filesize", int),
+        crc=None if found["crc32c"] is None else _crc(found),
+        sidecar=sidecar,
+        sidecar_size=_typed(index, "size", int),
+        sidecar_crc=_crc(index),
+        first_key=_typed(found, "first_key", str),
+        last_key=_typed(found, "last_key", str),
+    )
+    if shard.samples > shard.size:
+        raise ValueError(f"{shard.samples:,} samples in the {shard.size:,} bytes of {name!r:.80}")
+    return shard
+
+
+def _typed(found: Any, name: str, kind: type[Any]) -> Any:
+    """Return a value of the kind that the format says; numbers count something, in 63 bits."""
+    value = found[name]
+    if type(value) is not kind or (kind is int and not 0 <= value <= _MOST):
+        raise TypeError(f"{name} is {value!r:.80}")
+    return value
+
+
+def _crc(found: Any, name: str = "crc32c") -> int:
+    if not _CRC.fullmatch(text := _typed(found, name, str)):
+        raise ValueError(f"the checksum {text!r:.80}")
+    return int(text, 16)
+
+
+def _file_name(found: Any, key: str) -> str:
+    """Return the name of a file beside the dataset file."""
+    name: str = _typed(found, key, str)
+    if not is_plain_name(name):
+        raise ValueError(f"{name!r:.80} is no file in its folder")
+    return name

@@ -1,0 +1,248 @@
+"""A dataset opened for reading: its dataset file, an index of each shard, and the bytes of any payload.
+
+The index is the sidecar where there is one that fits the shard, and otherwise what a walk over the shard finds. It is
+read a shard at a time and let go, for passes over many shards in bounded memory; a payload, a piece at a time.
+What is read is never trusted: see `shardtool.dataset.sidecar_read`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.find import find_dataset, read_small, shard_format, sidecar_path
+from shardtool.dataset.sidecar import SCHEMA, UNREAD
+from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
+from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.errors import CorruptShard
+from shardtool.table.arrow import number_array, strings
+from shardtool.values import output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.find import Found, PackedFile, ShardFile
+    from shardtool.values import Dots
+
+FIELDS = "__fields__"
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class OpenedShard:
+    """One shard of a dataset.
+
+    Attributes:
+        path: Of the shard.
+        number: Its place in the dataset, counted from 0.
+        dots: Where keys end in its members' names.
+        index_folder: Where its sidecar lies; None: beside it.
+    """
+
+    path: str
+    number: int
+    dots: Dots = "first"
+    index_folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return os.path.basename(self.path)
+
+    @property
+    def sidecar(self) -> str:
+        """The path of its sidecar, which need not be there."""
+        return sidecar_path(self.path, self.index_folder)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The index of a shard.
+
+    Attributes:
+        table: A `pyarrow.Table` with the columns of a sidecar (docs/format.md); text may be dictionaries.
+        samples: How many there are in the shard.
+        schema: Of all columns of the sidecar, and their types; metadata that was not asked for included.
+        kinds: Of a TFRecord that was walked: field to `bytes`, `int64` or `float`.
+        walked: There is no sound sidecar.
+        damage: What is wrong with the sidecar, or with a shard that was walked: the table ends there.
+    """
+
+    table: Any = field(repr=False)
+    samples: int
+    schema: Any
+    kinds: Mapping[str, str]
+    walked: bool
+    damage: tuple[CorruptShard, ...]
+
+    def fields(self) -> Any:
+        """Return the fields of all samples, one after the other: a struct array."""
+        column = self.table.column(FIELDS).combine_chunks()
+        return column.flatten() if len(column) else pa.array([], column.type.value_type)
+
+    def starts(self) -> Any:
+        """Return where in `fields` each sample starts, and where the last one ends."""
+        offsets = self.table.column(FIELDS).combine_chunks().offsets.to_numpy()
+        return offsets - offsets[0] if len(offsets) else offsets
+
+
+@dataclass(frozen=True)
+class OpenedDataset:
+    """A dataset.
+
+    Attributes:
+        found: Where it lies.
+        file: What the dataset file says; None where there is none, or one of another tool (wids).
+        shards: In order.
+    """
+
+    found: Found
+    file: DatasetFile | None
+    shards: tuple[OpenedShard, ...] = field(repr=False)
+
+    @property
+    def format(self) -> str:
+        """`tar` or `tfrecord`: of the first shard."""
+        return shard_format(self.shards[0].path)
+
+
+def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> OpenedDataset:
+    """Return a dataset, given as its dataset file, a pattern, a glob, a folder, or shards.
+
+    Raises:
+        InvalidRequest: There is none.
+        CorruptShard: Its dataset file is damaged.
+    """
+    found, file = find_dataset(given), None
+    if found.dataset_file is not None:
+        data = read_small(found.dataset_file)
+        file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
+    options = file.made.get("options") if file else None
+    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
+    shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
+    return OpenedDataset(found, file, tuple(shards))
+
+
+def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
+    """Return the index of a shard, by a walk where there is no sound sidecar.
+
+    Args:
+        shard: Which.
+        metadata: Whether the sidecar's other columns are wanted, too.
+
+    Raises:
+        CorruptShard: There is no sound sidecar, and the shard cannot be opened.
+    """
+    found = _sidecar_part(shard, metadata=metadata)
+    if isinstance(found, Part):
+        return found
+    return _walked_part(survey(SurveyTask(shard.path, dots=shard.dots)), found)
+
+
+def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard | None:
+    """Return what a sidecar tells, or what is wrong with it; None where there is none."""
+    where, size = shard.sidecar, _size(shard.path)
+    try:
+        data = read_bytes(where)
+        found = read_sidecar(data, where, size, metadata=metadata)
+        check_shard(found.fact, where, output_text(shard.name), found.fact.size if size is None else size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return CorruptShard(where, f"cannot be read: {(error.strerror or str(error)).lower()}")
+    except CorruptShard as error:
+        return error
+    columns = [*found.index.columns, *found.metadata.columns]
+    table = pa.table(columns, names=[*found.index.column_names, *found.metadata.column_names])
+    return Part(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _walked_part(found: Survey, damage: CorruptShard | None) -> Part:
+    """Return what a walk found; `damage` is what is wrong with the sidecar."""
+    table = table_of(found)
+    kinds = {walked_text(name): kind for name, kind in zip(found.names, found.kinds, strict=True)}
+    return Part(
+        table=table,
+        samples=table.num_rows,
+        schema=table.schema,
+        kinds=kinds if found.format == "tfrecord" else {},
+        walked=True,
+        damage=tuple(error for error in (damage, found.error) if error is not None),
+    )
+
+
+def table_of(found: Survey) -> Any:
+    """Return what a walk found as a sidecar's table; checksums are null where payloads were not read."""
+    counts = np.frombuffer(found.counts, np.uint32).astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    schema = UNREAD if len(found.crcs) < len(found.codes) else SCHEMA
+    kind = schema.field("__fields__").type
+    fields = pa.StructArray.from_arrays(
+        [
+            strings([walked_text(name).encode() for name in found.names]).take(
+                number_array(np.frombuffer(found.codes, np.uint32).astype(np.int32))
+            ),
+            number_array(np.frombuffer(found.offsets, np.int64).astype(np.uint64)),
+            number_array(np.frombuffer(found.lengths, np.int64).astype(np.uint64)),
+            pa.nulls(len(found.codes), pa.uint32())
+            if schema is UNREAD
+            else number_array(np.frombuffer(found.crcs, np.uint32)),
+        ],
+        fields=list(kind.value_type),
+    )
+    columns = [
+        strings([walked_text(key).encode() for key in found.keys]),
+        number_array(np.frombuffer(found.starts, np.int64).astype(np.uint64)),
+        number_array(np.frombuffer(found.sizes, np.int64).astype(np.uint64)),
+        pa.ListArray.from_arrays(number_array(ends), fields, type=kind),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def places_of(table: Any) -> tuple[bytes, ...]:
+    """Return where a sidecar's table says that samples and fields lie, as bytes that are equal where the places are."""
+    lists = table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    columns = [table.column(name).combine_chunks() for name in ("__key__", "__offset__", "__size__")]
+    columns += [lists.value_lengths(), *(fields.field(name) for name in ("name", "offset", "length"))]
+    hashes = []
+    for column in columns:
+        sink = pa.BufferOutputStream()
+        batch = pa.RecordBatch.from_arrays([pa.concat_arrays([column])], names=["column"])
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        hashes.append(blake2b(sink.getvalue(), digest_size=16).digest())
+    return tuple(hashes)
+
+
+def payload(
+    shard: ShardFile | PackedFile, offset: int, length: int, where: str, *, most: int | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of a payload, a piece at a time, and no more than the first `most`.
+
+    Raises:
+        CorruptShard: The shard ends before.
+    """
+    if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
+        raise CorruptShard(where, f"{length:,} bytes at {offset:,}", expected=f"a place in {shard.size:,} bytes")
+    length = length if most is None else min(length, most)
+    while length > 0:
+        block = bytes(shard.read(offset, min(length, _BLOCK)))
+        if not block:
+            raise CorruptShard(where, f"the shard ends at {offset:,}", expected=f"{length:,} more bytes")
+        yield block
+        offset, length = offset + len(block), length - len(block)

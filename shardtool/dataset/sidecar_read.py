@@ -1,0 +1,370 @@
+"""The one reader of sidecars: every verb reads them here, and none of them is trusted.
+
+Before pyarrow decodes a page, `parquet_bounds` has added up what all pages would take, and that must fit the
+sidecar and its shard. What was read must fit the shard too: samples follow each other in it, each payload lies in its
+sample, and no two payloads share a byte. Text in dictionaries stays there until somebody needs it, and then what it
+takes is added up first. Whoever has no memory left gets `MemoryError`, which says nothing of the sidecar.
+
+Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from shardtool.dataset.find import read_small
+from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
+from shardtool.dataset.sidecar import SCHEMA, read_facts
+from shardtool.errors import CorruptShard, listing, printable
+from shardtool.fingerprint import crc32c
+from shardtool.table.arrow import numbers
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.dataset.parquet_bounds import Extent
+    from shardtool.dataset.sidecar import ShardFact
+
+_REMEDY = "`shardtool index` makes it again."
+_VERIFY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
+           "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
+_LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
+_PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
+_FEW = 2**16  # samples, or fields, that any sidecar may have
+_FIELD_BYTES = 64  # bytes of index a field, without its name and its sample's key
+_INDEX_SLACK = 2**24  # bytes that the index in any sidecar may take
+_METADATA_SLACK = 2**25  # bytes that metadata in any sidecar may take
+_FACTOR = 64  # bytes that either may take, more, a byte of the sidecar; metadata also a byte of the shard
+_ARROW_SCHEMA = "ARROW:schema"  # would change how columns are read; sidecars are written without one
+_KEPT = 300  # characters of what pyarrow says
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where a sidecar says that its shard's samples and fields lie.
+
+    Attributes:
+        keys: Their bytes, end to end.
+        key_sizes: int64 a sample.
+        starts: int64 a sample, `__offset__`.
+        sizes: int64 a sample, `__size__`.
+        counts: int64 a sample, fields.
+        names: The field names that `codes` stands for.
+        codes: int64 a field.
+        offsets: int64 a field.
+        lengths: int64 a field.
+        crcs: uint32 a field; None where the sidecar has no checksums.
+    """
+
+    keys: bytes
+    key_sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    names: list[bytes]
+    codes: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    crcs: NDArray[np.uint32] | None
+
+    def all_keys(self) -> list[bytes]:
+        """Return the key of each sample."""
+        ends = np.cumsum(self.key_sizes).tolist()
+        return [self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A sidecar whose parts fit each other.
+
+    Attributes:
+        fact: What it says of its shard.
+        rows: Where samples and fields lie.
+        index: The same as a `pyarrow.Table` with the columns of `SCHEMA`; the fields' names may be dictionaries.
+        metadata: The other columns, a `pyarrow.Table` of one chunk each; text may be dictionaries. Empty if not wanted.
+        schema: Of all columns in the file, without dictionaries.
+    """
+
+    fact: ShardFact
+    rows: Rows = field(repr=False)
+    index: Any = field(repr=False)
+    metadata: Any = field(repr=False)
+    schema: Any = field(repr=False)
+
+    def decoded_metadata(self) -> Any:
+        """Return the metadata without dictionaries."""
+        return _decoded(self.metadata, self.schema)
+
+    def plain_table(self) -> Any:
+        """Return the columns that were read, without dictionaries, in the order of the file."""
+        parts = [_decoded(table, self.schema) for table in (self.index, self.metadata)]
+        columns = {name: column for part in parts for name, column in zip(part.column_names, part.columns, strict=True)}
+        schema = pa.schema([one for one in self.schema if one.name in columns])
+        return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the bytes of the file that has a sidecar's name, if it can be one.
+
+    Raises:
+        OSError: It is not there, no plain file, or cannot be read.
+    """
+    return read_small(path, ending=MAGIC)
+
+
+def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> Sidecar:
+    """Return what a sidecar says, if its parts fit each other and what it takes in memory fits its shard.
+
+    Args:
+        data: Its bytes.
+        where: Its path, for messages.
+        size: Bytes of the shard that is there, None where there is none: more metadata is believed of a larger one.
+        metadata: Whether the columns of metadata are wanted, too.
+
+    Raises:
+        CorruptShard: They do not.
+        MemoryError: There is no memory for it; that says nothing of the sidecar.
+    """
+    fact = read_facts(data, where)
+    try:
+        return _read(data, fact, size or 0, metadata=metadata)
+    except MemoryError:
+        raise  # of pyarrow, it is an ArrowException, too
+    except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
+        found = printable(str(error))[:_KEPT].strip().rstrip(".")
+        raise CorruptShard(where, f"no sidecar: {found}", remedy=_REMEDY) from None
+
+
+def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
+    """Check that a sidecar is about the shard beside it.
+
+    Args:
+        fact: What it says.
+        where: The path of the sidecar, for messages.
+        name: The file name of the shard.
+        size: Bytes of the shard.
+
+    Raises:
+        CorruptShard: It is about another one.
+    """
+    if (fact.name, fact.size) != (name, size):
+        found, expected = f"the index of {printable(fact.name)}, {fact.size:,} bytes", f"that of {name}, {size:,} bytes"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+
+
+def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
+    """Check that the bytes of a sidecar are those that the dataset file lists.
+
+    Raises:
+        CorruptShard: They are others.
+    """
+    crc = crc32c(data)
+    if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
+        found = f"{len(data):,} bytes with the CRC-32C {crc:08x}"
+        expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_VERIFY)
+
+
+def check_samples(sidecar: Sidecar, where: str, entry: ShardEntry) -> None:
+    """Check that a sidecar tells of as many samples as the dataset file.
+
+    Raises:
+        CorruptShard: It does not.
+    """
+    if len(sidecar.rows.counts) != entry.samples:
+        found, expected = counted(len(sidecar.rows.counts), "sample"), f"{entry.samples:,}, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_VERIFY)
+
+
+def check_places(rows: Rows, size: int) -> None:
+    """Check that samples follow each other in a shard, payloads lie in their samples, and no two share a byte.
+
+    Args:
+        rows: Where they lie.
+        size: Bytes of the shard.
+
+    Raises:
+        ValueError: They do not: whoever copied such payloads would write more than there is.
+    """
+    if any(np.any(column > size) for column in (rows.starts, rows.sizes, rows.offsets, rows.lengths)):
+        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so that no sum overflows
+    ends, stops = rows.starts + rows.sizes, rows.offsets + rows.lengths
+    if np.any(ends > size) or np.any(ends[:-1] > rows.starts[1:]):
+        raise ValueError(f"samples that do not follow each other in a shard of {size:,} bytes")
+    outside = (rows.offsets < np.repeat(rows.starts, rows.counts)) | (stops > np.repeat(ends, rows.counts))
+    if np.any(outside):
+        raise ValueError("payloads outside of their samples")
+    filled = rows.lengths > 0
+    starts, stops = rows.offsets[filled], stops[filled]
+    if np.any(starts[1:] < stops[:-1]):  # out of order, or worse
+        order = np.argsort(starts)
+        if np.any(starts[order][1:] < stops[order][:-1]):
+            raise ValueError("payloads that overlap")
+
+
+def _read(data: bytes, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
+    footer = read_footer(data)
+    if _ARROW_SCHEMA in footer.facts:
+        raise ValueError("a schema of Arrow, which no sidecar has")
+    tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
+    more = [name for name in tops if name not in SCHEMA.names]
+    if bad := [name for name in more if name.startswith("__")]:
+        raise ValueError(f"columns that no sidecar has: {listing(bad)}")
+    extents = read_extents(data, footer)
+    most = _METADATA_SLACK + _FACTOR * (size + len(data))
+    most_index = _INDEX_SLACK + _FACTOR * len(data) + 2 * size
+    _check_counts(extents, footer.rows, min(_FEW + _PER_BYTE * len(data), fact.size // _LEAST_FIELD + 1))
+    _check_index(extents, most_index)
+    _check_metadata(sum(one.memory for one in extents if one.leaf.top in more), most)
+    wanted = [*SCHEMA.names, *(more if metadata else ())]
+    table, schema = _decode(data, extents, wanted)
+    if schema.names != tops or len(set(tops)) < len(schema.names):
+        raise ValueError("two columns of one name")
+    _check_types(table.schema)
+    table.validate(full=True)
+    more = [name for name in table.column_names if name not in SCHEMA.names]
+    rows = _rows(table, most_index)
+    check_places(rows, fact.size)
+    if pt.is_dictionary(table.schema.field("__key__").type):  # which `_rows` has seen to be short
+        table = table.set_column(0, SCHEMA.field("__key__"), table.column("__key__").cast(pa.string()))
+    _check_metadata(sum(_text_bytes(chunk) for name in more for chunk in table.column(name).chunks), most)
+    return Sidecar(fact, rows, table.select(SCHEMA.names), table.select(more), schema)
+
+
+def _check_counts(extents: Sequence[Extent], rows: int, most: int) -> None:
+    """Check that a sidecar has its columns, of at most so many samples and fields."""
+    values = {one.leaf.path: one.values for one in extents if one.leaf.top in SCHEMA.names}
+    if sorted(values) != sorted(_LEAVES):
+        raise ValueError("other columns than a sidecar's")
+    fields = values[_LEAVES[3]]
+    if any(values[leaf] != fields for leaf in _LEAVES[4:]):
+        raise ValueError("columns of unequal length")
+    if rows > most or fields > most + rows:  # a sample without a field has a place in the list of its fields, too
+        raise ValueError(f"{rows:,} samples with {fields:,} fields, more than a sidecar and shard of their sizes have")
+
+
+def _check_index(extents: Sequence[Extent], most: int) -> None:
+    """Check that the pages of the index take no more than `most` bytes, and what a field needs."""
+    index = [one for one in extents if one.leaf.top in SCHEMA.names]
+    unfolded, values = sum(one.unfolded for one in index), max(one.values for one in index)
+    if unfolded > most + _FIELD_BYTES * values:
+        raise ValueError(f"{unfolded:,} bytes of index, more than a sidecar and shard of their sizes have")
+
+
+def _check_metadata(found: int, most: int) -> None:
+    if found > most:
+        raise ValueError(f"{found:,} bytes of metadata, more than {most:,} for a sidecar and shard of their sizes")
+
+
+def _decode(data: bytes, extents: Sequence[Extent], wanted: Sequence[str]) -> tuple[Any, Any]:
+    """Return the wanted columns, one chunk each, text in dictionaries where the file has them; and the whole schema."""
+    places = [at for at, one in enumerate(extents) if one.leaf.top in wanted]
+    coded = [one.leaf.path for one in extents if one.coded and one.leaf.kind == TEXT]
+    schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
+    with pq.ParquetFile(pa.BufferReader(data), read_dictionary=coded, page_checksum_verification=True) as file:
+        # Group by group: pyarrow cannot read lists of several as one (seen, 26.0.1).
+        read = partial(file.reader.read_row_group, column_indices=places, use_threads=False)
+        groups = [read(at) for at in range(file.num_row_groups)]
+        table = pa.concat_tables(groups) if groups else file.schema_arrow.empty_table().select(wanted)
+    return table.replace_schema_metadata(None).combine_chunks().select(wanted), schema
+
+
+def _rows(table: Any, most: int) -> Rows:
+    """Return the index as arrays, if keys take no more than `most` bytes."""
+    keys, lists = _chunk(table, "__key__"), _chunk(table, "__fields__")
+    if pt.is_dictionary(keys.type):
+        if _text_bytes(keys) > most:
+            raise ValueError("keys longer than their shard")
+        keys = keys.dictionary_decode()
+    if keys.null_count or lists.null_count:
+        raise ValueError("a sample without a key or fields")
+    fields = lists.flatten()
+    coded = fields.field("name")
+    if not pt.is_dictionary(coded.type):
+        coded = coded.dictionary_encode()
+    if fields.null_count or coded.null_count or coded.dictionary.null_count:
+        raise ValueError("a field without a name")
+    crcs = fields.field("crc32c")
+    raw, ends = _bytes_of(keys)
+    return Rows(
+        keys=raw,
+        key_sizes=np.diff(ends),
+        starts=_numbers(_chunk(table, "__offset__")),
+        sizes=_numbers(_chunk(table, "__size__")),
+        counts=np.diff(numbers(lists.offsets)).astype(np.int64),
+        names=[text.encode() for text in coded.dictionary.to_pylist()],
+        codes=numbers(coded.indices).astype(np.int64),
+        offsets=_numbers(fields.field("offset")),
+        lengths=_numbers(fields.field("length")),
+        crcs=None if crcs.null_count else numbers(crcs).astype(np.uint32),
+    )
+
+
+def _chunk(table: Any, name: str) -> Any:
+    chunks = table.column(name).chunks
+    if len(chunks) > 1:
+        raise ValueError(f"{name} of more than 2 GB")
+    return chunks[0] if chunks else pa.array([], table.schema.field(name).type)
+
+
+def _check_types(schema: Any) -> None:
+    """Check that columns have the types that docs/format.md says; text may come as places in a dictionary."""
+    lists = schema.field("__fields__").type
+    inner = lists.value_type if pt.is_list(lists) else None
+    parts = [(one.name, _plain(one.type)) for one in inner] if inner is not None and pt.is_struct(inner) else []
+    wanted = [(one.name, one.type) for one in SCHEMA.field("__fields__").type.value_type]
+    if parts != wanted or [_plain(schema.field(one.name).type) for one in SCHEMA][:3] != SCHEMA.types[:3]:
+        raise ValueError(f"columns of other types: {[str(one) for one in schema.types]}")
+
+
+def _plain(kind: Any) -> Any:
+    return kind.value_type if pt.is_dictionary(kind) else kind
+
+
+def _numbers(column: Any) -> NDArray[np.int64]:
+    if column.null_count:
+        raise ValueError("a null where a number must be")
+    values = numbers(column)
+    if len(values) and values.max() >= 2**63:
+        raise ValueError(f"the number {values.max()}")
+    return np.asarray(values.view(np.int64))
+
+
+def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
+    """Return the bytes of strings, end to end, and where each starts."""
+    if not len(column):
+        return b"", np.zeros(1, np.int64)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset).astype(np.int64)
+    raw = bytes(memoryview(data)[int(ends[0]) : int(ends[-1])]) if data is not None else b""
+    return raw, ends - ends[0]
+
+
+def _text_bytes(array: Any) -> int:
+    """Return how many bytes the text in an array takes once it is in no dictionary, nested columns included."""
+    kind = array.type
+    if pt.is_dictionary(kind):
+        lengths = numbers(pc.binary_length(array.dictionary))
+        return int(lengths[numbers(array.indices.drop_null())].sum(dtype=np.int64)) if len(lengths) else 0
+    if pt.is_struct(kind):
+        return sum(_text_bytes(array.field(at)) for at in range(kind.num_fields))
+    if pt.is_map(kind):
+        return _text_bytes(array.keys) + _text_bytes(array.items)
+    return _text_bytes(array.values) if pt.is_list(kind) else 0
+
+
+def _decoded(table: Any, schema: Any) -> Any:
+    return table.cast(pa.schema([schema.field(name) for name in table.column_names]))

@@ -1,0 +1,106 @@
+"""Shards of a run that did not end: their sidecars tell how many shards there were to be.
+
+A dataset file is written last, so where none is there, a run may have been killed. What has been published by then is
+sound, and looks like a smaller dataset: who makes a dataset file for it loses the rest without a word.
+
+Source: docs/format.md, "Sidecar".
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.find import ENDINGS, read_small
+from shardtool.errors import InvalidRequest, ShardError, printable
+from shardtool.pattern import sidecar_name
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardtool.dataset.sidecar import ShardFact
+
+EXPECTED = "all of them, and their dataset file"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run whose shards are not all there.
+
+    Attributes:
+        first: The name of its first shard.
+        shards: How many there are.
+        planned: How many there were to be, at least.
+    """
+
+    first: str
+    shards: int
+    planned: int
+
+    def __str__(self) -> str:
+        there = f"{counted(self.shards, 'shard')} of {self.planned:,} that were planned"
+        return f"{there} from {printable(self.first)[:80]} on: a run did not end, or not all was copied"
+
+
+def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> list[Unfinished]:
+    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars tell.
+
+    Args:
+        facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
+            be of any of the runs.
+        beside: The same of other shards that are there: who asks about some shards need not name all.
+    """
+    there: Counter[str] = Counter()
+    planned: dict[str, int] = {}
+    unknown = 0
+    for fact in facts:
+        if fact is None or fact.shards is None:
+            unknown += 1
+            continue
+        there[fact.first] += 1
+        planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
+    there.update(fact.first for fact in beside if fact.first in planned)
+    return [
+        Unfinished(first, there[first] + unknown, number)
+        for first, number in sorted(planned.items())
+        if number > there[first] + unknown
+    ]
+
+
+def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
+    """Return what the sidecars of other shards in a folder say, beside those that were given."""
+    given = {os.path.basename(path) for path in shards if os.path.dirname(path) == folder}
+    try:
+        names = sorted(os.listdir(folder or "."))
+    except OSError:
+        return []
+    others = [name for name in names if name.endswith(ENDINGS) and name not in given]
+    return [fact for name in others if (fact := _fact_beside(os.path.join(folder, name))) is not None]
+
+
+def check_finished(folder: str, shards: Sequence[str]) -> None:
+    """See that shards without a dataset file are all of their dataset, as far as their sidecars tell.
+
+    Raises:
+        InvalidRequest: They are not.
+    """
+    there = [path for path in shards if os.path.isfile(path)]
+    for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
+        raise InvalidRequest(
+            folder or ".", str(one), expected=EXPECTED,
+            remedy="Finish that run: its own command with --resume. `shardtool reshard` makes a dataset of those here.",
+        )  # fmt: skip
+
+
+def _fact_beside(shard: str) -> ShardFact | None:
+    """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
+    from shardtool.dataset.sidecar import read_facts
+
+    path = os.path.join(os.path.dirname(shard), sidecar_name(os.path.basename(shard)))
+    try:
+        return read_facts(read_small(path), path)
+    except (OSError, ShardError):
+        return None

@@ -1,0 +1,416 @@
+"""What lies in one shard, found by walking it: runs in a worker, for shards made by any tool.
+
+A sample is a run of members with one key (WebDataset's rule, `./` before a name not counted), or one record
+of a TFRecord file. Payloads are read only where checksums are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.dataset.find import COMPRESSED, PackedFile, SummedFile, open_shard, shard_format
+from shardtool.errors import CorruptShard, printable
+from shardtool.fingerprint import content_digest, crc32c
+from shardtool.format import tar_read as tar_walk
+from shardtool.format import tfrecord_read as tfrecord_walk
+from shardtool.values import is_utf8, source_text
+
+if TYPE_CHECKING:
+    from shardtool.dataset.find import ShardFile
+    from shardtool.values import Dots
+
+_KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
+_ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
+_BLOCK = 2**20
+_KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
+_ENDLESS = 2**63
+FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
+
+# What a walk keeps, in bytes: columns, names and keys; and how much of that a shard may ask for. A plain shard that a
+# tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but
+# only if it holds nothing: whoever reads it must not pay for that.
+_FIELD_BYTES, _SAMPLE_BYTES, _NAME_BYTES = 48, 128, 256
+_KEPT_ALWAYS = 2**27
+_KEPT_A_BYTE = 8
+_KEPT_A_PACKED_BYTE = 128
+_KEPT_STEP = 2**22  # bytes of a shard, after which it is looked at
+_VARINT_LIMIT = 11  # bytes: no number takes so many
+_NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
+_MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyTask:
+    """A shard to look at.
+
+    Attributes:
+        path: Of the shard.
+        checksum: Whether payloads are read, for their CRC-32C and that of the file.
+        dots: Where the key of a member's name ends.
+    """
+
+    path: str
+    checksum: bool = False
+    dots: Dots = "first"
+
+
+class Odd(NamedTuple):
+    """A member of a tar that is no part of a sample.
+
+    Attributes:
+        offset: Where its header starts.
+        name: Without `./` before it, so that of a tar's top folder is empty.
+        is_file: Whether it is a plain file.
+        kind: Its type, as its header has it.
+        link: Where it leads, of a link.
+    """
+
+    offset: int
+    name: bytes
+    is_file: bool
+    kind: bytes = b"0"
+    link: bytes = b""
+
+    @property
+    def what(self) -> str:
+        """Say it in words."""
+        return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'no plain file'}"
+
+
+class Unlike(NamedTuple):
+    """A feature that is not one value of the kind that the first of its name was: its sample, kind, and values."""
+
+    sample: int
+    kind: str
+    values: int
+
+
+@dataclass(slots=True)
+class Survey:
+    """What lies in a shard, as columns.
+
+    Attributes:
+        path: Of the shard.
+        format: `tar` or `tfrecord`.
+        size: Bytes of the file; -1 where it is compressed: offsets then count in what it holds.
+        keys: One a sample.
+        starts: int64 a sample, where its first record starts.
+        sizes: int64 a sample, bytes of its records, padding included.
+        counts: uint32 a sample, fields.
+        names: The field names that `codes` stands for.
+        codes: uint32 a field.
+        kinds: Of each of `names`: `bytes`, `int64` or `float`.
+        offsets: int64 a field, where its payload starts.
+        lengths: int64 a field, bytes of the payload.
+        crcs: uint32 a field; empty without checksums.
+        crc: CRC-32C of the file, where checksums were asked for.
+        soiled: Where padding is not zero, likewise; the first places only.
+        digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
+        text_rows: uint64, the rows of fields that are a single whole number, where checksums were asked for.
+        text_lengths: Of these, uint8, bytes of the number's text.
+        text_crcs: Likewise, uint32, its CRC-32C.
+        odd: Members that are no part of a sample, such as folders.
+        differ: Place and kind of what readers of tars do not read alike; the first ones only.
+        unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
+            that is no single value.
+        whole: Likewise, rows of fields whose payload is all that a list holds: see `tfrecord_walk.Feature`.
+        error: Where the walk ended too early; what stands before it is told.
+    """
+
+    path: str
+    format: str
+    size: int
+    keys: list[bytes] = field(default_factory=list)
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    names: list[bytes] = field(default_factory=list)
+    codes: array[int] = field(default_factory=lambda: array("I"))
+    kinds: list[str] = field(default_factory=list)
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    crcs: array[int] = field(default_factory=lambda: array("I"))
+    crc: int | None = None
+    soiled: list[int] = field(default_factory=list)
+    digest: int | None = None
+    text_rows: array[int] = field(default_factory=lambda: array("Q"))
+    text_lengths: array[int] = field(default_factory=lambda: array("B"))
+    text_crcs: array[int] = field(default_factory=lambda: array("I"))
+    odd: list[Odd] = field(default_factory=list)
+    differ: list[tuple[int, str]] = field(default_factory=list)
+    unlike: dict[int, Unlike] = field(default_factory=dict)
+    whole: array[int] = field(default_factory=lambda: array("Q"))
+    error: CorruptShard | None = None
+    _known: dict[bytes, int] = field(default_factory=dict, repr=False)
+
+    def code(self, name: bytes, kind: str = "bytes") -> int:
+        """Return the number of a field's name."""
+        code = self._known.setdefault(name, len(self.names))
+        if code == len(self.names):
+            self.names.append(name)
+            self.kinds.append(kind)
+        return code
+
+
+def survey(task: SurveyTask) -> Survey:
+    """Walk a shard; a damaged one is told of up to the damage.
+
+    Raises:
+        CorruptShard: It cannot be opened.
+        InvalidRequest: Its name tells no format.
+    """
+    packed = task.path.endswith(COMPRESSED)
+    with SummedFile(task.path) if task.checksum and not packed else open_shard(task.path) as shard:
+        found = Survey(task.path, shard_format(task.path), shard.size)
+        try:
+            if found.format == "tar":
+                _survey_tar(shard, task, found)
+            else:
+                _survey_tfrecord(shard, task, found)
+        except CorruptShard as error:
+            found.error = error
+        if isinstance(shard, SummedFile):
+            try:
+                found.crc = shard.crc()
+            except CorruptShard as error:
+                found.error = found.error or error
+    if task.checksum and "float" not in found.kinds and len(found.names) <= _NAMES_LIMIT:
+        found.digest = _digest(found)
+    return found
+
+
+def _digest(found: Survey) -> int:
+    """Return the content fingerprint: fields in the order of their names, of numbers their text."""
+    lengths, crcs, codes = array("Q", found.lengths), array("I", found.crcs), array("H", found.codes)
+    for row, length, crc in zip(found.text_rows, found.text_lengths, found.text_crcs, strict=True):
+        lengths[row], crcs[row] = length, crc
+    rank = {code: place for place, code in enumerate(sorted(range(len(found.names)), key=found.names.__getitem__))}
+    ordered: dict[bytes, list[int] | None] = {}  # a sample's codes to their order; None where that is theirs already
+    end = 0
+    for count in found.counts:
+        first, end = end, end + count
+        seen = codes[first:end].tobytes()
+        if seen not in ordered:
+            ranks = [rank[code] for code in codes[first:end]]
+            wanted = sorted(range(count), key=ranks.__getitem__)
+            ordered[seen] = None if wanted == [*range(count)] else wanted
+        order = ordered[seen]
+        if order is not None:
+            for column in (lengths, crcs, codes):
+                column[first:end] = array(column.typecode, [column[first + at] for at in order])
+    return content_digest(
+        found.keys, found.counts, found.names,
+        codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes(),
+    )  # fmt: skip
+
+
+def walked_text(name: bytes) -> str:
+    """Return a key or field of a shard as its index has it: as it is, and percent-encoded where it is no UTF-8."""
+    return name.decode() if is_utf8(name) else source_text(name)
+
+
+def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
+    """Return the CRC-32C of a part of a shard, however long it is."""
+    crc = 0
+    while length > 0 and (block := shard.read(offset, min(length, _BLOCK))):
+        crc = crc32c(block, crc)
+        offset += len(block)
+        length -= len(block)
+    return crc
+
+
+class _Kept:
+    """Sees that a walk keeps no more than its shard may ask for: see `_KEPT_ALWAYS`."""
+
+    def __init__(self, shard: ShardFile | PackedFile, found: Survey) -> None:
+        self._found = found
+        packed = os.path.getsize(shard.path) if found.size < 0 else None
+        self._most = _ENDLESS if packed is None else _KEPT_A_PACKED_BYTE * packed
+        self._texts = self._keys = self._names = self._odd = self._rows = 0
+        self._long = False  # whether a field's name is: then it counts each time, as tables hold it each time
+
+    def look(self, end: int) -> int:
+        """Look at what is kept of a shard up to `end`; return where to look again.
+
+        Raises:
+            CorruptShard: It is too much, or a sample has too many fields.
+        """
+        found = self._found
+        self._texts += sum(map(len, found.keys[self._keys :])) + sum(map(len, found.names[self._names :]))
+        self._texts += sum(len(one.name) + len(one.link) for one in found.odd[self._odd :])
+        if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
+            at = found.starts[found.counts.index(most)]
+            raise CorruptShard(
+                found.path, f"at {at:,}: a sample of {most:,} fields", expected=f"at most {FIELD_LIMIT:,}"
+            )
+        self._long = self._long or any(len(name) > _NAME_BYTES for name in found.names[self._names :])
+        if self._long:
+            self._texts += sum([len(found.names[code]) for code in found.codes[self._rows :]])
+        self._rows = len(found.codes)
+        self._keys, self._names, self._odd = len(found.keys), len(found.names), len(found.odd)
+        kept = self._texts + _FIELD_BYTES * self._rows + _SAMPLE_BYTES * self._keys
+        kept += _NAME_BYTES * (self._names + self._odd)
+        if kept > _KEPT_ALWAYS + min(self._most, _KEPT_A_BYTE * end):
+            what = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} names of fields"
+            raise CorruptShard(
+                found.path, f"at {end:,}: {what}, more than can be kept", expected="payloads, not names alone"
+            )
+        return end + _KEPT_STEP
+
+
+def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
+    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey
+) -> None:
+    """Note each member: a loop over every header, so its names are at hand."""
+    last: bytes | None = None
+    fields: dict[bytes, int] = {}
+    keys, starts, sizes, counts = found.keys, found.starts, found.sizes, found.counts
+    codes, offsets, lengths, first_dot = found.codes, found.offsets, found.lengths, task.dots == "first"
+    checksum = task.checksum
+    kept, size_limit = _Kept(shard, found), found.size if found.size >= 0 else _ENDLESS
+    look_at, end = min(_KEPT_STEP, size_limit), 0
+
+    def note(offset: int, what: str) -> None:
+        if len(found.differ) < _MOST:
+            found.differ.append((offset, what))
+
+    for name, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
+        if name[:2] == b"./":
+            name = name[2:]  # noqa: PLW2901 - what follows is about the rest
+        base = name.rfind(b"/") + 1
+        at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
+        if not is_file or at < 0 or at == len(name) - 1:
+            found.odd.append(Odd(offset, name, is_file, kind, link))
+            last = None
+            if end > look_at:
+                look_at = min(kept.look(end), size_limit)
+            continue
+        key, ending = name[:at], name[at + 1 :]
+        if key != last:
+            keys.append(key)
+            starts.append(offset)
+            sizes.append(0)
+            counts.append(0)
+            last = key
+        try:
+            codes.append(fields[ending])
+        except KeyError:
+            codes.append(fields.setdefault(ending, found.code(ending)))
+        counts[-1] += 1
+        offsets.append(start)
+        lengths.append(size)
+        sizes[-1] = end - starts[-1]
+        if checksum:
+            _sum_member(shard, found, start, size, end)
+        if end > look_at:
+            if end > size_limit:
+                cut = f"at {start:,}: the file ends in {printable(name)}, {size:,} bytes long"
+                raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
+            look_at = min(kept.look(end), size_limit)
+    kept.look(end)
+
+
+def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: int, end: int) -> None:
+    """Note the checksum of a payload, and whether what follows it up to `end` is not zero."""
+    if size <= _BLOCK:
+        block = shard.read(start, end - start)
+        found.crcs.append(crc32c(block[:size]))
+        rest = block[size:]
+    else:
+        found.crcs.append(payload_crc(shard, start, size))
+        rest = shard.read(start + size, end - start - size)
+    if bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
+        found.soiled.append(start + size)
+
+
+def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
+    stem = _stem(shard.path)
+    kept, look_at = _Kept(shard, found), _KEPT_STEP
+    hold = shard.hold if isinstance(shard, PackedFile) else None
+    for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path, hold)):
+        if record.offset > look_at:
+            look_at = kept.look(record.offset)
+        held = record.size <= tfrecord_walk.HELD_LIMIT
+        data = shard.read(record.data, record.size) if held else tfrecord_walk.Far(shard.read, record)
+        if task.checksum:
+            crc = crc32c(data) if not isinstance(data, tfrecord_walk.Far) else payload_crc(shard, *record[1:3])
+            tfrecord_walk.check_crc(record, crc, shard.path)
+        features = tfrecord_walk.features(data, record.data, shard.path)
+        key_feature = _key_feature(features, shard.path)
+        key = b"%b/%09d" % (stem, number)  # none is given: told apart from those of other shards
+        if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
+            at = key_feature.offset - record.data
+            key = bytes(data[at : at + key_feature.size])
+        found.keys.append(key)
+        found.starts.append(record.offset)
+        found.sizes.append(record.end - record.offset)
+        rest = [feature for feature in features if feature is not key_feature or feature.name != b"__key__"]
+        found.counts.append(len(rest))
+        for feature in sorted(rest, key=lambda one: one.name):
+            code = found.code(feature.name, feature.kind)
+            if feature.values != 1 or feature.kind != found.kinds[code]:
+                _note_unlike(found, number, code, feature)
+            found.codes.append(code)
+            found.offsets.append(feature.offset)
+            found.lengths.append(feature.size)
+            if task.checksum:
+                _sum_feature(shard, found, data, record, feature)
+
+
+def _sum_feature(
+    shard: ShardFile | PackedFile,
+    found: Survey,
+    data: tfrecord_walk.Data,
+    record: tfrecord_walk.Record,
+    feature: tfrecord_walk.Feature,
+) -> None:
+    """Note the checksum of a payload and, of a single whole number, that of its text."""
+    at = feature.offset - record.data
+    if isinstance(data, tfrecord_walk.Far):
+        found.crcs.append(payload_crc(shard, feature.offset, feature.size))
+    else:
+        found.crcs.append(crc32c(data[at : at + feature.size]))
+    if feature.kind != "int64" or feature.values != 1:
+        return
+    value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
+    if value is not None:
+        text = b"%d" % value
+        found.text_rows.append(len(found.crcs) - 1)
+        found.text_lengths.append(len(text))
+        found.text_crcs.append(crc32c(text))
+
+
+def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_walk.Feature | None:
+    """Return the feature that is the key of a record; None where there is none, or only one that is far too long.
+
+    Raises:
+        CorruptShard: The feature that can be nothing but the key is far too long.
+    """
+    by_name = {feature.name: feature for feature in features}
+    for name in _KEY_FEATURES:
+        if name in by_name:
+            found = by_name[name]
+            if found.size <= _KEY_LIMIT:
+                return found
+            if name == _KEY_FEATURES[0]:
+                what = f"at {found.offset:,}: a key of {found.size:,} bytes"
+                raise CorruptShard(where, what, expected=f"at most {_KEY_LIMIT:,}", remedy=tfrecord_walk.REMEDY)
+    return None
+
+
+def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_walk.Feature) -> None:
+    """Note a feature that is a list, or of another kind than the first of its name, before its row is."""
+    before, kind = found.unlike.get(code), found.kinds[code]
+    if before is None or (before.kind == kind and feature.kind != kind):
+        found.unlike[code] = Unlike(sample, feature.kind, feature.values)
+    if feature.whole:  # then its values are never just one
+        found.whole.append(len(found.codes))
+
+
+def _stem(path: str) -> bytes:
+    """Return a shard's name without its ending, as it can be part of a key."""
+    return os.fsencode(_ENDING.sub("", os.path.basename(path)).replace(".", "_"))

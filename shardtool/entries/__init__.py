@@ -1,0 +1,1 @@
+"""The samples of a source, as columns."""

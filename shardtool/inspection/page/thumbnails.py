@@ -1,0 +1,341 @@
+"""What is shown of a sample: a thumbnail of its images, the start of its texts, its numbers.
+
+Only the fields that are shown are read, and of long ones only the start. Nothing that a sample holds can end a report:
+what cannot be read or decoded becomes a problem of that sample.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from shardtool.dataset.find import open_shard
+from shardtool.errors import CorruptShard, printable
+from shardtool.fingerprint import crc32c
+from shardtool.inspection.page.labels import varint
+from shardtool.transform.image import BadImage, ImageOptions, change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardtool.dataset.find import PackedFile, ShardFile
+    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.inspection.page.figures import Chosen
+
+_IMAGE_ENDINGS = frozenset(
+    ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
+)
+_JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
+_KINDS = (
+    (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
+    (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
+)  # fmt: skip
+_SNIFFED = 5  # of _KINDS are told by their content alone, whatever the field is called
+_START = 4096  # bytes that are read of a field that is no image
+_LARGEST_IMAGE = 2**26  # bytes of an image that is read
+_MOST_PIXELS = 100_000_000
+_MOST_IMAGES = 3  # of one sample
+_MOST_FIELDS = 40  # of one sample
+_HEX_BYTES = 32
+_SHORT = 200  # characters of a key or a metadata value
+_SHOULD_SHOW = frozenset(("animated-image", "image-depth", "image-too-large"))  # sound images that `change` refuses
+_QUALITY = 75
+_EDGE_LEAST = 40
+_TRIES = 6
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """An image made small.
+
+    Attributes:
+        data: WebP.
+        size: Width and height of `data`.
+        full: Width and height of the image.
+        mode: Pillow's name of what a pixel of the image is.
+        kind: The image's format.
+        field: Where it comes from.
+    """
+
+    data: bytes
+    size: tuple[int, int]
+    full: tuple[int, int]
+    mode: str
+    kind: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """The start of a field that is no image; `kind` is `json`, `text`, `numbers` or `bytes`."""
+
+    field: str
+    kind: str
+    text: str
+    is_cut: bool
+
+
+@dataclass
+class Shown:
+    """A sample as it is shown.
+
+    Attributes:
+        chosen: Which one.
+        fields: Name and bytes of each of its fields.
+        images: The first few.
+        texts: Its other fields.
+        problems: What is wrong with it.
+        notes: Why something is not shown that is not wrong.
+    """
+
+    chosen: Chosen
+    fields: list[tuple[str, int]]
+    images: list[Thumbnail] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Its key, for people."""
+        return shorten(self.chosen.values["__key__"], _SHORT)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one sample may take.
+
+    Attributes:
+        edge: Pixels of a thumbnail's longer side.
+        image: Bytes of all its thumbnails; None for any.
+        text: Bytes of the texts.
+        images: How many thumbnails.
+    """
+
+    edge: int
+    image: int | None = None
+    text: int = 4000
+    images: int = _MOST_IMAGES
+
+
+def show_samples(dataset: OpenedDataset, chosen: Sequence[Chosen], budget: Budget) -> Iterator[Shown]:
+    """Yield what is shown of each sample, in the order of `chosen`, which must be that of the dataset."""
+    features = dataset.file.features if dataset.file else {}
+    at = 0
+    while at < len(chosen):
+        end = at
+        while end < len(chosen) and chosen[end].shard == chosen[at].shard:
+            end += 1
+        shard = dataset.shards[chosen[at].shard]
+        try:
+            with open_shard(shard.path) as file:
+                for one in chosen[at:end]:
+                    yield _Reading(file, budget, features).show(one)
+        except CorruptShard as error:
+            for one in chosen[at:end]:
+                yield Shown(one, _sizes(one), problems=[*_found(one), error.found])
+        at = end
+
+
+def shorten(text: str, most: int) -> str:
+    """Return `text` with what could steer a page made visible, the middle of a long one left out."""
+    text = printable(text[: 4 * most])
+    return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
+
+
+def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thumbnail:
+    """Return an image made small, upright.
+
+    Args:
+        data: The image.
+        name: The field's name.
+        edge: Pixels that no side of it exceeds.
+        most: Bytes that it may take, as far as a thumbnail of a few pixels allows; None for any.
+
+    Raises:
+        BadImage: It is damaged, or is none.
+    """
+    _, fact = change(data, name, ImageOptions(probe=True, max_pixels=_MOST_PIXELS))
+    for _ in range(_TRIES):
+        small, size = _small(data, name, edge)
+        if most is None or len(small) <= most or edge <= _EDGE_LEAST:
+            break
+        edge = max(_EDGE_LEAST, int(edge * min(0.85, (most / len(small)) ** 0.5)))
+    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, _kind(data), name)
+
+
+def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
+    options = ImageOptions(
+        resize=(edge, edge), resize_mode="longer", only_larger=True, encode="webp", quality=_QUALITY, fields=(name,),
+        max_pixels=_MOST_PIXELS,
+    )  # fmt: skip
+    try:
+        small, fact = change(data, name, options)
+    except BadImage as error:
+        if error.code not in _SHOULD_SHOW or error.code == "image-too-large":
+            raise
+        return _first_frame(data, edge)
+    return bytes(small), (fact.width, fact.height)
+
+
+def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
+    """Return the first picture of an animation or of a deep image, as well as eight bits can show it.
+
+    Raises:
+        BadImage: It is damaged.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image: Any = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
+            image.load()
+            if image.mode in ("F", "I"):
+                low, high = image.getextrema()
+                scale = 255 / ((high - low) or 1)
+                image = image.point(lambda value: value * scale - low * scale).convert("L")
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+            image.thumbnail((edge, edge))
+            out = BytesIO()
+            image.save(out, "WEBP", quality=_QUALITY)
+            return out.getvalue(), image.size
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything
+        raise BadImage("bad-image", f"cannot be decoded: {error}") from None
+
+
+def _kind(data: bytes) -> str:
+    return next((kind for magic, kind in _KINDS if data.startswith(magic)), "image")
+
+
+def _is_image(name: str, start: bytes) -> bool:
+    if name.rpartition(".")[2].lower() in _IMAGE_ENDINGS:
+        return True
+    if start[:4] == b"RIFF" and start[8:12] != b"WEBP":
+        return False
+    return any(start.startswith(magic) for magic, _ in _KINDS[:_SNIFFED])
+
+
+def _sizes(one: Chosen) -> list[tuple[str, int]]:
+    return [(shorten(part["name"], _SHORT), part["length"]) for part in one.values["__fields__"]]
+
+
+def _found(one: Chosen) -> list[str]:
+    return [f"{code}: {message}"[:500] for code, message in one.findings]
+
+
+class _Reading:
+    """How one sample is read."""
+
+    def __init__(self, file: ShardFile | PackedFile, budget: Budget, features: Mapping[str, str]) -> None:
+        self._file, self._budget, self._features = file, budget, features
+        self._texts_left = budget.text
+
+    def show(self, one: Chosen) -> Shown:
+        """Return what is shown of a sample."""
+        shown = Shown(one, _sizes(one), problems=_found(one))
+        for part in one.values["__fields__"][:_MOST_FIELDS]:
+            try:
+                self._field(shown, part)
+            except CorruptShard as error:
+                shown.problems.append(f"{shorten(part['name'], _SHORT)}: {error.found}")
+        return shown
+
+    def _field(self, shown: Shown, part: dict[str, Any]) -> None:
+        name, length = part["name"], part["length"]
+        start = bytes(self._file.read(part["offset"], min(length, _START)))
+        if _is_image(name, start):
+            if len(shown.images) < self._budget.images:
+                self._image(shown, part)
+            return
+        if not self._checked(shown, part, start):
+            return
+        if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= _LARGEST_IMAGE // 64:
+            start = bytes(self._file.read(part["offset"], length))
+        if self._texts_left > 0:
+            text = self._text(shown, name, start, length)
+            shown.texts.append(text)
+            self._texts_left -= len(text.text.encode())
+
+    def _image(self, shown: Shown, part: dict[str, Any]) -> None:
+        name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
+        if length > _LARGEST_IMAGE:
+            shown.notes.append(f"{title}: {length:,} bytes, too large to be shown")
+            return
+        data = bytes(self._file.read(part["offset"], length))
+        if not self._checked(shown, part, data):
+            return
+        most = self._budget.image
+        if most is not None:  # the first picture is what is looked at
+            left = most - sum(len(one.data) for one in shown.images)
+            most = left if not shown.images and self._budget.images == 1 else left * 3 // 4
+        try:
+            shown.images.append(thumbnail(data, name, self._budget.edge, most))
+        except BadImage as error:
+            where = shown.notes if error.code in _SHOULD_SHOW else shown.problems
+            where.append(f"{title}: {error.message}")
+
+    def _checked(self, shown: Shown, part: dict[str, Any], data: bytes) -> bool:
+        """Tell whether a payload, or the start of one, is what the index says."""
+        title = shorten(part["name"], _SHORT)
+        if len(data) < min(part["length"], _START):
+            shown.problems.append(f"{title}: the shard ends in it")
+            return False
+        if len(data) == part["length"] and part["crc32c"] is not None and crc32c(data) != part["crc32c"]:
+            shown.problems.append(f"{title}: another checksum than its index says")
+        return True
+
+    def _text(self, shown: Shown, name: str, start: bytes, length: int) -> Text:
+        title = shorten(name, _SHORT)
+        numbers = _numbers(start, str(self._features.get(name, "")))
+        if numbers is not None:
+            return self._cut(title, "numbers", numbers, is_cut=len(start) < length)
+        if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
+            try:
+                pretty = json.dumps(json.loads(start), indent=2, ensure_ascii=False)
+                return self._cut(title, "json", pretty, is_cut=False)
+            except (ValueError, RecursionError) as error:
+                shown.problems.append(f"{title}: no JSON: {printable(str(error))[:_SHORT]}")
+        if (text := _as_text(start, is_whole=len(start) == length)) is not None:
+            return self._cut(title, "text", text, is_cut=len(start) < length)
+        dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
+        return Text(title, "bytes", dump, length > _HEX_BYTES)
+
+    def _cut(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> Text:
+        most = min(self._texts_left, self._budget.text * 3 // 4)
+        lines = [printable(line) for line in text[: 2 * most].expandtabs(4).replace("\r\n", "\n").split("\n")]
+        whole = "\n".join(lines).encode()
+        kept = whole[:most].decode("utf-8", "ignore")
+        return Text(field_name, kind, kept, is_cut or len(whole) > most or len(text) > 2 * most)
+
+
+def _as_text(data: bytes, *, is_whole: bool) -> str | None:
+    """Return `data` as text; None where it is none."""
+    for end in range(len(data), max(len(data) - (1 if is_whole else 4), -1), -1):  # a letter may be cut
+        try:
+            text = data[:end].decode()
+        except UnicodeDecodeError:
+            continue
+        return None if "\0" in text else text
+    return None if data else ""
+
+
+def _numbers(data: bytes, feature: str) -> str | None:
+    """Return the numbers that a feature of a TFRecord packs; None where it holds none."""
+    if "float32" in feature:
+        count = len(data) // 4
+        return ", ".join(f"{value:.7g}" for value in struct.unpack(f"<{count}f", data[: 4 * count]))
+    if "int64" not in feature:
+        return None
+    values, start = [], 0
+    for at, byte in enumerate(data):
+        if byte < 0x80:  # noqa: PLR2004 - the last byte of a varint
+            values.append(str(varint(data[start : at + 1])))
+            start = at + 1
+    return ", ".join(values)

@@ -1,0 +1,1 @@
+"""A plan is carried out, in the parent process."""

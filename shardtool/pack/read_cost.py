@@ -1,0 +1,88 @@
+"""What reading costs here: a sample at its place, and a byte in sequence. Measured, for no two disks are alike."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.write.spans import open_span_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.values import SpanFile
+
+PROBES = 64  # places read at
+_LEAST_PROBES = 12
+_MOST_S = 1.0  # at most, but for the first few
+_OUTLIERS = 8  # the slowest are left out: a pause of the machine is none of the disk's
+_MOST_READ = 2**20  # bytes at each place: from there on, there is little between them and a sequence
+_SEQUENCE = 4 * 2**20
+_STEP = 2**18
+_MILLISECOND = 1e-3
+_LONG = 9.95  # from there on, two digits stand before the point
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What reading costs: seconds for a sample at its place, and for a byte in sequence."""
+
+    sample_s: float
+    byte_s: float
+
+
+def probe(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> Cost:
+    """Read at some places, and some megabytes in sequence, and see how long that takes.
+
+    Args:
+        spans: Files, and where in them what is to be read starts: in a random order, `PROBES` at least.
+        length: Bytes to be read at each place.
+        opening: Whether a file is opened anew for each.
+
+    Raises:
+        OSError: A file cannot be read.
+        Failed: It is not the one that the plan saw.
+    """
+    taken = min(length, _MOST_READ)
+    times: list[float] = []
+    end = time.monotonic() + _MOST_S
+    for file, start in spans[:PROBES]:
+        times.append(_time_read(file, start, taken, opening=opening))
+        if len(times) >= _LEAST_PROBES and time.monotonic() > end:
+            break
+    kept = sorted(times)[: max(1, len(times) - _OUTLIERS)]
+    byte_s = _time_sequence(*spans[-1])
+    return Cost(sum(kept) / len(kept) + (length - taken) * byte_s, byte_s)
+
+
+def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) -> float:
+    """Return the seconds that it takes to read at a place, and, if that counts, to open the file."""
+    into = memoryview(bytearray(length))
+    begun = time.perf_counter()
+    with closing(open_span_file(planned)) as source:
+        source.expect_random()
+        if not opening:
+            begun = time.perf_counter()
+        source.read(into, offset)
+        return time.perf_counter() - begun
+
+
+def _time_sequence(planned: SpanFile, start: int) -> float:
+    """Return the seconds that a byte takes when many are read in sequence."""
+    into = memoryview(bytearray(_STEP))
+    first = max(0, min(start, planned.size - _SEQUENCE))
+    with closing(open_span_file(planned)) as source:
+        if planned.size > 2 * _STEP:
+            first += source.read(into, first)  # the way there does not count
+        begun, done = time.perf_counter(), 0
+        for at in range(first, min(first + _SEQUENCE, planned.size), _STEP):
+            done += source.read(into, at)
+        return (time.perf_counter() - begun) / max(1, done)
+
+
+def show_time(seconds: float) -> str:
+    """Return a time for people: `4.4 us`, `83 us`, `9.1 ms`."""
+    value, unit = (seconds * 1e6, "us") if seconds < _MILLISECOND else (seconds * 1e3, "ms")
+    return f"{value:.0f} {unit}" if value >= _LONG else f"{value:.1f} {unit}"

@@ -1,0 +1,237 @@
+"""What `--resume` would change of what earlier runs have left, found out before anything is touched.
+
+An earlier run is known by its dataset file where it was finished, otherwise by the sidecars of its finished shards.
+Sidecars are read one at a time, and of the keys of either run only hashes are held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.sidecar import read_facts
+from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.errors import CorruptShard, OutputExists
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import sidecar_name
+from shardtool.request.command_line import option
+from shardtool.request.results import Changes
+from shardtool.table.keys import hashes
+from shardtool.values import counted, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.publisher import Publisher
+
+_REMEDY = "Nothing was touched. If the source is complete and this is what you want, add --overwrite."
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A dataset that a run goes on with, or one of its splits.
+
+    Attributes:
+        publisher: Which has looked at what is there.
+        plan: What is to be there.
+        made: How, as the dataset file is to tell.
+        fingerprint: Returns the plan fingerprint of a shard.
+        renamed: Whether keys are made on the way, so that the plan does not have those of the shards.
+    """
+
+    publisher: Publisher
+    plan: Plan
+    made: Mapping[str, Any]
+    fingerprint: Callable[[int], str]
+    renamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """A shard of an earlier run.
+
+    Attributes:
+        shard: Its name.
+        size: Its bytes.
+        samples: How many, as the dataset file says; None: there is none that says it.
+        sidecar_crc: The checksum of its sidecar, likewise.
+    """
+
+    shard: str
+    size: int
+    samples: int | None
+    sidecar_crc: int | None
+
+
+def find_changes(resumed: Sequence[Resumed]) -> Changes | None:
+    """Return which samples a run would add and remove; None where no earlier one has left anything."""
+    before = [(one, shard) for one in resumed for shard in _earlier_shards(one.publisher)]
+    if not before:
+        return None
+    total, removed = _removed(before, resumed)
+    planned = sum(len(one.plan) for one in resumed)
+    return Changes(samples_added=planned - (total - removed), samples_removed=removed, samples_before=total)
+
+
+def with_shards(changes: Changes, resumed: Sequence[Resumed]) -> Changes:
+    """Return the same with what would become of shards, as far as sidecars tell."""
+    kept, written, removed = (sum(counts) for counts in zip(*map(_shards, resumed), strict=True))
+    return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
+
+
+def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> OutputExists | None:
+    """Return why a run would replace a dataset by another; None where it goes on with the one that is there.
+
+    Args:
+        resumed: What the run goes on with.
+        changes: Which samples it would add and remove.
+        most: The share of samples that may go without being asked for.
+    """
+    for one in resumed:
+        file = _dataset_file(one.publisher)
+        if file is not None and (differing := _differing(file.made, one.made)):
+            found = f"made with other options: {differing}"
+            return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
+    if changes.samples_removed <= most * changes.samples_before:
+        return None
+    share = changes.samples_removed / changes.samples_before
+    gone = f"{changes.samples_removed:,} of {counted(changes.samples_before, 'sample')} ({share:.0%})"
+    expected = f"at most {float(100 * most):.4g}% of them (--max-removed)"
+    found = f"{gone} would be removed, for the source has them no more"
+    return _refused(resumed[0], found, expected, with_shards(changes, resumed))
+
+
+def _refused(one: Resumed, found: str, expected: str, changes: Changes) -> OutputExists:
+    where = one.publisher.folder.full_path(one.publisher.pattern.dataset_file)
+    return OutputExists(where, found, expected=expected, remedy=f"--resume {changes}. {_REMEDY}")
+
+
+def _dataset_file(publisher: Publisher) -> DatasetFile | None:
+    name = publisher.pattern.dataset_file
+    if name not in publisher.existing:
+        return None
+    try:
+        return read_dataset(publisher.folder.read(name), name)
+    except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars tell
+        return None
+
+
+def _earlier_shards(publisher: Publisher) -> Iterator[_Earlier]:
+    """Yield the shards of the dataset that is there, or those that a run without an end has finished."""
+    file = _dataset_file(publisher)
+    if file is not None:
+        for one in file.shards:
+            yield _Earlier(os.fsdecode(to_bytes(one.name)), one.size, one.samples, one.sidecar_crc)
+        return
+    for name in sorted(publisher.existing):
+        if name.endswith(publisher.pattern.format) and sidecar_name(name) in publisher.existing:
+            yield _Earlier(name, publisher.existing[name].size, None, None)
+
+
+def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resumed]) -> tuple[int, int]:
+    """Return how many samples earlier runs had packed, and how many of them are no more in any plan.
+
+    What a sidecar that is damaged or gone would tell is not known; then the number of samples tells the least.
+    """
+    planned = np.sort(np.concatenate([_planned(one.plan) for one in resumed]))
+    total = removed = 0
+    for one, earlier in before:
+        if one.renamed:
+            total += _consumed(one.publisher, earlier)
+            continue
+        keys = _keys_of(one.publisher, earlier)
+        total += (earlier.samples or 0) if keys is None else len(keys)
+        if keys is not None and len(keys):
+            at = np.minimum(np.searchsorted(planned, keys), len(planned) - 1)
+            removed += int(np.count_nonzero(planned[at] != keys))
+    return total, max(removed, total - len(planned))
+
+
+def _planned(plan: Plan) -> NDArray[np.uint64]:
+    """Return hashes of the keys of a plan."""
+    keys = hashes(plan.entries.keys)
+    return keys if plan.order is None else keys[plan.order]
+
+
+def _keys_of(publisher: Publisher, earlier: _Earlier) -> NDArray[np.uint64] | None:
+    """Return hashes of the keys of a shard, as its sidecar tells; None where it does not."""
+    name = sidecar_name(earlier.shard)
+    try:
+        data = _sidecar(publisher, earlier)
+        keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
+    except (OSError, CorruptShard):
+        return None
+    return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
+
+
+def _sidecar(publisher: Publisher, earlier: _Earlier) -> bytes:
+    """Return a shard's sidecar, if it is the one that the dataset file lists."""
+    name = sidecar_name(earlier.shard)
+    data = publisher.folder.read(name)
+    if earlier.sidecar_crc not in (None, crc32c(data)):
+        raise CorruptShard(name, "its checksum is not the one in the dataset file")
+    return data
+
+
+def _consumed(publisher: Publisher, earlier: _Earlier) -> int:
+    """Return how many samples of the source went into a shard; 0 where its sidecar does not tell."""
+    name = sidecar_name(earlier.shard)
+    try:
+        made = read_facts(_sidecar(publisher, earlier), name).made
+    except (OSError, CorruptShard):
+        return 0
+    return 0 if made is None else made.consumed
+
+
+def _shards(one: Resumed) -> tuple[int, int, int]:
+    """Return how many shards are there as planned, are to be written, and are to be removed."""
+    publisher, plan = one.publisher, one.plan
+    names = [publisher.pattern.shard(number) for number in range(plan.shards)]
+    kept = sum(_is_as_planned(one, number, name) for number, name in enumerate(names))
+    there = {name for name in publisher.existing if name.endswith(publisher.pattern.format)}
+    return kept, plan.shards - kept, len(there.difference(names))
+
+
+def _is_as_planned(one: Resumed, number: int, name: str) -> bool:
+    """Tell whether a shard is there that was planned just like this; its content may have changed since."""
+    publisher, index = one.publisher, sidecar_name(name)
+    if name not in publisher.existing or index not in publisher.existing:
+        return False
+    try:
+        said = read_facts(publisher.folder.read(index), index)
+    except (OSError, CorruptShard):
+        return False
+    return said.size == publisher.existing[name].size and said.plan == one.fingerprint(number)
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
+
+    What `index` has made tells nothing of the run before it.
+    """
+    if before.get("verb") not in ("create", "reshard"):
+        return ""
+    if before["verb"] != now["verb"]:
+        return f"`{before['verb']}` then, `{now['verb']}` now"
+    then = before.get("options")
+    then = then if isinstance(then, dict) else {}
+    asked = json.loads(json.dumps(now["options"]))
+    names = [name for name in {**then, **asked} if then.get(name) != asked.get(name)]
+    return ", ".join(f"{option(name)} {_shown(then, name)} then, {_shown(asked, name)} now" for name in names)
+
+
+def _shown(options: Mapping[str, Any], name: str) -> str:
+    value = options.get(name)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "not given" if value is None else "given" if value is True else str(value)

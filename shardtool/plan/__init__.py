@@ -1,0 +1,1 @@
+"""Which sample goes into which shard, before a byte is written: pure."""

@@ -1,0 +1,1 @@
+"""Names become visible, in an order."""

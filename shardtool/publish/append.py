@@ -1,0 +1,399 @@
+"""What `--append` asks of new samples: keys of their own, and fields, columns and classes that go with the old ones.
+
+And the dataset file that tells of both. The old dataset is only read: its dataset file and its sidecars, no shard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardtool.dataset.dataset_file import feature_kinds, feature_lists, feature_spec
+from shardtool.dataset.sidecar import SCHEMA, types_of
+from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.fingerprint import show_fingerprint, sum_fingerprints
+from shardtool.interop.energon import INFO_FILE
+from shardtool.interop.exports import EXPORTS
+from shardtool.names import Names
+from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
+from shardtool.table.keys import hashes
+from shardtool.values import counted, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.publisher import Publisher
+    from shardtool.storage.staging import Folder
+
+_SHOWN = 5  # keys in a message
+_NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
+_REMEDY = "`shardtool verify` tells what is damaged."
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+def taken_keys(publisher: Publisher, made: Mapping[str, object]) -> Names:
+    """Return the keys that new samples cannot have: those of the dataset that is appended to.
+
+    Where this very append may have been killed when all but its end was done, its own samples are not counted.
+
+    Args:
+        publisher: Which has checked that there is a dataset, if it appends.
+        made: How the new samples are made, as the dataset file is to tell.
+
+    Raises:
+        CorruptShard: A sidecar of the dataset is damaged.
+    """
+    old = publisher.old
+    if old is None:
+        return Names.of(())
+    return existing_keys(publisher.folder, old.shards[: _last_alike(publisher, old, made)])
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Samples that are to be appended to a dataset.
+
+    Attributes:
+        publisher: Which has checked that there is one.
+        keys: Theirs.
+        made: How they are made, as the dataset file is to tell.
+    """
+
+    publisher: Publisher
+    keys: Names
+    made: Mapping[str, object]
+
+
+def begin(appends: Sequence[Appended]) -> None:
+    """See that samples are new to the datasets that a run appends to, one a split, or are all there already.
+
+    The latter only to resume, and only of the append that the dataset file tells of as the last, made in the same way:
+    a run was killed at its very end, or while it went on with the next split. Then `done_from` of the publisher is set.
+
+    Raises:
+        InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
+        CorruptShard: A sidecar of a dataset is damaged.
+    """
+    new: list[Names] = []
+    for one in appends:
+        old = one.publisher.old
+        if old is None:
+            return
+        _check_dots(old, one.made)
+        mapped, first = bool(_option(one.made, "map")), _last_alike(one.publisher, old, one.made)
+        if first is not None and (mapped or _are_those(one.keys, one.publisher, old, first)):
+            one.publisher.done_from = first
+        elif not mapped:  # the keys that a function makes are checked when they are known
+            new.append(one.keys)
+    for one in appends if new else ():
+        if (old := one.publisher.old) is not None:
+            taken = existing_keys(one.publisher.folder, old.shards)
+            for keys in new:
+                check_new_keys(keys, taken, one.publisher.folder.full_path(one.publisher.pattern.dataset_file))
+
+
+def _last_alike(publisher: Publisher, old: DatasetFile, made: Mapping[str, object]) -> int | None:
+    """Return the first shard of the last append, if that was made in the same way and may be resumed."""
+    runs = old.made.get("appended")
+    if publisher.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
+        return None
+    return old.appends[-1] if runs[-1] == json.loads(json.dumps(_run(old.made, made))) else None
+
+
+def _are_those(keys: Names, publisher: Publisher, old: DatasetFile, first: int) -> bool:
+    """Tell whether samples are those in the shards from `first` on, and such as are listed as left out."""
+    there, ours = hashes(existing_keys(publisher.folder, old.shards[first:])), hashes(keys)
+    if not len(there) or not _among(there, ours).all():
+        return False
+    skipped = {one.key for one in publisher.listed_skipped()}
+    return all(printable(keys[at]) in skipped for at in np.flatnonzero(~_among(ours, there)).tolist())
+
+
+def check_appended(old: DatasetFile, plan: Plan) -> None:
+    """See that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
+
+    Raises:
+        InvalidRequest: They do not.
+    """
+    entries = plan.entries
+    _joined_classes(old.classes, entries.classes)
+    _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
+    if old.format == "tfrecord":
+        used = _field_counts(plan)
+        kinds = {**entries.numbers, **{name: kind for name, kind in entries.lists.items() if kind != "bytes"}}
+        _joined_kinds(old, {name: kinds.get(name, "") for name in used})
+
+
+def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
+    """Yield what the user should know of fields and columns that only some of the samples will have.
+
+    Args:
+        old: The dataset that is appended to.
+        plan: What is appended.
+        changed: Whether fields are changed on the way, so that nobody knows them yet.
+    """
+    samples = sum(shard.samples for shard in old.shards)
+    if not changed:
+        new = _field_counts(plan)
+        if added := sorted({*new} - {*old.fields}, key=to_bytes):
+            yield f"fields that the {counted(samples, 'sample')} of the dataset do not have: {listing(added)}"
+        whole = [name for name, count in old.fields.items() if count == samples]
+        if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
+            yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
+    columns = () if plan.entries.columns is None else plan.entries.columns.column_names
+    if more := [name for name in columns if name not in old.schema]:
+        yield (
+            f"columns of metadata that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
+            "must ask for them (DuckDB: union_by_name)"
+        )
+
+
+def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
+    """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
+    before, now = _dots(old.made), _dots(made)
+    if old.format == "tar" and before != now:
+        raise InvalidRequest(
+            "--append", f"keys that end at the {now} dot of members' names",
+            expected=f"at the {before}, as those of the dataset",
+            remedy=f"`create` has --dots {before}; `reshard` makes one dataset of both.",
+        )  # fmt: skip
+
+
+def _dots(made: Mapping[str, object]) -> str:
+    return "last" if _option(made, "dots") == "last" else "first"
+
+
+def _option(made: Mapping[str, object], name: str) -> object:
+    options = made.get("options")
+    return options.get(name) if isinstance(options, dict) else None
+
+
+def _types_in_parquet(columns: Any) -> dict[str, str]:
+    """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
+    return types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
+
+
+def _field_counts(plan: Plan) -> dict[str, int]:
+    """Return how many of the planned samples have each field."""
+    entries = plan.entries
+    codes = entries.code if plan.order is None else entries.code[entries.rows_of(plan.order)]
+    found, counts = np.unique(codes, return_counts=True)
+    return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
+
+
+def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
+    """Return the keys of shards in the order of their samples, as the sidecars tell.
+
+    Raises:
+        CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
+    """
+    return Names.parse(b"".join([_keys_of(folder, shard) for shard in shards]))
+
+
+def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
+    """Return the keys of a shard, a NUL after each."""
+    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+    fact = folder.facts([name]).get(name)
+    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
+        found = "no such file" if fact is None else f"{fact.size:,} bytes"
+        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+    try:
+        data = folder.read(name)
+    except OSError as error:
+        raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
+    check_listed(data, where, shard)
+    sidecar = read_sidecar(data, where, shard.size, metadata=False)
+    check_shard(sidecar.fact, where, shard.name, shard.size)
+    check_samples(sidecar, where, shard)
+    rows = sidecar.rows
+    text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
+    return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
+
+
+def check_new_keys(keys: Names, taken: Names, where: str) -> None:
+    """Refuse keys that a dataset has already.
+
+    By 64-bit hashes: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
+
+    Args:
+        keys: Of the new samples.
+        taken: Of the dataset.
+        where: What the dataset is called.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    theirs, ours = hashes(taken), hashes(keys)
+    alike = np.flatnonzero(_among(ours, theirs))
+
+    def same() -> Iterator[bytes]:
+        for at in alike.tolist():
+            if any(taken[other] == keys[at] for other in np.flatnonzero(theirs == ours[at]).tolist()):
+                yield keys[at]
+
+    found = [printable(key) for key in islice(same(), _SHOWN)]
+    if not found:
+        return
+    number = len(found) if len(found) < _SHOWN else len(alike)
+    if number == len(keys):
+        what, remedy = f"all {counted(number, 'key')} there already", "Was this source appended before?"
+    else:
+        what, remedy = f"{counted(number, 'key')} there already", "Leave these samples out, or give them other keys."
+    raise InvalidRequest(where, f"{what}: {listing(found, total=number)}", expected="new keys", remedy=remedy)
+
+
+def _among(sought: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Tell which hashes are among others: both sorted, since `np.isin` of five million takes 12 s, and this 2 s."""
+    order, ordered = np.argsort(sought), np.sort(others)
+    found = np.zeros(len(sought), bool)
+    if len(ordered):
+        sought = sought[order]
+        found[order] = ordered[np.minimum(np.searchsorted(ordered, sought), len(ordered) - 1)] == sought
+    return found
+
+
+def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
+    """Return what the dataset file says once new shards have joined those of a dataset.
+
+    Args:
+        old: What it said of the dataset.
+        new: What is to be said of the new shards alone, but for `skipped` and its checksum, which are of both.
+
+    Raises:
+        InvalidRequest: What they say does not go together.
+    """
+    shards = (*old.shards, *new.shards)
+    fields = _sums(old.fields, new.fields)
+    features: Mapping[str, str] = {}
+    if new.format == "tfrecord":
+        new_kinds = feature_kinds(new.features)
+        kinds = _joined_kinds(old, {name: new_kinds.get(name, "") for name in new.fields})
+        lists = feature_lists(old.features) | feature_lists(new.features)
+        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards), lists)
+    return replace(
+        new,
+        shards=shards,
+        fields=fields,
+        field_bytes=old.field_bytes + new.field_bytes,
+        schema=_joined_schema(old.schema, new.schema),
+        classes=_joined_classes(old.classes, new.classes),
+        features=features,
+        numbers=_joined_numbers(old, new),
+        made=_joined_made(old.made, new.made),
+        appends=(*old.appends, len(old.shards)),
+        fingerprint=_summed(old.fingerprint, new.fingerprint),
+    )
+
+
+def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    names = sorted({*old, *new}, key=to_bytes)
+    return {name: old.get(name, 0) + new.get(name, 0) for name in names}
+
+
+def _joined_kinds(old: DatasetFile, new: Mapping[str, str]) -> dict[str, str]:
+    """Return what the features of TFRecords hold: `int64`, `float`, or nothing for bytes. `new`: of the new samples."""
+    before = feature_kinds(old.features)
+    kinds = {name: before.get(name, "") for name in old.fields}
+    for name in sorted(new, key=to_bytes):
+        if kinds.setdefault(name, new[name]) != new[name]:
+            raise InvalidRequest(
+                f"field {name}", f"{new[name] or 'bytes'} in the new samples",
+                expected=f"{kinds[name] or 'bytes'}, as in the dataset",
+                remedy="A TFRecord's feature is read as one kind: give it as that kind, or under another name.",
+            )  # fmt: skip
+    return kinds
+
+
+def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, str]:
+    """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
+    told: dict[str, set[str]] = {}
+    for dataset in (old, new):
+        for name in dataset.fields:
+            told.setdefault(name, set()).add(dataset.numbers.get(name, ""))
+    return {name: kind for name, (kind, *others) in sorted(told.items()) if kind and not others}
+
+
+def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of both, the old ones first, and their types."""
+    schema = dict(old)
+    for name, kind in new.items():
+        before = schema.setdefault(name, kind)
+        if before == _NULL:
+            schema[name] = kind
+        elif kind not in (before, _NULL) and name not in SCHEMA.names:
+            raise InvalidRequest(
+                f"column {name}", f"{kind} in the new samples", expected=f"{before}, as in the dataset",
+                remedy="Give it that type, or another name, or leave it out with --meta.",
+            )  # fmt: skip
+    return schema
+
+
+def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the names of class numbers; a list may go on where another ends, since that changes no number."""
+    classes = dict(old)
+    for name, names in new.items():
+        before = classes.setdefault(name, names)
+        shared = min(len(before), len(names))
+        if before[:shared] != names[:shared]:
+            at = next(at for at in range(shared) if before[at] != names[at])
+            raise InvalidRequest(
+                f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
+                expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
+                remedy="--classes-from, with the dataset file of the dataset, gives the new labels the same numbers.",
+            )  # fmt: skip
+        classes[name] = max(before, names, key=len)
+    return classes
+
+
+def _joined_made(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the dataset was made, with each append."""
+    earlier = old.get("appended", [])
+    return {**old, "appended": [*(earlier if isinstance(earlier, list) else ()), _run(old, new)]}
+
+
+def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of an append: alike for all splits of a run, so without the split, if it is the dataset's."""
+    return {name: value for name, value in made.items() if name != "split" or value != old.get("split")}
+
+
+def _summed(old: str, new: str) -> str:
+    """Return the fingerprint of the content of both; empty where one is not known."""
+    total = sum_fingerprints((old, new))
+    return "" if total is None else show_fingerprint(total)
+
+
+def export_notes(publisher: Publisher, renewed: Collection[str]) -> Iterable[str]:
+    """Return what the user should know of other tools' indexes beside the dataset.
+
+    Args:
+        publisher: That of the append.
+        renewed: The exports that this run makes itself.
+    """
+    old = publisher.old
+    if old is None or not old.shards:
+        return
+    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
+    files = {
+        name: INFO_FILE if export.once else stem + export.suffix
+        for name, export in EXPORTS.items()
+        if export.shard_format == old.format and export.encode is not None and name not in renewed
+    }
+    there = publisher.folder.facts(files.values())
+    if stale := [name for name, file in files.items() if file in there]:
+        again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
+        yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

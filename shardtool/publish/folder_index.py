@@ -1,0 +1,102 @@
+"""Index files that are there once a folder: for a dataset and its other splits, never for anybody else's shards."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.errors import CorruptShard, OutputExists, listing
+from shardtool.pattern import DATASET_SUFFIX
+from shardtool.values import output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.interop.exports import FolderIndex
+    from shardtool.storage.staging import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class OnceFiles:
+    """What is to be in a folder.
+
+    Attributes:
+        files: Bytes by path, in the order in which they should appear.
+        lasting: The one that stays where it is there.
+        renewed: Whether what is there now is our own, of fewer splits, or of fewer shards since samples were appended:
+            it may be replaced without a word.
+    """
+
+    files: dict[str, bytes]
+    lasting: str
+    renewed: bool
+
+
+def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: Folder) -> OnceFiles:
+    """Return the files that cover these datasets.
+
+    Raises:
+        InvalidRequest: A name cannot stand in them.
+        OutputExists: The ones that are there cover other shards that are there.
+    """
+    files = once.encode(datasets)
+    ours = {shard.name for dataset in datasets for shard in dataset.shards}
+    listed = refuse_others(once, target, ours.__contains__)
+    if listed is None:
+        return OnceFiles(files, once.lasting, renewed=False)
+    earlier = [found for one in datasets if (found := _as_listed(one, listed)) is not None]
+    was = once.encode(earlier)
+    return OnceFiles(files, once.lasting, all(_read(target, one) == was[one] for one in was if one != once.lasting))
+
+
+def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
+    """Return a dataset as it was when all of its shards were listed: now, or before samples were appended."""
+    for shards in (len(dataset.shards), *reversed(dataset.appends)):
+        if listed.issuperset(shard.name for shard in dataset.shards[:shards] if shard.samples):
+            return replace(dataset, shards=dataset.shards[:shards])
+    return None
+
+
+def refuse_others(once: FolderIndex, target: Folder, owns: Callable[[str], bool]) -> set[str] | None:
+    """Return the shards that the files which are there cover; None: there are no such files.
+
+    Raises:
+        OutputExists: They cover shards that are there, and that `owns` does not know.
+    """
+    folder = target.facts([os.path.dirname(once.info)]).values()
+    info = _read(target, once.info) if all(fact.is_folder for fact in folder) else None
+    if info is None:
+        return None
+    listed, there = set(once.shards(info)), {output_text(name) for name in target.names()}
+    if others := sorted(name for name in listed if not owns(name) and ("/" in name or name in there)):
+        raise OutputExists(
+            target.full_path(once.info), f"that of other shards: {listing(others, 3)}",
+            expected="one dataset in a folder, or the splits of one",
+            remedy=f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}.",
+        )  # fmt: skip
+    return listed
+
+
+def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[DatasetFile]:
+    """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
+    if "split" not in dataset.made:
+        return []
+    found = []
+    for other in sorted(folder.names()):
+        if other.endswith(DATASET_SUFFIX) and other != name:
+            with suppress(OSError, CorruptShard):
+                read = read_dataset(folder.read(other), other)
+                if dataset.is_split_with(read):
+                    found.append(read)
+    return found
+
+
+def _read(folder: Folder, path: str) -> bytes | None:
+    try:
+        return folder.read(path)
+    except OSError:
+        return None

@@ -1,0 +1,172 @@
+"""The index files of other tools beside a dataset that is written: none of them outlives the bytes that it leads into.
+
+A reader that is given the index of a shard as it was before returns other bytes, most without an error. So what no
+longer tells of its shard is removed before the shard changes: a crash in between leaves a missing index, never a wrong
+one. What may be removed is told by `interop.beside`: the name is that of a shard of this dataset, and the content has
+the form of an index. Any other file stays.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardtool.errors import CorruptShard, OutputExists, listing
+from shardtool.interop import energon, huggingface
+from shardtool.interop.exports import EXPORTS, IndexedShard
+from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, stems_of
+from shardtool.storage.staging import open_folder
+from shardtool.values import counted, output_text, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.storage.staging import Folder
+
+
+class Beside:
+    """The index files of other tools that lie in an output folder.
+
+    Args:
+        folder: The folder.
+        pattern: Of the dataset's shards.
+        appends: Whether the shards that are there stay: then what energon knows of the folder is not wrong, only old.
+
+    Attributes:
+        removed: The names of those that were removed, and what each was, as `--export` calls it.
+    """
+
+    def __init__(self, folder: Folder, pattern: ShardPattern, *, appends: bool) -> None:
+        self.folder, self.pattern, self._appends = folder, pattern, appends
+        self.removed: dict[str, str] = {}
+        self._forms: dict[str, str] = {}  # by file
+        self._files: dict[str, list[str]] = {}  # by shard
+        self._stale: list[str] = []
+        self._counts: dict[str, int] = {}  # that energon's `.info.json` tells of this dataset's shards
+
+    def look(self, there: Iterable[str]) -> None:
+        """Find the index files of shards that the pattern owns.
+
+        Args:
+            there: The names of all that lies in the folder.
+        """
+        self._forms, self._files = {}, {}
+        ending = "." + self.pattern.shard(0).rpartition(".")[2]
+        for name in there:
+            owned = [stem + ending for stem in stems_of(name) if self.pattern.owns(stem + ending)]
+            if owned and name != self.pattern.dataset_file and (form := self._form(name)):
+                self._forms[name] = form
+                self._files.setdefault(owned[0], []).append(name)
+        self._counts = {}
+        with suppress(OSError):
+            if self._is_folder(os.path.dirname(energon.INFO_FILE)):
+                counts = energon.shard_counts(self.folder.read(energon.INFO_FILE))
+                self._counts = {name: count for name, count in counts.items() if self.pattern.owns(name)}
+
+    def _is_folder(self, name: str) -> bool:
+        return any(fact.is_folder for fact in self.folder.facts([name]).values())
+
+    def _form(self, name: str) -> str:
+        head = memoryview(bytearray(HEAD_SIZE))
+        with suppress(OSError):
+            for got in self.folder.blocks(name, head):
+                size = self.folder.facts([name])[name].size
+                return form_of(name, bytes(head[:got]), size) if isinstance(got, int) else ""
+        return ""
+
+    def check_none_left(self, there: Collection[str]) -> None:
+        """Refuse index files of shards that are not there, where nobody asked to replace anything.
+
+        Raises:
+            OutputExists: There are such.
+        """
+        left = sorted(name for shard, names in self._files.items() if shard not in there for name in names)
+        if left:
+            raise OutputExists(
+                self.folder.path or ".", f"{counted(len(left), 'file')} that index earlier shards: {listing(left, 3)}",
+                expected="none that would be taken for indexes of the new ones",
+                remedy="Remove them, choose another name, or --overwrite.",
+            )  # fmt: skip
+
+    def compare(self, shard: str, sidecar: bytes, *, written: bool) -> None:
+        """Find what will not tell of a shard any more.
+
+        Args:
+            shard: Its name.
+            sidecar: The bytes of its sidecar, as it will be.
+            written: Whether the shard is written, too; otherwise the one that is there stays.
+        """
+        files = self._files.pop(shard, [])
+        for name in files:
+            if self._differs(name, shard, sidecar, written=written):
+                self._stale.append(name)
+        if self._counts and not self._appends:
+            self._compare_count(shard, sidecar)
+
+    def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
+        from shardtool.dataset.sidecar_read import read_sidecar
+
+        form = self._forms[name]
+        if written and EXPORTS[form].hashed:
+            return True  # hashes that nobody has taken yet
+        try:
+            found = read_sidecar(sidecar, shard, None, metadata=False)
+            indexed = IndexedShard(output_text(shard), found.fact.size, found.plain_table())
+            if self.folder.facts([name])[name].size > index_limit(indexed):
+                return True
+            return bool(difference(form, self.folder.read(name), indexed))
+        except (OSError, KeyError, CorruptShard):
+            return True
+
+    def _compare_count(self, shard: str, sidecar: bytes) -> None:
+        from shardtool.dataset.sidecar_read import read_sidecar
+
+        samples = len(read_sidecar(sidecar, shard, None, metadata=False).rows.counts)
+        if self._counts.pop(shard, 0) != samples:
+            self._drop_info()
+
+    def _drop_info(self) -> None:
+        """Have energon's `.info.json` removed: without it, the folder is none of energon's."""
+        self._counts = {}
+        self._stale.append(energon.INFO_FILE)
+        self._forms[energon.INFO_FILE] = "energon"
+
+    def keep_only(self, shards: Iterable[str]) -> None:
+        """Find the index files of shards that are no longer there.
+
+        Args:
+            shards: The names of all shards of the dataset.
+        """
+        wanted = {os.fsdecode(to_bytes(name)) for name in shards}
+        for shard in sorted(set(self._files) - wanted):
+            self._stale += self._files.pop(shard)
+        if set(self._counts) - wanted:
+            self._drop_info()
+        self._compare_readme(wanted)
+
+    def _compare_readme(self, shards: set[str]) -> None:
+        """Have a `README.md` of ours removed that names other shards of this dataset than there are."""
+        there = set(self.folder.names())
+        if huggingface.README not in there:
+            return
+        with suppress(OSError):
+            data = self.folder.read(huggingface.README)
+            names = {name for name in there if not self.pattern.owns(name)} | shards
+            named = {name for name in huggingface.listed(data, names) if self.pattern.owns(name)}
+            if huggingface.is_ours(data) and named and named != shards:
+                self._stale.append(huggingface.README)
+                self._forms[huggingface.README] = "huggingface"
+
+    def remove(self) -> None:
+        """Remove what was found to be stale, durably; to be called before any of the shards changes.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        for name in self._stale:
+            below, _, last = name.rpartition("/")
+            (open_folder(self.folder.full_path(below)) if below else self.folder).remove([last])
+        self.removed |= {name: self._forms[name] for name in self._stale}
+        self._stale = []

@@ -1,1 +1,0 @@
-"""Finished datasets, read: what is in them, and any sample's bytes."""

@@ -1,0 +1,344 @@
+"""What can be asked of the verbs that write shards: one value, checked as far as it can be without the source."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from shardtool.errors import InvalidRequest
+from shardtool.execute.local import StartMethod
+from shardtool.publish.publisher import IfExists
+from shardtool.request.command_line import option
+from shardtool.request.ranges import check_ranges
+from shardtool.source.folder.scan import Symlinks
+from shardtool.values import Dots, OnError, Oversize, parse_size
+
+if TYPE_CHECKING:
+    from shardtool.select.splits import SplitOptions
+    from shardtool.source.manifest.manifest import ManifestOptions
+    from shardtool.transform.steps import Transform
+
+Trust = Literal["time", "size"]
+TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
+ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
+ImageFormat = Literal["jpg", "png", "webp"]
+
+_SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
+
+_CHOICES = {
+    "on_duplicate": ("error", "rename", "first", "last"),
+    "method": ("auto", "gather", "scatter"),
+    "oversize": get_args(Oversize),
+    "symlinks": get_args(Symlinks),
+    "dots": (None, *get_args(Dots)),
+    "on_error": get_args(OnError),
+    "if_exists": get_args(IfExists),
+    "trust": get_args(Trust),
+    "start_method": get_args(StartMethod),
+    "resize_mode": get_args(ResizeMode),
+    "encode": (None, *get_args(ImageFormat)),
+}
+_MOST_PIXELS = 65_535  # a side: what JPEG has room for
+_PIXELS = re.compile(r"[0-9]{1,5}")
+_SEVERAL = (
+    "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
+    "select_fields", "drop_fields", "rename_fields",
+)  # fmt: skip
+_OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
+_OF_MANIFESTS = (
+    "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
+    "split_column",
+)  # fmt: skip
+_NOT_RECORDED = {
+    "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What every verb that writes shards can be asked for; options on the command line have the same names.
+
+    Attributes:
+        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
+        max_count: Samples in a shard at most.
+        equal_count: Shards hold equally many samples, give or take one.
+        shards_multiple_of: The number of shards is a multiple of this.
+        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
+        shuffle: Put the samples into one global random order.
+        seed: Of that order, and of splits.
+        where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
+        split: Shares such as `train=0.8,val=0.1,test=0.1`.
+        split_column: The column that holds the split.
+        stratify: A column of labels; each keeps the shares.
+        group_by: A column of groups; each stays in one split.
+        portable: Make names safe for every reader.
+        export: Other tools whose indexes to write, too: see `export`.
+        on_error: `stop` at a sample that cannot be read, or `skip` and list it.
+        if_exists: `error`, `resume` or `overwrite`; `resume-overwrite`: keep what is right, whatever else is replaced.
+        max_removed: To resume: the share of samples that may be there no more, such as `10%` or 0.1.
+        trust: To resume: a finished shard of an unchanged source is known by `time` and its checksum, or by its `size`.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    max_size: str | int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    shards_multiple_of: int = 1
+    oversize: Oversize = "error"
+    shuffle: bool = False
+    seed: int = 0
+    where: str | None = None
+    split: str | None = None
+    split_column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    portable: bool = False
+    export: tuple[str, ...] = ()
+    on_error: OnError = "stop"
+    if_exists: IfExists = "error"
+    max_removed: str | float = "10%"
+    trust: Trust = "time"
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        known = {one.name for one in fields(self)}
+        for name in [name for name in _CHOICES if name in known]:
+            if (value := getattr(self, name)) not in _CHOICES[name]:
+                choices = ", ".join(str(one) for one in _CHOICES[name])
+                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
+        for name in [name for name in _SEVERAL if name in known]:
+            if isinstance(texts := getattr(self, name), str):
+                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
+        check_ranges(self)
+        if self.max_size is not None:
+            parse_size(self.max_size)
+        share(option("max_removed"), self.max_removed)
+        of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
+        if of_split and not self.split:
+            raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = {}
+        seeded = self.shuffle or self.split
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in _NOT_RECORDED and value != one.default and not (one.name == "seed" and not seeded):
+                found[one.name] = list(value) if isinstance(value, tuple) else value
+        if self.max_size is not None:
+            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        return found
+
+    def of_split(self) -> SplitOptions | None:
+        """Return how samples are divided; None: they are not."""
+        if not self.split and self.split_column is None:
+            return None
+        from shardtool.select.splits import SplitOptions, parse_shares
+
+        shares = parse_shares(self.split) if self.split else ()
+        return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions(OutputOptions):
+    """How to make a dataset; each has an option on the command line, of the same name where no other is given.
+
+    Attributes:
+        include: Of a folder: globs; where there are any, a file must match one.
+        exclude: Of a folder: globs; files and folders that match one are left out.
+        hidden: Of a folder: names that start with a dot count.
+        symlinks: `inside` (the tree), `follow` or `skip`.
+        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
+        label_from_folder: Add the field `cls`, the number of the top folder.
+        split_from_folder: Of a folder: the top folder names the split; labels are from those below.
+        key: Of a manifest: the column with the keys.
+        path: Of a manifest: the column with the path of a file, whose ending names its field.
+        files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
+        binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
+        values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
+        classes: Of a manifest: those of `values` that are labels, to be numbered.
+        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
+            or lists by field; None: they are numbered in the order of their bytes.
+        meta: Of a manifest: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
+        root: Of a manifest: what relative paths count from; None: its folder.
+        allow_outside: Of a manifest: whether paths may leave the root.
+        size: Of a manifest: the column with the file's size, for `stat=False`.
+        stat: `--no-stat` is False: look at no file, for a dry run.
+        resize: Images: `256`, or `640x480`.
+        resize_mode: What that means: the `shorter` or `longer` side, the `exact` size, or to `crop` or `pad` to it.
+        only_larger: Enlarge no image.
+        encode: Images become `jpg`, `png` or `webp`.
+        quality: Of jpg and webp, 1 to 100.
+        images: `--image`: the fields that are images; none: those with an image's ending.
+        masks: `--mask`: the fields that are images of labels, never blended.
+        probe: Images: width, height and mode go into the sidecars.
+        map: `package.module:function`, called with each sample.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hidden: bool = False
+    symlinks: Symlinks = "inside"
+    dots: Dots | None = None
+    label_from_folder: bool = False
+    split_from_folder: bool = False
+    key: str | None = None
+    path: str | None = None
+    files: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    classes_from: Any = None
+    meta: str = "all"
+    root: str | None = None
+    allow_outside: bool = False
+    size: str | None = None
+    stat: bool = True
+    resize: str | int | None = None
+    resize_mode: ResizeMode = "shorter"
+    only_larger: bool = False
+    encode: ImageFormat | None = None
+    quality: int | None = None
+    images: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    probe: bool = False
+    map: str | None = None
+
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
+        if of_images and self.resize is None and self.encode is None and not self.probe:
+            raise InvalidRequest(option(of_images[0]), "nothing to do to images", expected="--resize or --encode")
+        others = [name for name in ("split", "split_column") if getattr(self, name) is not None]
+        if self.split_from_folder and others:
+            raise InvalidRequest("--split-from-folder", f"used with {option(others[0])}", expected="one of them")
+        check_classes_from(
+            self.classes_from, "--label-from-folder or --classes", self.label_from_folder or self.classes
+        )
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = OutputOptions.recorded(self)
+        if self.resize is not None:
+            width, height = _parse_resize(str(self.resize))
+            found["resize"] = f"{width}x{height}"  # 256 and "256x256" are the same request
+        return found
+
+    def check_for(self, *, manifest: bool) -> None:
+        """Refuse options that are about the other kind of source.
+
+        Raises:
+            InvalidRequest: There are such.
+        """
+        defaults = {one.name: one.default for one in fields(self)}
+        for name in _OF_FOLDERS if manifest else _OF_MANIFESTS:
+            if getattr(self, name) != defaults[name]:
+                found, other = ("a manifest", "a folder") if manifest else ("a folder", "a manifest")
+                raise InvalidRequest(option(name), f"the source is {found}", expected=f"{other}, or not this option")
+
+    def of_split(self) -> SplitOptions | None:
+        """Return how samples are divided; None: they are not."""
+        if not self.split_from_folder:
+            return OutputOptions.of_split(self)
+        from shardtool.select.splits import SplitOptions
+
+        return SplitOptions(column=TOP_FOLDER, option="--split-from-folder", seed=self.seed)
+
+    def of_manifest(self) -> ManifestOptions:
+        """Return what concerns a manifest."""
+        from shardtool.dataset.classes import open_classes
+        from shardtool.source.manifest.manifest import ManifestOptions
+
+        return ManifestOptions(
+            key=self.key,
+            path=self.path,
+            files=pairs("--file", self.files),
+            binary=pairs("--bytes", self.binary),
+            fields=pairs("--field", self.values),
+            classes=tuple(self.classes),
+            known_classes=open_classes(self.classes_from),
+            meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
+            root=self.root,
+            allow_outside=self.allow_outside,
+            size=self.size,
+            stat=self.stat,
+            dots=self.dots or "first",
+        )
+
+    def of_transform(self) -> Transform | None:
+        """Return what is done to samples; None: nothing."""
+        if self.resize is None and self.encode is None and not self.probe and not self.map:
+            return None
+        from shardtool.transform.steps import Transform
+
+        if self.resize is None and self.encode is None and not self.probe:
+            return Transform(None, self.map or "")
+        from shardtool.transform.image import ImageOptions
+
+        images = ImageOptions(
+            resize=None if self.resize is None else _parse_resize(str(self.resize)),
+            resize_mode=self.resize_mode,
+            only_larger=self.only_larger,
+            encode=self.encode,
+            quality=self.quality,
+            fields=tuple(self.images),
+            masks=tuple(self.masks),
+            probe=self.probe,
+        )
+        return Transform(images, self.map or "")
+
+
+def share(where: str, text: str | float) -> Fraction:
+    """Return a share such as `0.1` or `10%`, exactly as it is written.
+
+    Raises:
+        InvalidRequest: It is none from 0 to 1.
+    """
+    match = _SHARE.fullmatch(str(text))
+    found = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
+    if not 0 <= found <= 1:
+        raise InvalidRequest(where, repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
+    return found
+
+
+def check_classes_from(given: Any, asked_by: str, labels: object) -> None:
+    """Refuse a list of classes where nothing is to be numbered.
+
+    Raises:
+        InvalidRequest: Nothing is.
+    """
+    if given is not None and not labels:
+        raise InvalidRequest("--classes-from", "no labels to number", expected=asked_by)
+
+
+def pairs(
+    where: str, texts: tuple[str, ...], expected: str = "FIELD=COLUMN, such as jpg=path"
+) -> tuple[tuple[str, str], ...]:
+    """Return the two sides of each `one=other`.
+
+    Raises:
+        InvalidRequest: One is no such text.
+    """
+    found = []
+    for text in texts:
+        field, _, column = text.partition("=")
+        if not field or not column:
+            raise InvalidRequest(where, repr(text), expected=expected)
+        found.append((field, column))
+    return tuple(found)
+
+
+def _parse_resize(text: str) -> tuple[int, int]:
+    width, cross, height = text.lower().partition("x")
+    if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
+        expected = f"a number of pixels, or WIDTHxHEIGHT, {_MOST_PIXELS:,} at most"
+        raise InvalidRequest("--resize", repr(text[:100]), expected=expected)
+    sides = int(width), int(height or width)
+    if max(sides) > _MOST_PIXELS:
+        raise InvalidRequest("--resize", repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
+    return sides

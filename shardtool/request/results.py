@@ -1,0 +1,150 @@
+"""What `create` returns: plain values, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A shard of a dry run; `size` is the finished file's bytes."""
+
+    name: str
+    samples: int
+    size: int
+    first_key: str
+    last_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a run that resumes changes of what was there; of several splits, of all.
+
+    Attributes:
+        shards_kept: Shards that stay as they are; of a dry run, as far as sidecars tell: content is not compared.
+        shards_written: Shards that are new, or take the place of another.
+        shards_removed: Shards that are there no more.
+        samples_added: Samples that were not there.
+        samples_removed: Samples that are there no more.
+        samples_before: Samples that were there.
+    """
+
+    shards_kept: int = 0
+    shards_written: int = 0
+    shards_removed: int = 0
+    samples_added: int = 0
+    samples_removed: int = 0
+    samples_before: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{self.shards_kept:,}, write {self.shards_written:,} and remove {self.shards_removed:,} shards"
+        return f"would keep {counts}; add {self.samples_added:,} and remove {counted(self.samples_removed, 'sample')}"
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What `create` would write; of several splits, all their shards. `changes`: of what is there, to resume."""
+
+    dataset_file: str
+    shards: tuple[PlannedShard, ...]
+    skipped: int
+    notes: tuple[str, ...]
+    changes: Changes | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as data, the way `--json` prints it."""
+        changes = {} if self.changes is None else {"changes": asdict(self.changes)}
+        return {
+            "dry_run": True,
+            "dataset_file": self.dataset_file,
+            "shards": [{one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards],
+            "totals": {
+                "shards": len(self.shards),
+                "samples": sum(shard.samples for shard in self.shards),
+                "size": sum(shard.size for shard in self.shards),
+                "skipped": self.skipped,
+            },
+            **changes,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """The dataset of one split; see `CreateResult`."""
+
+    dataset_file: str
+    shards: int
+    kept: int
+    samples: int
+    skipped: int
+    dropped: int
+    size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedPart:
+    """What a run has added to datasets that were there; see `CreateResult`."""
+
+    shards: int
+    samples: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateResult:
+    """A finished dataset, or several: one a split.
+
+    Attributes:
+        dataset_file: Its path; of several splits, with `{split}` in it.
+        shards: How many.
+        kept: How many of them an earlier run had finished.
+        samples: How many were written.
+        skipped: How many files and samples were left out; `out.skipped` lists them.
+        size: Bytes of all shards.
+        seconds: How long it took.
+        fingerprint: Of the content; the same for the same samples in any order, number of shards, format and splits.
+        notes: What the user was told.
+        dropped: How many samples the function of `map` dropped.
+        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
+        splits: Each split's own dataset; empty without splits.
+        appended: Of a run that appended: what is new, where all else is about the whole dataset.
+        exported: The formats of `export`, whose files are there, too.
+        changes: Of a run that resumed: what it changed of what was there; None where nothing was.
+    """
+
+    dataset_file: str
+    shards: int
+    kept: int
+    samples: int
+    skipped: int
+    size: int
+    seconds: float
+    fingerprint: str
+    notes: tuple[str, ...]
+    dropped: int = 0
+    features: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, SplitResult] = field(default_factory=dict)
+    appended: AppendedPart | None = None
+    exported: tuple[str, ...] = ()
+    changes: Changes | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
+        found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
+        found |= {"notes": list(self.notes), "seconds": round(self.seconds, 3), "features": dict(self.features)}
+        found["exported"] = list(self.exported)
+        found["splits"] = {
+            name: {one.name: getattr(split, one.name) for one in fields(split)} for name, split in self.splits.items()
+        }
+        found["appended"] = None if self.appended is None else asdict(self.appended)
+        found["changes"] = None if self.changes is None else asdict(self.changes)
+        optional = ("dropped", "features", "splits", "appended", "exported", "changes")
+        return {name: value for name, value in found.items() if value or name not in optional}

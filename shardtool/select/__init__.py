@@ -1,0 +1,1 @@
+"""Which samples and fields were asked for: pure."""

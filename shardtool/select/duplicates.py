@@ -1,0 +1,177 @@
+"""Samples that share a key, where those of several sources come together: refused, renamed, or one of them kept.
+
+Pure, without I/O. The samples of a dataset that is appended to are not in the entries: their keys are `taken`, and they
+always stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.names import Names
+from shardtool.table.keys import repeated
+from shardtool.values import DUPLICATE, Skipped, counted, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+
+Rule = Literal["error", "rename", "first", "last"]
+
+_AT_ONCE = 2**16  # keys at a time: no object for each of ten million
+_SHOWN = 3  # keys, shards or new names in a message
+_APPENDED_TO = "the dataset appended to"
+_TORN = "It looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`."
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Samples that share a key.
+
+    Attributes:
+        key: The key.
+        samples: Theirs, in order.
+        taken: Whether the dataset appended to has it too.
+    """
+
+    key: bytes
+    samples: list[int]
+    taken: bool
+
+
+def resolve_duplicates(
+    entries: Entries, rule: Rule, shard_of: Callable[[int], str], taken: Names | None = None
+) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
+
+    Args:
+        entries: The samples.
+        rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
+            sample has; `first` and `last` keep one of them and list the others in `left_out`.
+        shard_of: Gives the name of a sample's shard.
+        taken: The keys of the dataset appended to.
+
+    Raises:
+        InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
+    """
+    if rule == "last" and taken is not None:
+        raise InvalidRequest(
+            "--on-duplicate", "last, for a dataset that is appended to", expected="error, rename or first",
+            remedy="Its shards are not written again: make a new dataset of both sources instead.",
+        )  # fmt: skip
+    groups = _groups(entries.keys, taken)
+    if not groups:
+        return entries, None, ()
+    if rule == "error":
+        raise _refusal(entries, groups, shard_of)
+    if rule == "rename":
+        found, note = _with_new_names(entries, groups, taken)
+        return found, None, (note,)
+    return _with_one_each(entries, groups, shard_of, keep=0 if rule == "first" else -1)
+
+
+def _groups(keys: Names, taken: Names | None) -> list[_Group]:
+    """Return the samples that share a key with others, in the order of the first of each."""
+    before = 0 if taken is None else len(taken)
+    found = []
+    for key, places in repeated(keys if taken is None else _joined(taken, keys)).items():
+        samples = [place - before for place in places if place >= before]
+        if samples:
+            found.append(_Group(key, samples, taken=len(samples) < len(places)))
+    return sorted(found, key=lambda group: group.samples[0])
+
+
+def _joined(one: Names, two: Names) -> Names:
+    return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
+
+
+def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], str]) -> InvalidRequest:
+    """Return the error that names keys, and the shards of their samples."""
+    named, torn = [], True
+    for group in groups[:_SHOWN]:
+        places = [(0 if entries.file is None else int(entries.file[one]), shard_of(one)) for one in group.samples]
+        shards = [name for _, name in dict.fromkeys(places)]  # of two sources, two may have one name
+        torn &= len(shards) == 1 and not group.taken and _are_disjoint(entries, group.samples)
+        times = f"{len(places)} times in " if len(shards) == 1 and len(places) > 1 else ""
+        where = listing(shards, _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
+        named.append(f"'{printable(group.key)}' ({times}{where})")
+    found = f"{counted(len(groups), 'key')} more than once: {listing(named, _SHOWN, total=len(groups))}"
+    if torn:
+        remedy = _TORN
+    elif any(group.taken for group in groups):
+        remedy = "--on-duplicate rename gives the new samples other keys, first leaves them out."
+    else:
+        remedy = "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
+    return InvalidRequest("DATASET", found, expected="a key of its own for each sample", remedy=remedy)
+
+
+def _are_disjoint(entries: Entries, samples: list[int]) -> bool:
+    """Tell whether no two samples have a field in common, as if they were parts of one."""
+    codes = entries.code[entries.rows_of(np.array(samples, np.int64))]
+    return len(np.unique(codes)) == len(codes)
+
+
+def _with_new_names(entries: Entries, groups: list[_Group], taken: Names | None) -> tuple[Entries, str]:
+    bases = {group.key for group in groups}
+    known = {name for keys in (entries.keys, taken) if keys is not None for name in _numbered(keys, bases)}
+    names: dict[int, bytes] = {}
+    for group in groups:  # two never get one name: what stands before the last dash differs
+        number = 2
+        for sample in group.samples if group.taken else group.samples[1:]:
+            while (name := b"%b-%d" % (group.key, number)) in known:
+                number += 1
+            names[sample] = name
+            number += 1
+    some = [f"'{printable(entries.keys[sample])}' -> '{printable(names[sample])}'" for sample in sorted(names)[:_SHOWN]]
+    note = f"{counted(len(names), 'sample')} renamed: {listing(some, _SHOWN, total=len(names))}"
+    return replace(entries, keys=_replaced(entries.keys, names)), note
+
+
+def _numbered(keys: Names, bases: set[bytes]) -> set[bytes]:
+    """Return the keys that are one of `bases`, a dash and more: those that a new name could be."""
+    found: set[bytes] = set()
+    for first in range(0, len(keys), _AT_ONCE):
+        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+        found.update([name for name in names if name.rpartition(b"-")[0] in bases])
+    return found
+
+
+def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
+    """Return keys, some of them replaced."""
+    places = np.array(sorted(names), np.int64)
+    parts = []
+    for first in range(0, len(keys), _AT_ONCE):
+        last = min(first + _AT_ONCE, len(keys))
+        part = keys.span(first, last)
+        low, high = np.searchsorted(places, (first, last)).tolist()
+        if low < high:
+            texts = part.split(b"\0")
+            for place in places[low:high].tolist():
+                texts[place - first] = names[place]
+            part = b"\0".join(texts)
+        parts.append(part)
+    return Names.parse(b"".join(parts))
+
+
+def _with_one_each(
+    entries: Entries, groups: list[_Group], shard_of: Callable[[int], str], *, keep: int
+) -> tuple[Entries, NDArray[np.int64], tuple[str, ...]]:
+    """Return the samples without those of each group but the one at `keep`; without any that is taken."""
+    messages: dict[int, str] = {}
+    for group in groups:
+        kept = None if group.taken else group.samples[keep]
+        where = _APPENDED_TO if kept is None else printable(shard_of(kept))
+        messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
+    lost = sorted(messages)
+    left_out = [Skipped(to_text(entries.keys[one]), "", DUPLICATE, messages[one]) for one in lost]
+    which = np.delete(np.arange(len(entries)), lost)
+    keys = [f"'{printable(entries.keys[one])}'" for one in lost[:_SHOWN]]
+    note = f"{counted(len(lost), 'sample')} left out, whose key another has: {listing(keys, _SHOWN, total=len(lost))}"
+    return replace(entries.take(which), left_out=(*entries.left_out, *left_out)), which, (note,)

@@ -1,0 +1,383 @@
+"""New labels and metadata for samples that there are: a table's columns become metadata, and metadata become fields.
+
+Each sample seeks its row by key. Samples keep their number and their order, no payload is read, and of five million
+samples there is no Python object for each. A table that is itself the source of samples is `manifest`'s affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.dataset.classes import Classes
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.names import Names
+from shardtool.select.inline import Field, with_fields
+from shardtool.source.manifest.checks import Rows, check_sidecar_names
+from shardtool.source.manifest.columns import (
+    Roles,
+    check_fields,
+    check_names,
+    heavy_columns,
+    is_index,
+    is_text,
+    no_column,
+)
+from shardtool.table import buffers
+from shardtool.table.arrow import number_array
+from shardtool.table.json_text import ColumnTexts, has_text, render_values
+from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among, repeated
+from shardtool.table.open import open_table, read_columns
+from shardtool.table.row_names import rows_text
+from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.table.open import Table
+    from shardtool.values import Number
+
+_CHUNK = 2**16  # samples, or rows, at a time
+_LETTERS = 120  # of a key in a message
+_SHOWN = 3  # keys in a message
+_EMPTY, _END = buffers.text(""), buffers.text("\0")
+_NOWHERE = pa.nulls(1, pa.int64())[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Samples with the columns of a table.
+
+    Attributes:
+        entries: The samples, in their order.
+        name: Of the table, without its folder.
+        unmatched: How many samples have no row.
+        unused: How many rows have no sample.
+        notes: What people should know of these.
+    """
+
+    entries: Entries
+    name: str
+    unmatched: int
+    unused: int
+    notes: tuple[str, ...]
+
+
+def join(entries: Entries, table: Any, on: str) -> Joined:
+    """Return the samples with the columns of a table as metadata.
+
+    A sample's row is the one with its key, or, where the dataset has a column of metadata called `on`, with what that
+    says of the sample. A column that the samples have already is replaced for those that have a row.
+
+    Args:
+        entries: The samples.
+        table: See `open_table`.
+        on: The table's column of keys.
+
+    Raises:
+        InvalidRequest: The table cannot be read, its keys are no keys, no row matches, or a column cannot be joined.
+    """
+    source = open_table(table, {on})
+    names = _check_columns(source, on)
+    had = {} if entries.columns is None else {one.name: one.type for one in entries.columns.schema}
+    texts = {name for name in names if name in had and is_text(had[name])}
+    columns = read_columns(source, [on, *names], {on, *texts})
+    for name in names:
+        if not has_text(columns[name].type):
+            raise _no_metadata(source, [name], str(columns[name].type))
+    rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
+    del columns[on]
+    found = places_among(keys, rows)
+    lone = np.flatnonzero(found < 0)
+    if len(lone) == len(keys):
+        side = "keys of the dataset" if on not in had else f"values of the dataset's column {on!r}"
+        raise InvalidRequest(
+            source.where, f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}",
+            expected=f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}",
+            remedy="--on names another column.",
+        )  # fmt: skip
+    used = np.zeros(len(rows) + 1, bool)  # and one for -1
+    used[found] = True
+    unused = np.flatnonzero(~used[:-1])
+    notes = _notes(source.name, entries.keys, lone, rows, unused)
+    matched = counted(len(keys) - len(lone), "sample")
+    notes += [f"column {name!r} replaced for {matched}" for name in names if name in had]
+    for name in names:
+        entries = replace(entries, columns=_with_column(source, entries.columns, name, columns.pop(name), found))
+    pa.default_memory_pool().release_unused()
+    return Joined(entries, source.name, len(lone), len(unused), tuple(notes))
+
+
+def _check_columns(source: Table, on: str) -> list[str]:
+    """Return the columns to be joined; what is wrong with their names is said before a value is read."""
+    columns = source.schema.names
+    check_names(source.where, columns)
+    if on not in columns:
+        raise no_column("--on", on, columns)
+    names = [name for name in columns if name != on and not is_index(name)]
+    check_sidecar_names(source.where, names, remedy="leave them out of the table")
+    heavy = [name for name in heavy_columns(source.schema) if name in names]
+    if heavy:
+        raise _no_metadata(source, heavy, "bytes")
+    if not names:
+        raise InvalidRequest(source.where, f"no column but {on!r}", expected="columns to be joined")
+    return names
+
+
+def _no_metadata(source: Table, names: list[str], holds: str) -> InvalidRequest:
+    return InvalidRequest(
+        source.where, f"column {listing([*map(repr, names)])}: {holds}",
+        expected="text, numbers, times, or lists of these",
+        remedy=f"Leave it out: df.drop(columns={names[:_SHOWN]}) does.",
+    )  # fmt: skip
+
+
+def _row_keys(rows: Rows, on: str) -> Names:
+    """Return the keys of a table's rows.
+
+    Raises:
+        InvalidRequest: A row without one, or two rows with the same.
+    """
+    column = rows.columns[on]
+    if not len(column):
+        raise InvalidRequest(rows.where, "no rows", expected="a row for each key")
+    remedy = "Leave such rows out of the table."
+    none = f"column {on!r}: no key (empty, null or NaN)"
+    rows.refuse(missing_places(column), none, expected="a key in each row", remedy=remedy)
+    if not is_key(column.type):
+        raise InvalidRequest(rows.where, f"column {on!r} (key) holds {column.type}", expected="text or whole numbers")
+    broken = broken_numbers(column)
+    rows.refuse(broken, f"column {on!r}: a key that is no whole number", expected="text or whole numbers")
+    rows.refuse(nul_places(column), f"column {on!r}: a NUL in the text", expected="text without")
+    found = _names(column)
+    rows.refuse(np.flatnonzero(found.lengths() == 0), none, expected="a key in each row", remedy=remedy)
+    twice = repeated(found)
+    if twice:
+        some = [
+            f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
+            for key, places in [*twice.items()][:_SHOWN]
+        ]
+        raise InvalidRequest(
+            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
+            expected=f"one row for each value of column {on!r}", remedy="df.drop_duplicates leaves one of each.",
+        )  # fmt: skip
+    return found
+
+
+def _sample_keys(entries: Entries, on: str) -> Names:
+    """Return what the rows' keys are compared with; nothing where it can be none.
+
+    Raises:
+        InvalidRequest: The dataset's column holds no keys.
+    """
+    if entries.columns is None or on not in entries.columns.column_names:
+        return entries.keys
+    column = _one(entries.columns, on)
+    if not is_key(column.type):
+        raise InvalidRequest(
+            "--on", f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
+        )
+    never = np.union1d(broken_numbers(column), nul_places(column))
+    if len(never):
+        mask = np.zeros(len(column), bool)
+        mask[never] = True
+        column = pc.if_else(buffers.truths(mask), pa.nulls(1, column.type)[0], column)
+    return _names(column)
+
+
+def _names(column: Any) -> Names:
+    """Return the keys that values are, nothing for a null."""
+    ended = (pc.binary_join_element_wise(keys, _END, _EMPTY, null_handling="replace") for keys in key_texts(column))
+    return Names.parse(b"".join([bytes(buffers.payload(keys)) for keys in ended]))
+
+
+def _one(table: Any, name: str) -> Any:
+    return buffers.one_chunk(buffers.plain(table.column(name)))
+
+
+def _shown(keys: Names, at: NDArray[np.int64]) -> str:
+    """Return the first of some keys, and of those that are far too long the start."""
+    return listing([f"'{printable(keys[place][:_LETTERS])}'" for place in at[:_SHOWN].tolist()]) or "none"
+
+
+def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unused: NDArray[np.int64]) -> list[str]:
+    """Return what people should know of samples without a row, and of rows without a sample."""
+    notes = []
+    if len(lone):
+        have = "has" if len(lone) == 1 else "have"
+        of = f"{len(lone):,} of {counted(len(samples), 'sample')}"
+        notes.append(f"{of} {have} no row in {name}, such as {_shown(samples, lone)}")
+    if len(unused):
+        match = "matches" if len(unused) == 1 else "match"
+        notes.append(f"{counted(len(unused), f'row of {name}')} {match} no sample, such as {_shown(rows, unused)}")
+    return notes
+
+
+def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArray[np.int64]) -> Any:
+    """Return the samples' metadata with a column of another table.
+
+    Args:
+        source: The other table.
+        table: The metadata; None: there is none.
+        name: The column's.
+        column: Its values.
+        found: int64[samples], the row of each; -1 where it has none.
+
+    Raises:
+        InvalidRequest: The metadata has a column of that name, and another type.
+    """
+    if table is None:
+        return pa.table({name: _spread(column, found, None)})
+    if name not in table.column_names:
+        return table.append_column(name, _spread(column, found, None))
+    before = _one(table, name)
+    kind = _united(before.type, column.type)
+    try:
+        both = None if kind is None else (pc.cast(column, kind), pc.cast(before, kind))
+    except MemoryError:
+        raise
+    except pa.ArrowException:  # a number that the other type has not, for example
+        both = None
+    if both is None:
+        raise InvalidRequest(
+            source.where, f"column {name!r} holds {column.type}",
+            expected=f"{before.type}, as the dataset's column of that name does",
+            remedy="Give it that type, or another name.",
+        )  # fmt: skip
+    return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
+
+
+def _united(one: Any, other: Any) -> Any:
+    """Return the type that holds the values of both, as far as the types can tell; None: none does."""
+    if one == other:
+        return one
+    decimal, floating = pa.types.is_decimal, pa.types.is_floating
+    if (decimal(one) and floating(other)) or (floating(one) and decimal(other)):
+        return None  # Arrow would round the decimals
+    try:
+        both = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except MemoryError:
+        raise
+    except pa.ArrowException:
+        return None
+
+
+def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
+    """Return the value of each sample's row; without a row, the one from before, or null.
+
+    Some samples at a time, so that one row's text may be that of a million samples.
+    """
+    chunks = []
+    for first in range(0, len(found), _CHUNK):
+        rows = found[first : first + _CHUNK]
+        known = buffers.truths(rows >= 0)
+        values = column.take(pc.if_else(known, number_array(rows), _NOWHERE))
+        if before is not None:
+            values = pc.if_else(known, values, before.slice(first, _CHUNK))
+        chunks.append(values)
+    return buffers.one_chunk(pa.chunked_array(chunks, column.type))
+
+
+def set_fields(
+    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...], known: Classes | None = None
+) -> tuple[Entries, tuple[str, ...]]:
+    """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
+
+    Where the value is null, a sample keeps the payload that it has; but not where that, or the value, is a number or a
+    label: of these, all samples have one, and of one kind.
+
+    Args:
+        entries: The samples.
+        fields: (field, column).
+        classes: Those of the fields whose values are numbered, in the order of their bytes.
+        known: The numbers that classes have already.
+
+    Raises:
+        InvalidRequest: A column that is not there, or holds what cannot be a field.
+    """
+    check_fields("--field", Roles(None, None, (), (), fields, ()), classes)
+    made, notes = [], []
+    for name, column in fields:
+        had = _samples_with(entries, name)
+        labels = (known or Classes("", {}, grows=True)) if name in classes else None
+        made.append(_field(entries, (name, column), had, labels))
+        notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
+    return with_fields(entries, made), tuple(notes)
+
+
+def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None) -> Field:
+    """Return the field that a column is.
+
+    Args:
+        entries: The samples.
+        pair: The field, and the column.
+        had: Which samples have a field of its name.
+        known: The numbers that classes have already, where the values are labels; None: they are not.
+    """
+    (name, column), label = pair, known is not None
+    values = _metadata(entries, name, column, label=label)
+    number: Number | None = "int64" if label else number_of(values.type)
+    missing = missing_places(values)
+    alike = number is not None or name in entries.inline or name in entries.classes
+    expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
+    query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
+    _refuse(
+        entries, missing if alike else missing[~had[missing]], f"column {column!r}: no value (null or NaN)", expected,
+        f'--where "{query}" leaves them out.',
+    )  # fmt: skip
+    labels = None
+    if label:
+        values, labels = numbered(values, name, known)
+    given = np.ones(len(entries), bool)
+    given[missing] = False
+    return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)
+
+
+def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
+    """Return a column of metadata as it is to become a field; some values may be null."""
+    if entries.columns is None:
+        raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
+    if column not in entries.columns.column_names:
+        raise no_column("--field", column, entries.columns.column_names)
+    values = _one(entries.columns, column)
+    if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
+        role = "labels" if label else f"field {name}"
+        raise InvalidRequest("--field", f"column {column!r} ({role}) holds {values.type}", expected="text or numbers")
+    _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
+    _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
+    return values
+
+
+def _refuse(entries: Entries, samples: NDArray[np.int64], found: str, expected: str, remedy: str = "") -> None:
+    """Raise for some samples, where there are any."""
+    if len(samples):
+        found = f"{found} in {counted(len(samples), 'sample')}, such as {_shown(entries.keys, samples)}"
+        raise InvalidRequest("--field", found, expected=expected, remedy=remedy)
+
+
+def _samples_with(entries: Entries, name: str) -> NDArray[np.bool_]:
+    """Return bool[samples]: which have a field."""
+    found = np.zeros(len(entries), bool)
+    if name in entries.fields:
+        rows = np.flatnonzero(entries.code == entries.fields.index(name))
+        found[np.searchsorted(entries.first, rows, "right") - 1] = True
+    return found
+
+
+def _note(field: Field, column: str, had: int) -> str:
+    """Return what people should know of a field that `had` samples had before."""
+    kept = int(np.count_nonzero(~field.given))
+    done = [f"replaced in {counted(had - kept, 'sample')}"] if had > kept else []
+    if len(field.given) > had:
+        done.append(f"added to {counted(len(field.given) - had, 'sample')}")
+    if kept:
+        done.append(f"kept in {counted(kept, 'sample')} where that is null")
+    return f"field {field.name!r} of column {column!r}: {', '.join(done)}"

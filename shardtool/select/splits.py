@@ -1,0 +1,378 @@
+"""Which split each sample goes to: shares by hash or by label, or what a column says.
+
+Pure: keys and a column in, a number a sample out. A hash decides from the key (or the group's value), the seed and the
+shares alone, so that a sample keeps its split when others come or go. Labels get exact shares instead. Nothing here
+reads the column, names a file, or orders the samples of a split.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import blake2b
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardtool.errors import Bug, InvalidRequest, listing, printable
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from shardtool.names import Names
+
+_UNIT = 10**8  # shares are whole numbers of this part: times a label's samples they stay within 64 bits
+_MOST_SPLITS = 1000  # each is a dataset with shards of its own
+_MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label
+_AT_ONCE = 2**16  # samples at a time: no object for each of ten million
+_FAR = 4  # a share that is off by more than this part of itself is worth a note
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
+_SAFE = "letters, digits, _ and -, 64 at most"
+_EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """How samples are divided.
+
+    Attributes:
+        shares: Each split's name and part of the samples, 1 in all; empty where `column` says the split.
+        column: Holds the split of each sample.
+        stratify: A column of labels: each keeps the shares.
+        group_by: A column of groups: each stays in one split.
+        seed: Another one divides otherwise.
+        option: Who asked for the column, for messages.
+
+    Raises:
+        InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
+    """
+
+    shares: tuple[tuple[str, Decimal], ...] = ()
+    column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    seed: int = 0
+    option: str = "--split-column"
+
+    def __post_init__(self) -> None:
+        others = {"--split": self.shares or None, "--stratify": self.stratify, "--group-by": self.group_by}
+        used = [option for option, value in others.items() if value is not None]
+        if self.column is not None:
+            if used:
+                raise InvalidRequest("--split-column", f"used with {listing(used)}", expected="the column alone")
+            return
+        _check_shares(self.shares)
+        if len(used) == len(others):
+            raise InvalidRequest(
+                "--group-by", "used with --stratify",
+                remedy="Choose one: groups that stay whole cannot keep the shares of every label.",
+            )  # fmt: skip
+
+    @property
+    def reads(self) -> tuple[str, str] | None:
+        """The column that the division needs, as (option, column); None: it needs the keys alone."""
+        asked = {self.option: self.column, "--stratify": self.stratify, "--group-by": self.group_by}
+        return next(((option, column) for option, column in asked.items() if column is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The split of each sample.
+
+    Attributes:
+        names: The splits, as asked for; those of a column in the order of their bytes.
+        number: int16[samples], the split of each.
+        notes: What the user should know, such as a split without samples.
+    """
+
+    names: tuple[str, ...]
+    number: NDArray[np.int16]
+    notes: tuple[str, ...] = ()
+
+    def samples(self, split: int) -> NDArray[np.int64]:
+        """Return the samples of a split, in order."""
+        return np.flatnonzero(self.number == split)
+
+
+def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
+    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80%,val=20%`, or without %, mean the same.
+
+    Raises:
+        InvalidRequest: No such list, unsafe names, or shares that are neither 1 nor 100 in all.
+    """
+    found, marks = [], set()
+    for part in text.split(","):
+        name, _, number = (one.strip() for one in part.partition("="))
+        number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
+        marks.add(mark)
+        if not name or not _NUMBER.fullmatch(number):
+            raise InvalidRequest("--split", f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
+        found.append((name, number))
+    if len(marks) > 1:
+        raise InvalidRequest("--split", f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
+    percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
+    shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
+    _check_shares(shares)
+    return shares
+
+
+def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = None) -> Splits:
+    """Return the split of each sample.
+
+    Without labels and a split column, a sample's 64-bit hash falls between the cumulative shares: about 1 µs and
+    2 bytes a sample. Labels take about 40 bytes a sample while they are sorted.
+
+    Args:
+        keys: One a sample.
+        options: What is asked for.
+        values: The column that `options.reads` names, one value a sample.
+
+    Raises:
+        InvalidRequest: Samples without a value, values of a nested type, split names that no file name should have,
+            or far too many splits or labels.
+    """
+    asked = options.reads
+    if asked is None:
+        return _by_hash(_hashes(_key_chunks(keys), options.seed), options)
+    if values is None or len(values) != len(keys):
+        raise Bug("divide", f"not one value of {asked[1]} for each sample")
+    column = _plain(values, *asked)
+    _check_nulls(keys, column, *asked)
+    if options.column is not None:
+        return _by_column(column, *asked)
+    if options.stratify is not None:
+        return _by_label(keys, column, options)
+    return _by_hash(_group_hashes(column, options.seed), options)
+
+
+def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
+    if not shares:
+        raise InvalidRequest("--split", "no shares", expected=_EXAMPLE)
+    _check_names([name for name, _ in shares], "--split")
+    for name, share in shares:
+        if not share.is_finite() or share <= 0:
+            raise InvalidRequest("--split", f"the share {share} of {name}", expected="more than 0")
+        if (Fraction(share) * _UNIT).denominator != 1:
+            raise InvalidRequest("--split", f"the share {share} of {name}", expected="at most 8 decimals")
+    if (total := sum(Fraction(share) for _, share in shares)) != 1:
+        raise InvalidRequest(
+            "--split", f"shares that are {float(total):.10g} in all", expected="1, or 100 for per cent",
+        )  # fmt: skip
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    """Refuse splits that cannot all become part of file names, on any file system."""
+    if unsafe := [repr(name) for name in names if not _NAME.fullmatch(name)]:
+        raise InvalidRequest(where, f"names that no split can have: {listing(unsafe)}", expected=_SAFE)
+    seen: dict[str, str] = {}
+    for name in names:
+        if other := seen.get(name.lower()):
+            found = f"{name} twice" if other == name else f"{other} and {name}, which some file systems take for one"
+            raise InvalidRequest(where, found, expected="each split once")
+        seen[name.lower()] = name
+
+
+def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
+    """Return the values as a simple type, with NaN as null."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    simple = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_string,
+              types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
+              types.is_date, types.is_timestamp, types.is_time, types.is_null)  # fmt: skip
+    try:
+        plain = _unwrapped(values)
+        known = any(one(plain.type) for one in simple)
+    except pa.ArrowNotImplementedError:  # a type that an older pyarrow has, but cannot convert
+        known = False
+    if not known:
+        found = f"{column} holds {values.type}"
+        raise InvalidRequest(option, found, expected="text, numbers, dates, or true and false")
+    return plain
+
+
+def _unwrapped(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values without extension types, dictionaries, views, time zones and NaN."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.cast(values.type.storage_type)
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if str(values.type) == "string_view":
+        return values.cast("large_string")
+    if types.is_timestamp(values.type):
+        return values.cast(pa.timestamp(values.type.unit))
+    if types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return values
+
+
+def _check_nulls(keys: Names, values: pa.ChunkedArray, option: str, column: str) -> None:
+    if not values.null_count:
+        return
+    missing = np.flatnonzero(values.is_null().to_numpy())
+    named = listing([printable(keys[at]) for at in missing[:5].tolist()], total=len(missing))
+    which = column if column.isidentifier() else f"`{column}`"
+    raise InvalidRequest(
+        option, f"{counted(len(missing), 'sample')} without a value of {column}: {named}",
+        remedy=f"Give each a value, or leave them out with --where '{which}.notna()'.",
+    )  # fmt: skip
+
+
+def _by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> Splits:
+    """Return the splits between whose cumulative shares the hashes fall."""
+    names, weights = _weights(options)
+    ends = np.cumsum(weights).tolist()[:-1]
+    bounds = np.array([end * 2**64 // _UNIT for end in ends], np.uint64)
+    parts = [np.searchsorted(bounds, part, side="right").astype(np.int16) for part in hashes]
+    number = np.concatenate([np.empty(0, np.int16), *parts])
+    counts = np.bincount(number, minlength=len(names)).tolist()
+    return Splits(names, number, (*_empty_notes(names, counts), *_far_notes(weights, counts, options)))
+
+
+def _by_column(values: pa.ChunkedArray, option: str, column: str) -> Splits:
+    """Return the splits that a column says."""
+    number, labels = _labels(values, _MOST_SPLITS, option, column)
+    names = tuple(label.decode("utf-8", "surrogateescape") for label in labels)
+    _check_names(names, option)
+    return Splits(names, number.astype(np.int16))
+
+
+def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Splits:
+    """Return splits in which each label has its shares: of its samples in the order of their hashes, the first ones."""
+    names, weights = _weights(options)
+    column = str(options.stratify)
+    label, labels = _labels(values, _MOST_LABELS, "--stratify", column)
+    counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
+    hashes = np.concatenate([np.empty(0, np.uint64), *_hashes(_key_chunks(keys), options.seed)])
+    number = np.empty(len(keys), np.int16)
+    every = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
+    number[np.lexsort((hashes, label))] = np.repeat(every, counts.ravel())
+    notes = (*_empty_notes(names, counts.sum(axis=0).tolist()), *_small_notes(names, labels, counts, column))
+    return Splits(names, number, notes)
+
+
+def _weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
+    """Return the splits' names, and their shares in parts of `_UNIT`."""
+    return tuple(name for name, _ in options.shares), [int(Fraction(share) * _UNIT) for _, share in options.shares]
+
+
+def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
+    """Return int64[labels, splits]: how many samples of each label go to each split.
+
+    Each count is the exact share, rounded down or up. What rounding up gives goes to the splits with the largest
+    remainders (Hamilton's method), where those include what earlier labels owe: so tiny labels do not all go to the
+    largest split, and no split's total is off by as much as two samples (1.2 at most in an adversarial search).
+    """
+    counts, rest = np.divmod(sizes[:, None] * np.array(weights, np.int64), _UNIT)
+    owed = [0] * len(weights)
+    for row, remainders in zip(counts, rest.tolist(), strict=True):
+        owed = [old + new for old, new in zip(owed, remainders, strict=True)]
+        takers = sorted((split for split, part in enumerate(remainders) if part), key=lambda split: -owed[split])
+        for split in takers[: sum(remainders) // _UNIT]:
+            row[split] += 1
+            owed[split] -= _UNIT
+    return counts
+
+
+def _hashes(chunks: Iterable[list[bytes]], seed: int) -> Iterator[NDArray[np.uint64]]:
+    """Yield a uniform 64-bit number for each text: BLAKE2b salted with the seed (RFC 7693), little-endian."""
+    salt = blake2b(b"%d" % seed, digest_size=16).digest()
+    for texts in chunks:
+        hashed = [blake2b(text, digest_size=8, salt=salt, person=b"shardtool split").digest() for text in texts]
+        yield np.frombuffer(b"".join(hashed), "<u8").astype(np.uint64)
+
+
+def _key_chunks(keys: Names) -> Iterator[list[bytes]]:
+    for first in range(0, len(keys), _AT_ONCE):
+        yield keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+
+
+def _group_hashes(values: pa.ChunkedArray, seed: int) -> Iterator[NDArray[np.uint64]]:
+    """Yield the hash of each sample's group."""
+    for texts, codes in _encoded(values):
+        yield next(_hashes([texts], seed))[codes]
+
+
+def _labels(values: pa.ChunkedArray, most: int, option: str, column: str) -> tuple[NDArray[np.int32], list[bytes]]:
+    """Return each sample's label as a number, and the labels, in the order of their bytes."""
+    known: dict[bytes, int] = {}
+    parts = [np.empty(0, np.int32)]
+    for texts, codes in _encoded(values):
+        parts.append(np.array([known.setdefault(text, len(known)) for text in texts], np.int32)[codes])
+        if len(known) > most:
+            named = ", ".join(map(printable, islice(known, 3)))
+            found = f"more than {most:,} different values of {column}, such as {named}"
+            raise InvalidRequest(option, found, remedy="Is it the right column?")
+    labels = sorted(known)
+    rank = np.empty(len(known), np.int32)
+    rank[[known[label] for label in labels]] = np.arange(len(known), dtype=np.int32)
+    return rank[np.concatenate(parts)], labels
+
+
+def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:
+    """Yield the different values of some samples as text, and which of them each sample has."""
+    for chunk in values.chunks:
+        for first in range(0, len(chunk), _AT_ONCE):
+            encoded = chunk.slice(first, _AT_ONCE).dictionary_encode()
+            yield _texts(encoded.dictionary), encoded.indices.to_numpy()
+
+
+def _texts(values: Any) -> list[bytes]:
+    """Return the values of an Arrow array as text that neither width nor unit changes: 7, 7.0 and "7" are the same."""
+    from pyarrow import types
+
+    kind = values.type
+    if types.is_boolean(kind):
+        return [b"true" if value else b"false" for value in values.to_pylist()]
+    if types.is_floating(kind):
+        return [str(int(value) if value.is_integer() else value).encode() for value in values.to_pylist()]
+    if types.is_temporal(kind):  # Arrow's text, as Python's own times end at microseconds
+        texts = values.cast("string").to_pylist()
+        return [(text.rstrip("0").rstrip(".") if "." in text else text).encode() for text in texts]
+    if types.is_string(kind) or types.is_large_string(kind):
+        values = values.cast("large_binary")  # text that is no UTF-8 is a value like any other
+    return [value if isinstance(value, bytes) else str(value).encode() for value in values.to_pylist()]
+
+
+def _empty_notes(names: tuple[str, ...], counts: list[int]) -> Iterator[str]:
+    if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
+        yield f"{counted(len(empty), 'split')} without samples: {listing(empty)}"
+
+
+def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> Iterator[str]:
+    """Tell shares that a hash of few keys, or of groups of unequal sizes, left far from what was asked for."""
+    total = sum(counts)
+    far = [
+        f"{name} has {count:,} of {counted(total, 'sample')} instead of {float(100 * share):.4g} %"
+        for (name, share), weight, count in zip(options.shares, weights, counts, strict=True)
+        if count and abs(count * _UNIT - total * weight) * _FAR > total * weight
+    ]
+    if far:
+        why = "groups stay whole" if options.group_by is not None else "a hash decides; --stratify keeps shares exact"
+        yield f"{listing(far)} ({why})"
+
+
+def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np.int64], column: str) -> Iterator[str]:
+    """Tell labels that are not in every split."""
+    small = np.flatnonzero(counts.min(axis=1, initial=_UNIT) == 0)
+    if len(small):
+        named = [
+            f"{printable(labels[at])} ({counted(int(counts[at].sum()), 'sample')}, none in "
+            f"{listing([name for name, count in zip(names, counts[at].tolist(), strict=True) if not count])})"
+            for at in small[:5].tolist()
+        ]
+        found = f"{counted(len(small), 'label')} of {column} too small for every split"
+        yield f"{found}: {listing(named, total=len(small))}"

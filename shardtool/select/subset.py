@@ -1,0 +1,332 @@
+"""Which fields and samples of a dataset are taken, in which order, and the table that queries see: pure, without I/O.
+
+The rows are SPAN or INLINE, as those of shards are: no payload is found by its name, so fields can get other names.
+Where the samples of several sources share keys, see `duplicates`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from difflib import get_close_matches
+from fractions import Fraction
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.source.folder.scan import NO_FIELD
+from shardtool.source.manifest.columns import BAD_FIELD, is_text, no_column
+from shardtool.table import buffers
+from shardtool.table.arrow import number_array
+from shardtool.values import Skipped, is_utf8, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.names import Names
+
+_AT_ONCE = 2**16  # keys at a time: no object for each of ten million
+_SHOWN = 100  # names in a message
+_HASHES = 2**64
+_READERS_OWN = re.compile(r"__.*__")  # WebDataset puts `__key__` and `__url__` beside a sample's fields
+_SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
+_PATHS = "source_paths"  # the column of a portable dataset that has a value a field: docs/format.md, "Sidecar"
+
+
+def select_fields(
+    entries: Entries,
+    select: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    rename: tuple[tuple[str, str], ...] = (),
+) -> Entries:
+    """Return the samples with some of their fields, under other names.
+
+    A sample that keeps none is listed in `left_out`.
+
+    Args:
+        entries: The samples.
+        select: The fields that stay; none: all.
+        drop: Fields that do not.
+        rename: Old and new names of fields that stay, all at once: two can change places, and two become one where no
+            sample has both.
+
+    Raises:
+        InvalidRequest: A field that no sample has, names that contradict each other or cannot be fields, or no sample
+            that keeps a field.
+    """
+    if not (select or drop or rename):
+        return entries
+    becomes = _becoming(entries.fields, select, drop, rename)
+    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.code]
+    rows = np.flatnonzero(stays)
+    first = np.concatenate((np.zeros(1, np.int64), np.cumsum(stays, dtype=np.int64)))[entries.first]
+    used = np.bincount(entries.code[rows], minlength=len(entries.fields)).tolist()
+    becomes = {name: becomes[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
+    fields = tuple(sorted(set(becomes.values()), key=to_bytes))
+    number = [fields.index(becomes[name]) if name in becomes else 0 for name in entries.fields]
+    code = np.array(number, np.uint16)[entries.code[rows]]
+    if rename:  # else the fields of a sample are in order already
+        order = _order_of(first, code, len(fields))
+        rows, code = rows[order], code[order]
+    found = replace(
+        entries.take_rows(rows),
+        first=first,
+        fields=fields,
+        code=code,
+        inline=_renamed(entries.inline, becomes),
+        numbers=_renamed(entries.numbers, becomes),
+        classes=_renamed(entries.classes, becomes),
+        lists=_renamed(entries.lists, becomes),
+        columns=_with_paths_of(entries, rows, first),
+    )
+    _check_merged(entries, found, becomes)
+    where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
+    return without_empty(found, where, "no sample keeps a field", why)
+
+
+def _becoming(
+    fields: tuple[str, ...], select: tuple[str, ...], drop: tuple[str, ...], rename: tuple[tuple[str, str], ...]
+) -> dict[str, str]:
+    """Return the fields that stay, and what they are called then."""
+    old = [name for name, _ in rename]
+    for option, names in (("--select-fields", select), ("--drop-fields", drop), ("--rename-field", old)):
+        for name in names:
+            if name not in fields:
+                raise _no_field(option, name, fields)
+    both = [name for name in select if name in drop]
+    if both:
+        raise InvalidRequest(
+            "--drop-fields", f"{_quoted(both)}, which --select-fields names too", expected="each field in one of them"
+        )
+    stay = [name for name in fields if name not in drop and (not select or name in select)]
+    gone = [name for name in old if name not in stay]
+    if gone:
+        raise InvalidRequest("--rename-field", f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}")
+    if twice := [name for name, count in Counter(old).items() if count > 1]:
+        raise InvalidRequest("--rename-field", f"{_quoted(twice)} more than once", expected="one new name for each")
+    for _, name in rename:
+        _check_name(name)
+    return {name: name for name in stay} | dict(rename)
+
+
+def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> None:
+    """See that fields which get the same name are no two of one sample, and nothing that is told of each is lost."""
+    for new, count in Counter(becomes.values()).items():
+        if count == 1:
+            continue
+        merged = [name for name in becomes if becomes[name] == new]
+        owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
+        ours = owners[found.code == code]
+        twice = ours[1:][ours[1:] == ours[:-1]]
+        told = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        if len(twice) or told:
+            whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
+            raise InvalidRequest(
+                "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
+                expected="each its own name, or fields that no sample has both of: no numbers, labels or lists",
+                remedy="Rename the others too, or leave them out with --drop-fields.",
+            )  # fmt: skip
+
+
+def _check_name(name: str) -> None:
+    if _READERS_OWN.fullmatch(name):
+        raise InvalidRequest("--rename-field", f"{name!r}, a name that readers keep for themselves")
+    if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
+        raise InvalidRequest(
+            "--rename-field", f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
+        )
+
+
+def _no_field(option: str, name: str, fields: tuple[str, ...]) -> InvalidRequest:
+    """Return the error for a field that is not there, with the nearest names."""
+    lower = {one.casefold(): one for one in fields}
+    near = [lower[one] for one in get_close_matches(name.casefold(), lower, n=3)]
+    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return InvalidRequest(option, f"no field {name!r}", expected=f"one of {listing([*fields], _SHOWN)}", remedy=remedy)
+
+
+def _quoted(names: Collection[str]) -> str:
+    return listing([repr(name) for name in names], _SHOWN)
+
+
+def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -> NDArray[np.int64]:
+    """Return the order of rows in which those of each sample have ascending codes."""
+    rank = np.repeat(np.arange(len(first) - 1) * fields, np.diff(first))
+    rank += code
+    return np.argsort(rank, kind="stable")
+
+
+def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
+    """Return what is told of fields under their new names."""
+    return {new: found[old] for old, new in becomes.items() if old in found}
+
+
+def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> Any:
+    """Return the metadata with the source paths of `rows` alone, for they stand in the order of the fields."""
+    columns = entries.columns
+    if columns is None or _PATHS not in columns.column_names:
+        return columns
+    at = columns.column_names.index(_PATHS)
+    lists = buffers.one_chunk(columns.column(at))
+    if not pa.types.is_list(lists.type) or lists.null_count:
+        return columns
+    if not np.array_equal(buffers.numbers(pc.list_value_length(lists)), entries.counts()):
+        return columns  # not of this tool's making
+    paths = lists.flatten().take(number_array(rows))
+    found = pa.ListArray.from_arrays(number_array(first.astype(np.int32)), paths)
+    return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
+
+
+def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
+    """Return the samples that have fields; the others are listed in `left_out`.
+
+    Args:
+        entries: The samples.
+        where: What is named where none has one.
+        found: What is said of it.
+        why: What is said of each that is left out.
+
+    Raises:
+        InvalidRequest: None has.
+    """
+    counts = entries.counts()
+    empty = np.flatnonzero(counts == 0)
+    if not len(empty):
+        return entries
+    if len(empty) == len(entries):
+        raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
+    lost = [Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist()]
+    return replace(entries.take(np.flatnonzero(counts)), left_out=(*entries.left_out, *lost))
+
+
+def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
+    """Return a random share of the samples, by the hash of each one's key alone.
+
+    So a sample stays in or out when others come or go, and those of a smaller share are among those of a larger one.
+    The hash is BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is taken where it is below share * 2^64.
+
+    Args:
+        keys: One a sample.
+        share: More than 0, at most 1: a number, `0.01` or `1%`.
+
+    Returns:
+        int64, the samples in order.
+
+    Raises:
+        InvalidRequest: `share` is no such number.
+    """
+    last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
+    taken = [np.zeros(0, np.int64)]
+    for first in range(0, len(keys), _AT_ONCE):
+        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+        hashes = np.frombuffer(b"".join([blake2b(name, digest_size=8).digest() for name in names]), "<u8")
+        taken.append(np.flatnonzero(hashes <= last) + first)
+    return np.concatenate(taken)
+
+
+def _share(share: float | str) -> Fraction:
+    """Return exactly what was written; of a float, what Python shows."""
+    match = _SHARE.fullmatch(str(share))
+    found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
+    if not 0 < found <= 1:
+        raise InvalidRequest(
+            "--sample", f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
+        )
+    return found
+
+
+def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
+    """Return the places of values in order; equal ones keep theirs, and nulls and NaN come last, either way.
+
+    Args:
+        values: Numbers, text (in the order of its bytes), truths or times.
+        name: What the column is called.
+        descending: The greatest first.
+
+    Raises:
+        InvalidRequest: Values of another type.
+    """
+    kind = buffers.plain(values.slice(0, 0)).type
+    if pa.types.is_null(kind):
+        return np.arange(len(values))
+    if not _is_ordered(kind):
+        raise InvalidRequest(
+            "--sort-by", f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
+        )
+    values = buffers.plain(values)
+    if pa.types.is_floating(kind):
+        values = pc.if_else(pc.is_nan(values), pa.nulls(1, kind)[0], values)
+    places = pc.sort_indices(values, sort_keys=[("", "descending" if descending else "ascending")])
+    return buffers.numbers(places).astype(np.int64)
+
+
+def _is_ordered(kind: Any) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, is_text,
+             pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)  # fmt: skip
+    return any(test(kind) for test in tests)
+
+
+def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:
+    """Return what can be asked of samples: their metadata and, where it has no such column, facts of our own.
+
+    These are `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (how many). About 30 bytes a
+    sample and its key, besides the metadata.
+
+    Args:
+        entries: The samples.
+        shard: Which of `shards` each sample lies in.
+        shards: The names of the shards.
+    """
+    counts = entries.counts()
+    made: dict[str, Callable[[], Any]] = {
+        "key": lambda: _texts(entries.keys),
+        "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), buffers.texts([*map(printable, shards)])),
+        "size": lambda: number_array(_sums(entries.size, entries.first[:-1], counts)),
+        "fields": lambda: number_array(counts),
+    }
+    table = entries.columns
+    own = {name: make() for name, make in made.items() if table is None or name not in table.column_names}
+    if table is None:
+        return pa.Table.from_arrays([*own.values()], names=[*own])
+    for name, column in own.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _texts(names: Names) -> Any:
+    """Return names as a large_string array: their buffer, without the NULs."""
+    data = names.span(0, len(names)).replace(b"\0", b"")
+    offsets = names.starts - names.starts[0] - np.arange(len(names) + 1)
+    return pa.Array.from_buffers(pa.large_string(), len(names), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _sums(values: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of each sample's values, 0 for a sample without any."""
+    found = np.zeros(len(counts), np.int64)
+    some = counts > 0  # reduceat gives an empty run its next value
+    if some.any():
+        found[some] = np.add.reduceat(values, first[some])
+    return found
+
+
+def column_of(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
+    """Return a column of `table_of`.
+
+    Raises:
+        InvalidRequest: There is none of that name, or several.
+    """
+    at: Sequence[int] = table.schema.get_all_field_indices(name)
+    if not at:
+        raise no_column(option, name, table.column_names)
+    if len(at) > 1:
+        raise InvalidRequest(option, f"{len(at)} columns {name!r}", expected="one")
+    return table.column(at[0])

@@ -1,0 +1,98 @@
+"""Bytes that a table holds: measured for the plan, and written end to end for the workers, in two passes over it.
+
+They are never in memory at once. Those of a row lie together, in the order of the columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.source.manifest.columns import is_wrapped_bytes
+from shardtool.table import buffers
+from shardtool.table.arrow import number_array
+from shardtool.table.files import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.table.open import Table
+
+_ROWS = 256  # at a time: some are taken out, which copies them
+
+
+def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
+    """Return int64[rows] for each column: the bytes of its values, -1 for a null."""
+    found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
+    for arrays in _arrays(table, columns):
+        for array, lengths in zip(arrays, found, strict=True):
+            lengths.append(buffers.lengths(array))
+            if array.null_count:
+                lengths[-1][buffers.places(pc.is_null(array))] = -1
+    return [np.concatenate(lengths) for lengths in found]
+
+
+def write(
+    table: Table, columns: list[str], rows: NDArray[np.int64] | None, lengths: list[NDArray[np.int64]], file: Any
+) -> bool:
+    """Write the values of columns; tell whether they were as long as they should be, or stop at those that are not.
+
+    Args:
+        table: What holds them.
+        columns: Their names.
+        rows: The numbers of those that are wanted, ascending; None: all.
+        lengths: int64[wanted rows] for each column.
+        file: Something with `write`.
+    """
+    before = done = 0
+    for arrays in _arrays(table, columns):
+        count = len(arrays[0])
+        end = done + count
+        if rows is not None:
+            end = int(np.searchsorted(rows, before + count))
+            wanted = number_array(rows[done:end] - before)
+            arrays = [array.take(wanted) for array in arrays]  # noqa: PLW2901 - what is left of them
+        before += count
+        planned = [column[done:end] for column in lengths]
+        if not all(np.array_equal(buffers.lengths(array), sizes) for array, sizes in zip(arrays, planned, strict=True)):
+            return False
+        _write_rows(file, arrays, planned)
+        done = end
+    return done == len(lengths[0])
+
+
+def _arrays(table: Table, columns: list[str]) -> Iterator[list[Any]]:
+    """Yield the values of columns, some rows at a time."""
+    with readable(table.where):
+        for batch in table.batches(columns):
+            for first in range(0, batch.num_rows, _ROWS):
+                some = batch.slice(first, _ROWS)
+                some.validate(full=True)  # offsets that lead elsewhere would be followed
+                yield [_bytes_of(some.column(at)) for at in range(len(columns))]
+
+
+def _bytes_of(array: Any) -> Any:
+    """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
+    if is_wrapped_bytes(array.type):
+        array = array.flatten()[array.type.get_field_index("bytes")]
+    array = buffers.plain(array)
+    return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
+
+
+def _write_rows(file: Any, arrays: list[Any], lengths: list[NDArray[np.int64]]) -> None:
+    """Write the values of columns, those of a row together."""
+    if len(arrays) == 1:
+        file.write(buffers.payload(arrays[0]))
+        return
+    columns = []
+    for array, sizes in zip(arrays, lengths, strict=True):
+        data, ends = buffers.payload(array), np.cumsum(sizes)
+        columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
+    for row in zip(*columns, strict=True):
+        for value in row:
+            file.write(value)

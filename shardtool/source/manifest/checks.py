@@ -1,0 +1,295 @@
+"""What can be wrong with a manifest's columns: each kind of problem is one error, with the numbers of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.source.manifest import paths as places
+from shardtool.source.manifest.columns import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
+from shardtool.table import buffers, keys
+from shardtool.table.arrow import number_array
+from shardtool.table.json_text import has_text
+from shardtool.table.row_names import rows_text
+from shardtool.table.values import large_places, missing_places, nul_places
+from shardtool.values import NAME_LIMIT, counted, is_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardtool.names import Names
+
+_SHOWN = 3  # keys and paths in a message
+_SHOWN_LETTERS = 120  # of each
+_BYTES_REMEDY = "--bytes takes a column of bytes."
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a table that are left.
+
+    Attributes:
+        where: What the table is called.
+        columns: Those that hold no bytes, an array each.
+        numbers: int64, their numbers in the table, counted from 0; None: all are left.
+    """
+
+    where: str
+    columns: Mapping[str, Any]
+    numbers: NDArray[np.int64] | None
+
+    def named(self, at: NDArray[np.int64]) -> str:
+        """Return `rows 3, 17 and 12 more` for places among these rows."""
+        first = at[: _SHOWN + 2]
+        shown = (first if self.numbers is None else self.numbers[first]) + 1
+        return rows_text(shown.tolist(), total=len(at))
+
+    def refuse(self, at: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
+        """Raise for the rows at these places, where there are any.
+
+        Raises:
+            InvalidRequest: There are.
+        """
+        if len(at):
+            raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
+
+    def examples(self, column: Any, at: NDArray[np.int64]) -> str:
+        """Return the first few of the values at these places."""
+        values = column.take(number_array(at[:_SHOWN])).to_pylist()
+        return listing([f"'{_short(printable(str(value)))}'" for value in values], _SHOWN, total=len(at))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
+
+
+def check_sound(where: str, name: str, column: Any) -> None:
+    """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
+
+    Raises:
+        InvalidRequest: It is not.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column.validate()
+            Rows(where, {}, None).refuse(
+                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
+                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
+            )  # fmt: skip
+        raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+
+
+def _undecodable(column: Any) -> NDArray[np.int64]:
+    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
+    return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)
+
+
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
+    """Refuse columns whose types cannot be what they are used for.
+
+    Args:
+        rows: Of the table.
+        roles: What each column is for.
+        classes: The fields whose values are numbered.
+        schema: Of the table, the columns of bytes among them.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
+    kinds = {name: column.type for name, column in rows.columns.items()}
+    null = pa.null()
+
+    def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
+        if not right:
+            kind = kinds.get(column, schema.field(column).type)
+            found = f"column {column!r} ({role}) holds {kind}"
+            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
+
+    if roles.key is not None:
+        right = keys.is_key(kinds.get(roles.key, null))
+        want(roles.key, "key", "text or whole numbers", right=right)
+    for column in roles.paths():
+        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
+    for field, column in roles.fields:
+        right = column in kinds and has_text(kinds[column])
+        want(column, f"field {field}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+        if field in classes:
+            want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
+    for column in roles.meta:
+        right = column in kinds and has_text(kinds[column])
+        remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
+        want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
+    for _, column in roles.binary:
+        kind = schema.field(column).type
+        right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
+        want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
+
+
+def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave them out of --meta") -> None:
+    """Refuse columns of metadata with names that the sidecars have for themselves.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
+    own = [repr(name) for name in columns if name.startswith("__")]
+    if own:
+        raise InvalidRequest(
+            where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
+            remedy=f"Rename them, or {remedy}.",
+        )  # fmt: skip
+
+
+def check_values(rows: Rows, roles: Roles) -> None:
+    """Refuse nulls where a value must be, and values that cannot be written.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    needed = [("key", roles.key)] if roles.key is not None else []
+    needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
+    for role, name in needed:
+        rows.refuse(
+            missing_places(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
+            expected=f"a {role} in each row", remedy="--where can leave such rows out.",
+        )  # fmt: skip
+    for name in (*roles.values(), *roles.paths()):
+        rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
+    for name in roles.values():
+        bad = large_places(rows.columns[name])
+        rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
+    for name in roles.meta:
+        rows.refuse(
+            _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",
+            remedy="Make it null, or leave the column out of --meta.",
+        )  # fmt: skip
+
+
+def _infinite(column: Any) -> NDArray[np.int64]:
+    """Return where a column holds an infinite float, however deep."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return buffers.places(pc.is_inf(column))
+    if not pa.types.is_nested(kind) or not _has_infinite(column):
+        return np.zeros(0, np.int64)
+    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
+
+
+def _has_infinite(column: Any) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_infinite(part) for part in column.flatten())
+    if pa.types.is_map(kind):
+        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
+    if pa.types.is_nested(kind):
+        return _has_infinite(column.flatten())
+    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+
+
+def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
+    """Return the column of sizes as int64[rows].
+
+    Raises:
+        InvalidRequest: It holds something else.
+    """
+    column = rows.columns.get(name)
+    if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise InvalidRequest("--size", f"column {name!r} holds no numbers", expected="bytes of the file")
+    rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
+    broken = keys.broken_numbers(column)
+    rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
+    sizes = buffers.numbers(column).astype(np.int64)
+    rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
+    return sizes
+
+
+def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
+    """Refuse paths that are empty, are no files' or lead out of the root.
+
+    Args:
+        rows: Of the table.
+        name: The column.
+        found: Its paths, relative to the root where they lead into it.
+        outside: Whether they may lead out of it.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = f"column {name!r}"
+    original = rows.columns[name]
+    empty = np.flatnonzero(buffers.lengths(original) == 0)
+    rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
+    urls = buffers.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
+    if len(urls):
+        rows.refuse(
+            urls, f"{column}: a URL, such as {rows.examples(original, urls[:1])},", expected="paths of files",
+            remedy="Download them first, with img2dataset for example.",
+        )  # fmt: skip
+    if outside:
+        return
+    away = np.union1d(places.absolute_places(found), places.upward_places(found))
+    if len(away):
+        rows.refuse(
+            away, f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},",
+            expected="paths below the manifest's folder, or --root",
+            remedy="Name their common folder with --root, or take them with --allow-outside.",
+        )  # fmt: skip
+
+
+def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
+    """Refuse paths that name no field, or one that the sample has already.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = rows.columns[name]
+    if "" in endings.names:
+        bad = np.flatnonzero(endings.codes == endings.names.index(""))
+        rows.refuse(
+            bad, f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},",
+            expected="an ending that names the field, such as .jpg", remedy=f"Name the field: --file jpg={name}.",
+        )  # fmt: skip
+    for field in sorted(set(endings.names) & set(known)):
+        bad = np.flatnonzero(endings.codes == endings.names.index(field))
+        remedy = META_CLASH if field == META else "Name them apart."
+        rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {field!r}", remedy=remedy)
+
+
+def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int64]) -> None:
+    """Refuse keys that are no sound names, or not each one's own.
+
+    Args:
+        rows: Of the table.
+        column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
+        found: The keys.
+        bad: The places of those that are no sound names.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    remedy = "--key COLUMN names another; the column of paths means the paths without their endings."
+    if column is not None and len(bad):
+        rows.refuse(
+            bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
+            f"{rows.examples(rows.columns[column], bad)},",
+            expected=f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'",
+            remedy=remedy,
+        )  # fmt: skip
+    twice = keys.repeated(found)
+    if twice:
+        first = [*twice.items()][:_SHOWN]
+        some = [f"'{_short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
+        raise InvalidRequest(
+            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
+            expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,
+        )  # fmt: skip

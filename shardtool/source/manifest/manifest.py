@@ -1,0 +1,372 @@
+"""The manifest source: a table with a row a sample becomes `Entries`.
+
+The order of calls: read (`Manifest`), choose rows (`keep`), `check`, look at the files (`tasks`, which
+go to `stat_listed` in the workers), `entries`, and where there are bytes in the table `write_binary`.
+Everything that is wrong with the table is found before `entries` returns, and all that is wrong in
+one way is one error, with the numbers of the rows; row 1 is the first after the header.
+
+Columns stay in Arrow, and texts are made when a shard needs them (`texts`): of five million rows
+there is no Python object for each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.entries.entries import Entries
+from shardtool.errors import InvalidRequest, SampleFailed, printable
+from shardtool.names import Names
+from shardtool.source.folder.scan import ALWAYS
+from shardtool.source.manifest import binary_columns as spool
+from shardtool.source.manifest import checks
+from shardtool.source.manifest import paths as places
+from shardtool.source.manifest.columns import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
+from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
+from shardtool.source.manifest.options import ManifestOptions, is_manifest
+from shardtool.source.manifest.stat import VANISHED, ListedTask
+from shardtool.table import keys
+from shardtool.table.arrow import number_array
+from shardtool.table.files import readable
+from shardtool.table.json_text import ColumnTexts, render_rows, render_values
+from shardtool.table.open import open_table, read_columns
+from shardtool.table.values import number_of, numbered
+from shardtool.values import FILE, INLINE, SPAN, Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.source.manifest.layout import Layout
+    from shardtool.source.manifest.stat import ListedPart
+    from shardtool.values import Number
+
+__all__ = ["Manifest", "ManifestOptions", "is_manifest"]
+
+_FIELD_LIMIT = 2**16 - 1
+
+
+class Manifest:
+    """A table with a row a sample.
+
+    Args:
+        source: A file, `-` for standard input, a folder of Parquet files, or a table in memory.
+        options: What its columns are for.
+
+    Attributes:
+        name: Of the file, or of the kind of table.
+        notes: What was chosen because nothing was said.
+
+    Raises:
+        InvalidRequest: The table cannot be read, or a column is not there.
+    """
+
+    def __init__(self, source: Any, options: ManifestOptions | None = None) -> None:
+        self._options = options = options or ManifestOptions()
+        self._source = open_table(source, {column for _, column in options.named()})
+        self.name, self._where = self._source.name, self._source.where
+        self._roles = choose(self._where, self._source.schema, options, self._first_ending)
+        self.notes = self._roles.notes
+        self._root = _root(options, self._source.folder)
+        heavy = {*heavy_columns(self._source.schema), *self._roles.streamed()}
+        self._light = [name for name in self._source.schema.names if name not in heavy]
+        if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
+            raise InvalidRequest(
+                "--no-stat",
+                "no file is looked at, and nothing says how large it is",
+                expected="--size COLUMN, one file a row",
+            )
+        self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
+        self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
+        used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
+        wanted = {*used, *([options.size] if options.size else [])}
+        self._read([name for name in self._light if name in wanted])
+        self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
+        self._keys = Names.of([])
+        self._paths: list[Any] = []
+        self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
+        self._endings: places.Endings | None = None
+        self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
+        self._labels: dict[str, Any] = {}
+        self._classes: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def table(self) -> Any:
+        """The columns that hold no bytes, for the rows that are left: a `pyarrow.Table`."""
+        self._read(self._light)
+        return pa.table(self._columns)
+
+    def column(self, name: str) -> Any:
+        """Return a column for the rows that are left, a `pyarrow.ChunkedArray`.
+
+        Raises:
+            InvalidRequest: There is no such column.
+        """
+        if name not in self._light:
+            raise no_column(self._where, name, self._light)
+        self._read([name])
+        return pa.chunked_array([self._columns[name]])
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some of the rows that are left.
+
+        Args:
+            rows: Their places, ascending.
+        """
+        self._columns = {name: column.take(number_array(rows)) for name, column in self._columns.items()}
+        self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
+
+    def check(self) -> None:
+        """Find whatever is wrong with the rows that are left.
+
+        Raises:
+            InvalidRequest: Something is.
+        """
+        if not self._count:
+            found = "no rows" if self._numbers is None else "no row is left"
+            raise InvalidRequest(self._where, found, expected="a row a sample")
+        options = self._options
+        rows, roles = checks.Rows(self._where, self._columns, self._numbers), self._roles
+        checks.check_types(rows, roles, self._options.classes, self._source.schema)
+        checks.check_sidecar_names(self._where, self._sidecar_names())
+        checks.check_values(rows, roles)
+        if not self._options.stat and roles.paths():
+            self._sizes = checks.check_sizes(rows, self._options.size or "")
+        self._paths = self._find_paths(rows)
+        self._keys = self._find_keys(rows)
+        self._lengths = self._measure(rows)
+        for name, column in roles.fields:  # before any sample is left out, so that labels keep their numbers
+            if name in self._options.classes:
+                self._labels[name], self._classes[name] = numbered(self._columns[column], name, options.known_classes)
+
+    def tasks(self, parts: int) -> Iterator[ListedTask]:
+        """Yield about `parts` tasks for `stat_listed`; none where no file is to be looked at."""
+        if not self._paths or not self._options.stat:
+            return
+        size = -(-self._count // parts)
+        for first in range(0, self._count, size):
+            last = min(first + size, self._count)
+            paths = places.join_rows(self._paths, first, last)
+            yield ListedTask(self._root, paths, outside=self._options.allow_outside, samples=last - first)
+
+    def entries(self, parts: list[ListedPart]) -> Entries:
+        """Return the samples, in the order of the table.
+
+        Args:
+            parts: What `stat_listed` returned, in the order of the tasks.
+
+        Raises:
+            InvalidRequest: None of the files is there, or there are too many different fields.
+        """
+        left_out: tuple[Skipped, ...] = ()
+        if parts:
+            listed = ListedFiles(parts, len(self._paths))
+            left_out = self._leave_out(listed)
+            files = listed.files
+        else:
+            files = [Part(FILE, self._sizes, 0, 0) for _ in self._paths]
+        texts, numbers = self._texts()
+        spans = [Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *spans, *(Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        roles, endings, count = self._roles, self._endings, self._count
+        known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
+        if endings is None or roles.path is None:
+            layout = lay_out([], known, None)
+        else:
+            layout = lay_out(endings.names, known, endings.codes)
+        entries = Entries(
+            root=self._root,
+            keys=self._keys,
+            first=np.arange(count + 1, dtype=np.int64) * len(columns),
+            fields=layout.fields,
+            code=layout.codes(count),
+            kind=layout.spread([part.kind for part in columns], count, np.uint8),
+            size=layout.spread([part.size for part in columns], count, np.int64),
+            mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
+            changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
+            paths=self._row_paths(layout),
+            left_out=left_out,
+            inline=texts,
+            numbers=numbers,
+            classes=self._classes,
+            offset=self._offsets(layout, len(texts)) if spans else None,
+            columns=self._sidecar_columns(),
+        )
+        pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
+        return entries
+
+    def write_binary(self, file: Any) -> None:
+        """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
+
+        Args:
+            file: Something with `write`.
+
+        Raises:
+            SampleFailed: They are not what they were.
+        """
+        if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
+            raise SampleFailed(
+                self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
+                remedy="Run again with --resume.",
+            )  # fmt: skip
+
+    def _read(self, names: list[str]) -> None:
+        """Read more columns."""
+        new = [name for name in names if name not in self._columns]
+        columns = read_columns(self._source, new, self._roles.texts())
+        if self._numbers is not None:
+            columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
+        found = self._columns | columns
+        self._columns = {name: found[name] for name in self._source.schema.names if name in found}
+
+    def _first_ending(self, column: str) -> str:
+        """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
+        kind = self._source.schema.field(column).type
+        if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
+            with readable(self._where):
+                for batch in self._source.batches([column]):
+                    first = batch.column(0).slice(0, 1)
+                    first.validate(full=True)
+                    for value in first.to_pylist():
+                        return ending_of((value or {}).get("path"), self._options.dots)
+        return ""
+
+    def _sidecar_names(self) -> list[str]:
+        """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
+        roles = self._roles
+        used = [*roles.paths(), *roles.values()] if self._options.meta == "all" else []
+        wanted = {*roles.meta, *used}
+        return [name for name in self._columns if name in wanted]
+
+    def _sidecar_columns(self) -> Any:
+        names = self._sidecar_names()
+        return pa.table({name: self._columns[name] for name in names}) if names else None
+
+    def _find_paths(self, rows: checks.Rows) -> list[Any]:
+        """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
+        roles, options = self._roles, self._options
+        found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
+        for name, paths in zip(roles.paths(), found, strict=True):
+            checks.check_paths(rows, name, paths, outside=options.allow_outside)
+        if found and (roles.path is not None or roles.key is None):
+            self._endings = _endings(self._where, found[0], options)
+        if roles.path is not None and self._endings is not None:
+            checks.check_endings(rows, roles.path, self._endings, roles.field_names())
+        found = [places.from_root(paths, self._root) for paths in found]
+        self._columns |= dict(zip(roles.paths(), found, strict=True))  # no output tells where the root lies
+        return found
+
+    def _find_keys(self, rows: checks.Rows) -> Names:
+        roles, bad = self._roles, np.zeros(0, np.int64)
+        if roles.key is not None:
+            column = self._columns[roles.key]
+            rows.refuse(
+                keys.broken_numbers(column), f"column {roles.key!r}: a key that is no whole number",
+                expected="text or whole numbers",
+            )  # fmt: skip
+            found, bad = keys.gather(keys.key_texts(column))
+        elif self._endings is not None:
+            found, bad = keys.gather(self._endings.stems())
+        else:
+            numbers = np.arange(self._count) if self._numbers is None else self._numbers
+            found, bad = keys.gather(keys.row_numbers(numbers))
+        checks.check_keys(rows, roles.key or next(iter(roles.paths()), None), found, bad)
+        return found
+
+    def _measure(self, rows: checks.Rows) -> list[NDArray[np.int64]]:
+        """Return the lengths of the bytes in the table, a column each."""
+        columns = self._roles.streamed()
+        if not columns:
+            return []
+        found = spool.measure(self._source, columns)
+        if self._numbers is not None:
+            found = [lengths[self._numbers] for lengths in found]
+        for column, lengths in zip(columns, found, strict=True):
+            rows.refuse(
+                np.flatnonzero(lengths < 0), f"column {column!r}: no bytes",
+                expected="bytes in each row; a path beside them is not followed",
+                remedy="--file takes a column of paths; --where can leave such rows out.",
+            )  # fmt: skip
+        return found
+
+    def _leave_out(self, listed: ListedFiles) -> tuple[Skipped, ...]:
+        """Drop the samples whose files cannot be packed, and return why."""
+        first = listed.first_problem()
+        bad = np.flatnonzero(first >= 0)
+        if not len(bad):
+            return ()
+        paths = self._roles.paths()
+        if len(bad) == self._count and all(code == VANISHED for code, _ in listed.problems):
+            raise InvalidRequest(
+                self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
+                f"'{printable(str(self._columns[paths[0]][0]))}'",
+                expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
+            )  # fmt: skip
+        numbers = np.arange(self._count) if self._numbers is None else self._numbers
+        left_out = []
+        for sample in bad.tolist():
+            which = int(first[sample])
+            code, message = listed.problems[int(listed.problem[sample, which]) - 1]
+            path = str(self._columns[paths[which]][sample])
+            left_out.append(
+                Skipped(self._keys[sample].decode(), path, code, f"{message}, row {int(numbers[sample]) + 1:,}")
+            )
+        good = np.flatnonzero(first < 0)
+        self.keep(good)
+        self._keys = self._keys.take(good)
+        self._paths = [column.take(number_array(good)) for column in self._paths]
+        self._lengths = [column[good] for column in self._lengths]
+        self._labels = {name: column.take(number_array(good)) for name, column in self._labels.items()}
+        if self._endings is not None:
+            self._endings.codes = self._endings.codes[good]
+        listed.files = [part.take(good) for part in listed.files]
+        return tuple(left_out)
+
+    def _texts(self) -> tuple[dict[str, ColumnTexts], dict[str, Number]]:
+        """Return the fields that are texts, and what numbers they stand for."""
+        texts: dict[str, ColumnTexts] = {}
+        numbers: dict[str, Number] = {}
+        for name, column in self._roles.fields:
+            values = self._labels.get(name, self._columns[column])
+            number = number_of(values.type)
+            if number is not None:
+                numbers[name] = number
+            texts[name] = ColumnTexts(pa.table({name: values}), render_values)
+        if self._roles.meta:
+            table = pa.table({name: self._columns[name] for name in self._roles.meta})
+            texts[META] = ColumnTexts(table, render_rows)
+        return texts, numbers
+
+    def _row_paths(self, layout: Layout) -> Any:
+        roles = np.where(layout.part < len(self._paths), layout.part, -1)
+        return places.RowPaths(self._count, self._paths, roles, layout.endings)
+
+    def _offsets(self, layout: Layout, texts: int) -> NDArray[np.int64]:
+        lengths = np.stack(self._lengths, axis=1)
+        ends = np.cumsum(lengths).reshape(lengths.shape)
+        starts = ends - lengths
+        parts = [*[0] * len(self._paths), *(starts[:, at] for at in range(starts.shape[1])), *[0] * texts]
+        return layout.spread(parts, self._count, np.int64)
+
+
+def _root(options: ManifestOptions, folder: str) -> bytes:
+    if options.root is not None and options.stat and not os.path.isdir(options.root):
+        raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
+    return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
+
+
+def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings:
+    try:
+        return places.Endings(paths, options.dots)
+    except OverflowError:
+        raise InvalidRequest(
+            where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
+            remedy="If the names have dots in them, --dots last makes the last ending the field.",
+        ) from None  # fmt: skip

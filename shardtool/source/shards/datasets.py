@@ -1,0 +1,170 @@
+"""The datasets that are given as a source: which shards each has, and what its dataset file says of them.
+
+A dataset file of ours that lists the shards is found beside them, even where they are not all that it lists: it knows
+classes, numbers and checksums that nothing else does. Nothing is read here but dataset files.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, cast
+
+from shardtool.dataset.dataset_file import feature_kinds, feature_lists, read_dataset, shard_names
+from shardtool.dataset.find import find_dataset, read_small, shard_format
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.source.shards.shard_columns import Shard, stat_shard
+from shardtool.values import counted, output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.find import Found
+    from shardtool.source.shards.shard_columns import Seen
+    from shardtool.values import Dots, Number
+
+_REMEDY = "`shardtool verify` tells what is wrong."
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset that is there.
+
+    Attributes:
+        name: For people and the dataset file: no folder.
+        file: What its dataset file says; None where it has none of ours.
+        shards: In order.
+        notes: What the user should know.
+    """
+
+    name: str
+    file: DatasetFile | None
+    shards: tuple[Shard, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all the shards that a dataset file lists."""
+        return self.file is not None and len(self.shards) == len(self.file.shards)
+
+
+def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
+    """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
+
+    Args:
+        givens: One for each.
+        seen: Takes which files these are.
+
+    Raises:
+        InvalidRequest: There is no such dataset.
+        CorruptShard: A dataset file is damaged, or not what is there: a shard is missing, or has another size.
+    """
+    return [_open(given, number, seen) for number, given in enumerate(givens)]
+
+
+def _open(given: Any, number: int, seen: Seen) -> Dataset:
+    found = find_dataset(given)
+    path = found.dataset_file or _beside(found)
+    file = None
+    if path is not None:
+        data = read_small(path)
+        if shard_names(data) is not None:
+            seen.add(os.stat(path))
+            file = read_dataset(data, path)
+    shards, notes = found.shards, list[str]()
+    listed: dict[str, ShardEntry] = {}
+    if file is not None and path is not None:
+        listed = {shard.name: shard for shard in file.shards}
+        shards = tuple(one for one in shards if _name(one) in listed)
+        if more := [_name(one) for one in found.shards if _name(one) not in listed]:
+            name = output_text(os.path.basename(path))
+            notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
+        _check_missing(given, file, {_name(one) for one in shards}, path)
+    opened = tuple(
+        replace(_shard(one, number, file, listed.get(_name(one)), seen), index_folder=found.index_folder)
+        for one in shards
+    )
+    return Dataset(_called(given, found, file), file, opened, tuple(notes))
+
+
+def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry | None, seen: Seen) -> Shard:
+    place, kind = stat_shard(path, seen), shard_format(path)
+    if entry is not None and entry.size != place.size:
+        expected = f"{entry.size:,}, as the dataset file says"
+        raise CorruptShard(path, f"{place.size:,} bytes", expected=expected, remedy=_REMEDY)
+    options = file.made.get("options") if file else None
+    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
+    kinds, numbers = None, cast("Mapping[str, Number]", file.numbers if file else {})
+    # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can tell.
+    if file is not None and file.made.get("verb") != "index" and not feature_lists(file.features):
+        kinds = cast("Mapping[str, Number]", feature_kinds(file.features))
+    return Shard(place, _name(path), dataset, kind, entry, dots, kinds, numbers)
+
+
+def _beside(found: Found) -> str | None:
+    """Return the dataset file of ours that lists shards which are not all that it lists; None where there is none."""
+    wanted = {_name(shard) for shard in found.shards}
+    if {os.path.dirname(shard) for shard in found.shards} != {found.folder}:
+        return None
+    some = []
+    for name, listed in _listings(found.folder):
+        if wanted <= listed:
+            return os.path.join(found.folder, name)
+        if wanted & listed:
+            some.append(name)
+    if len(some) > 1:  # what their numbers of classes stand for would be lost
+        raise InvalidRequest(
+            found.folder or ".", f"shards of {len(some)} datasets: {listing(some)}", expected="those of one",
+            remedy=f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}.",
+        )  # fmt: skip
+    return None
+
+
+def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the dataset files of ours in a folder, and the shards that each lists."""
+    try:
+        names = sorted(name for name in os.listdir(folder or ".") if name.endswith(DATASET_SUFFIX))
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        with suppress(OSError):
+            if os.path.isfile(path) and (listed := shard_names(read_small(path))) is not None:
+                yield name, {*listed}
+
+
+def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:
+    """See that of the shards that a dataset file lists, all those are there that a pattern or glob means."""
+    rest = [shard.name for shard in file.shards if shard.name not in there]
+    if not rest or not isinstance(given, (str, os.PathLike)):
+        return
+    text = output_text(os.path.basename(os.fspath(given)))
+    try:
+        pattern = parse_pattern(os.fspath(given))
+    except InvalidRequest:
+        missing = [name for name in rest if fnmatchcase(name, text)]
+    else:
+        names = None if pattern.count is None else {output_text(pattern.shard(at)) for at in range(pattern.count)}
+        missing = [name for name in rest if (pattern.owns(name) if names is None else name in names)]
+    if missing:
+        raise CorruptShard(
+            path, f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}", remedy=_REMEDY
+        )
+
+
+def _name(path: str) -> str:
+    return output_text(os.path.basename(path))
+
+
+def _called(given: Any, found: Found, file: DatasetFile | None) -> str:
+    if file is not None:
+        return file.name
+    if not isinstance(given, (str, os.PathLike)):
+        names = [_name(one) for one in found.shards]
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+    path = os.fspath(given)
+    return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))

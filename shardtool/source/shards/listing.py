@@ -1,0 +1,274 @@
+"""The shard source: datasets become `Entries`, in the order in which they are given.
+
+A payload is a SPAN of its shard, and a number of a TFRecord an INLINE text; what a payload's checksum must be comes
+along, for the packer that reads it. Sidecars tell where payloads lie, without an object for each; shards without one
+are walked by workers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.walk import survey
+from shardtool.entries.entries import Entries
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.source.naming import has_dotted
+from shardtool.source.shards.datasets import open_datasets
+from shardtool.source.shards.numbers import find_numbers
+from shardtool.source.shards.shard_columns import Seen, arranged, check_fields, needs_walk, read_sidecar, walked_part
+from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
+from shardtool.table import keys
+from shardtool.values import INLINE, NAME_LIMIT, SPAN, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.names import Names
+    from shardtool.source.shards.datasets import Dataset
+    from shardtool.source.shards.numbers import NumberFields
+    from shardtool.source.shards.shard_columns import Part
+    from shardtool.values import Dots
+
+_BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
+_SHOWN = 120  # letters of a name in a message
+_NOTHING = np.zeros(0, np.int64)
+
+
+class Pool(Protocol):
+    """Worker processes."""
+
+    def map(self, function: Callable[..., Any], tasks: Iterable[object], /) -> Iterator[tuple[int, Any]]:
+        """Yield (number, result) of each task as it is done."""
+
+
+class Listener(Protocol):
+    """Is told how the listing goes on."""
+
+    def listed(self, samples: int, /) -> None:
+        """Take how many more samples were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The samples of datasets.
+
+    Attributes:
+        entries: The samples.
+        shards: File names.
+        dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
+        name: The datasets' names, for the dataset file.
+        notes: What the user should know.
+        packed: Whether some shards are compressed: their offsets count in what they hold, read in sequence only.
+        digest: The content fingerprint of all samples, as the dataset files have it; None where one of them does not.
+    """
+
+    entries: Entries
+    shards: tuple[str, ...]
+    dots: Dots
+    name: str
+    notes: tuple[str, ...]
+    packed: bool
+    digest: int | None
+
+
+def list_datasets(  # noqa: PLR0913 - what there is to say
+    givens: Sequence[Any],
+    pool: Pool,
+    observer: Listener,
+    *,
+    to_format: str,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Listed:
+    """Return the samples of datasets, one after the other.
+
+    Args:
+        givens: Each a dataset: a dataset file, a pattern, a glob, a folder, or a list of shards.
+        pool: Walks shards that have no sidecar, and reads numbers.
+        observer: Is told how many samples were found.
+        to_format: What they will be written as: `tar` or `tfrecord`.
+        only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
+        without: Fields that will not be taken, likewise.
+
+    Raises:
+        InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
+        CorruptShard: A shard, sidecar or dataset file is damaged, or missing.
+    """
+
+    def wanted(name: str) -> bool:
+        return (not only or name in only) and name not in without
+
+    seen = Seen()
+    datasets = open_datasets(givens, seen)
+    parts = _read_parts(datasets, seen, pool, observer)
+    for part in parts:
+        _check_rows(part, wanted)
+    classes, notes = joined_classes(datasets, parts, wanted)
+    numbers = find_numbers(parts, wanted, to_format, pool.map)
+    columns = joined_columns(parts, datasets)
+    shards = [part.shard for part in parts]
+    entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
+    pa.default_memory_pool().release_unused()  # what all of the sidecars took
+    dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
+    dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
+    if dots == "last" and dotted and to_format == "tar":
+        notes.append(
+            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; --portable mends keys"
+        )
+    return Listed(
+        entries=entries,
+        shards=tuple(shard.name for shard in shards),
+        dots=dots,
+        name=", ".join(dataset.name for dataset in datasets),
+        notes=(*(note for dataset in datasets for note in dataset.notes), *notes, *numbers.notes),
+        packed=any(shard.packed for shard in shards),
+        digest=joined_digest(datasets),
+    )
+
+
+def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener) -> list[Part]:
+    """Return what lies in each shard: as its sidecar says, or a walk finds."""
+    shards = [shard for dataset in datasets for shard in dataset.shards]
+    told: dict[int, Part | None] = {}
+    parts: dict[int, Part] = {}
+    for at, shard in enumerate(shards):
+        part = read_sidecar(shard, seen)
+        if part is None or needs_walk(shard, part):
+            told[at] = part
+        else:
+            parts[at] = arranged(part)
+            observer.listed(len(part))
+    places = [*told]
+    for number, found in pool.map(survey, [shards[at].walk for at in places]):
+        at = places[number]
+        parts[at] = arranged(walked_part(shards[at], found, told.pop(at)))
+        observer.listed(len(parts[at]))
+    return [parts[at] for at in range(len(shards))]
+
+
+def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
+    """See that fields have names, and no sample has one twice."""
+    for name in filter(wanted, part.names):
+        if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
+            where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
+            found = f"the field {name[:_SHOWN]!r}, without a name, with control characters in it, or far too long"
+            raise InvalidRequest(where, found, remedy="Make the shard anew with other names.")
+    owners = part.owners()
+    twice = np.flatnonzero((part.codes[1:] == part.codes[:-1]) & (owners[1:] == owners[:-1]))
+    for row in twice.tolist():
+        name = part.names[part.codes[row]]
+        if wanted(name):
+            raise InvalidRequest(
+                part.where(int(owners[row])), f"the field {name!r} twice", expected="each field once",
+                remedy=f"Leave it out with --drop-fields {name}, or make the shard anew.",
+            )  # fmt: skip
+
+
+def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
+    """Return the samples of all parts, which are used up by it, without classes and metadata."""
+    fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
+    check_fields("DATASET", fields)
+    place = {name: at for at, name in enumerate(fields)}
+    files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
+    left_out = tuple(one for part in parts for one in part.left_out)
+    names, rows = _keys(parts), [len(part.codes) for part in parts]
+    kind = np.full(sum(rows), SPAN, np.uint8)
+    row = 0
+    for at, part in enumerate(parts):
+        codes = np.array([*map(place.get, part.names), 0], np.uint16)[part.codes]
+        parts[at] = replace(
+            _inlined(part, at, numbers, kind[row : row + rows[at]]), codes=codes, names=(), keys=None, columns=None
+        )
+        row += rows[at]
+    inline, whole = kind == INLINE, _whole(parts, rows)
+    offset, expected = _drained(parts, "offsets", rows, np.int64), _drained(parts, "crcs", rows, np.int64)
+    offset[inline], expected[inline] = 0, -1
+    return Entries(
+        root=b"",
+        keys=names,
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
+        fields=tuple(fields),
+        code=_drained(parts, "codes", rows, np.uint16),
+        kind=kind,
+        size=_drained(parts, "lengths", rows, np.int64),
+        mtime_ns=np.broadcast_to(np.int64(0), row),
+        changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
+        left_out=left_out,
+        inline=numbers.texts,
+        numbers=numbers.numbers,
+        offset=offset,
+        files=files,
+        file=np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
+        expected=expected,
+        identity=seen.identity,
+        lists=numbers.lists,
+        whole=whole,
+    )
+
+
+def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> Part:
+    """Return a part whose numbers are INLINE: their sizes are those of their texts.
+
+    Args:
+        part: The part.
+        place: Its place among all.
+        numbers: The numbers.
+        kind: uint8 a row of the part; is set to INLINE for these.
+    """
+    fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
+    if not fields:
+        return part
+    lengths = part.lengths.copy()
+    for name, rows in part.rows():
+        if name in fields:
+            kind[rows], lengths[rows] = INLINE, fields[name]
+    return replace(part, lengths=lengths)
+
+
+def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
+    """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
+    found = np.empty(sum(counts), kind)
+    row = 0
+    for at, count in enumerate(counts):
+        column = getattr(parts[at], name)
+        found[row : row + count] = -1 if column is None else column
+        row += count
+        nothing: Any = {name: _NOTHING}
+        parts[at] = replace(parts[at], **nothing)
+    return found
+
+
+def _whole(parts: list[Part], rows: list[int]) -> NDArray[np.bool_] | None:
+    """Return which rows of all parts are all that a list holds; None where none is."""
+    if all(part.whole is None for part in parts):
+        return None
+    both = zip(parts, rows, strict=True)
+    return np.concatenate([np.zeros(count, np.bool_) if part.whole is None else part.whole for part, count in both])
+
+
+def _keys(parts: list[Part]) -> Names:
+    """Return the keys of all parts.
+
+    Raises:
+        InvalidRequest: One cannot be part of a file's name.
+    """
+    names, bad = keys.gather(part.keys for part in parts)
+    for sample in bad.tolist():
+        first = 0
+        for part in parts:
+            if sample < first + len(part):
+                raise InvalidRequest(
+                    part.shard.path, f"the key {printable(part.key(sample - first))[:_SHOWN]!r}",
+                    expected=f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
+                    "and parts like `..`",
+                    remedy="Make the shard anew with other keys.",
+                )  # fmt: skip
+            first += len(part)
+    return names

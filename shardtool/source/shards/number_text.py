@@ -1,0 +1,173 @@
+"""The texts of numbers that lie in a shard: runs in a worker, and imports nothing heavy.
+
+A number of a TFRecord has a text, which is what a tar shard holds; and the text of a tar shard may stand for a number
+that a TFRecord can hold. The two are the same number only where each gives the other back to the byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.find import ShardFile, open_shard
+from shardtool.errors import CorruptShard
+from shardtool.fingerprint import crc32c
+from shardtool.format.tfrecord import INT64_LIMIT, encode_number
+from shardtool.format.tfrecord_read import numbers_of
+
+if TYPE_CHECKING:
+    from shardtool.dataset.find import PackedFile
+    from shardtool.values import Number, SpanFile
+
+_FLOAT_BYTES = 4
+_LONGEST = 40  # bytes of a text that may stand for a number, or of a stored one
+_LEAST_NORMAL = 2.0**-126
+_DIGITS = (6, 7, 8, 9)  # that a float of 32 bits may need; a subnormal one fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The values of one field in one shard.
+
+    Attributes:
+        field: Its name.
+        number: What they are, or may stand for.
+        stored: Whether they lie there as a TFRecord stores them; else they are texts.
+        offsets: int64 a value.
+        lengths: int64 a value.
+        crcs: int64 a value, -1 where nobody knows.
+    """
+
+    field: str
+    number: Number
+    stored: bool
+    offsets: bytes
+    lengths: bytes
+    crcs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TextTask:
+    """A shard to read numbers from."""
+
+    file: SpanFile
+    path: str
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(slots=True)
+class Texts:
+    """The texts of one field in one shard.
+
+    Attributes:
+        data: In order, a NUL after each; of no use where some are `bad`.
+        bad: How many are none that a TFRecord would give back.
+        rounded: How many of these are numbers all the same.
+        first_bad: The place of the first among the field's values.
+    """
+
+    data: bytes = b""
+    bad: int = 0
+    rounded: int = 0
+    first_bad: int = -1
+
+
+def read_texts(task: TextTask) -> list[Texts]:
+    """Return the texts of each of the fields wanted.
+
+    Raises:
+        CorruptShard: The shard is another one than was listed, or a value has not its checksum, or is no number.
+    """
+    columns = [[_column(data) for data in (one.offsets, one.lengths, one.crcs)] for one in task.wanted]
+    places = sorted(  # in the order of the file: a compressed one is read in sequence only
+        (offset, length, crc, number, at)
+        for number, (offsets, lengths, crcs) in enumerate(columns)
+        for at, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
+    )
+    texts: list[list[bytes]] = [[b""] * len(column[0]) for column in columns]
+    found = [Texts() for _ in task.wanted]
+    with open_shard(task.path) as shard:
+        if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != task.file[1:]:
+            raise CorruptShard(task.path, "changed while it was read", remedy="Run the command again.")
+        for offset, length, crc, number, at in places:
+            one = task.wanted[number]
+            data = _read(shard, offset, length, crc, one) if length <= _LONGEST else b""
+            text = _stored_text(data, one.number) if one.stored else data
+            if text is None or (one.stored and length > _LONGEST):
+                raise CorruptShard(f"{task.path}, at {offset:,}", f"field {one.field!r} is no {one.number}")
+            texts[number][at] = text
+            if not one.stored and not _comes_back(text, one.number):
+                result = found[number]
+                result.bad += 1
+                result.rounded += _is_number(text)
+                result.first_bad = at if result.first_bad < 0 else result.first_bad
+    for result, values in zip(found, texts, strict=True):
+        result.data = b"" if result.bad else b"".join([value + b"\0" for value in values])
+    return found
+
+
+def int_text(data: bytes) -> bytes | None:
+    """Return the text of a whole number as a TFRecord stores it; None where `data` is not just one."""
+    try:
+        numbers = numbers_of(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # as a list of one packed part
+    except ValueError:
+        return None
+    return b"%d" % numbers[0] if len(numbers) == 1 else None
+
+
+def float_text(data: bytes) -> bytes | None:
+    """Return the shortest text that gives the same 32-bit float back, as Python writes floats; None: not just one."""
+    if len(data) != _FLOAT_BYTES:
+        return None
+    (value,) = struct.unpack("<f", data)
+    if value != value or value in (0, float("inf"), float("-inf")):  # noqa: PLR0124 - not a number
+        return b"%a" % value
+    for digits in _DIGITS if abs(value) >= _LEAST_NORMAL else range(1, 10):
+        text = f"{value:.{digits - 1}e}"
+        if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:  # of a power of two, most of what rounds to
+            mantissa, exponent = text.replace(".", "").split("e")  # it lies further from zero
+            text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"
+        if struct.pack("<f", float(text)) == data:
+            break
+    return b"%a" % float(text)
+
+
+def _column(data: bytes) -> array[int]:
+    found = array("q")
+    found.frombytes(data)
+    return found
+
+
+def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wanted: Wanted) -> bytes:
+    data = bytes(shard.read(offset, length))
+    if len(data) < length or (crc >= 0 and crc32c(data) != crc):
+        raise CorruptShard(
+            f"{shard.path}, at {offset:,}", f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}",
+            expected=f"{crc:08x}" if crc >= 0 else f"{length:,} bytes",
+            remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong with that dataset.",
+        )  # fmt: skip
+    return data
+
+
+def _stored_text(data: bytes, number: Number) -> bytes | None:
+    return float_text(data) if number == "float" else int_text(data)
+
+
+def _comes_back(text: bytes, number: Number) -> bool:
+    """Tell whether a text is what a TFRecord that stores its number gives back."""
+    try:
+        if number == "int64":
+            return b"%d" % int(text) == text and -INT64_LIMIT <= int(text) < INT64_LIMIT
+        return float_text(encode_number(text, number)) == text
+    except (ValueError, OverflowError):
+        return False
+
+
+def _is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

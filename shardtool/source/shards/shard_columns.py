@@ -1,0 +1,337 @@
+"""The shards of datasets, each as columns: what its sidecar tells, or what a walk over it found.
+
+A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
+for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
+of a sidecar claims: see `shardtool.dataset.sidecar_read`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from shardtool.dataset.find import COMPRESSED, sidecar_path
+from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
+from shardtool.dataset.sidecar_read import read_sidecar as read_rows
+from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.pattern import sidecar_name
+from shardtool.source.folder.scan import NO_FIELD
+from shardtool.storage.staging import READ_PLAIN
+from shardtool.table.arrow import string_array, strings
+from shardtool.values import Skipped, SpanFile, is_utf8, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.values import Dots, Number
+
+FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
+_REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_WIDE = 2**32
+_GET = "Get the file again, or make it anew from its source."
+
+
+class Seen:
+    """Which files were looked at, and when any of them changed last.
+
+    Attributes:
+        changed_ns: The latest time at which anything changed in them or their names, in nanoseconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.changed_ns = 0
+        self._hash = blake2b(digest_size=16)
+
+    def add(self, fact: os.stat_result) -> None:
+        """Take what the file system says of a file, before it is read."""
+        self.changed_ns = max(self.changed_ns, fact.st_mtime_ns, fact.st_ctime_ns)
+        self._hash.update(b"%d %d " % (fact.st_dev, fact.st_ino))
+
+    @property
+    def identity(self) -> str:
+        """What tells these files, in their order, from any others."""
+        return self._hash.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard that is there.
+
+    Attributes:
+        file: Where, and what the file system says of it.
+        name: Its file name.
+        dataset: The place of its dataset among those that were given.
+        format: `tar` or `tfrecord`.
+        entry: What a dataset file of ours tells of it.
+        dots: Where keys end in its members' names.
+        kinds: Of a TFRecord: field to `int64` or `float`; None where only a walk can tell.
+        numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
+        index_folder: Where its sidecar lies; None: beside it.
+    """
+
+    file: SpanFile
+    name: str
+    dataset: int
+    format: str
+    entry: ShardEntry | None
+    dots: Dots
+    kinds: Mapping[str, Number] | None
+    numbers: Mapping[str, Number]
+    index_folder: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return os.fsdecode(self.file.path)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is compressed."""
+        return self.path.endswith(COMPRESSED)
+
+    @property
+    def walk(self) -> SurveyTask:
+        """How to walk it: the records of a TFRecord have checksums of their own, so these are seen to be right."""
+        return SurveyTask(self.path, self.format == "tfrecord", self.dots)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The samples of one shard, as columns.
+
+    Attributes:
+        shard: Which.
+        keys: One a sample: an Arrow array of strings.
+        counts: A sample, fields; uint16 once they are arranged.
+        names: The field names that `codes` stands for.
+        codes: A field, likewise.
+        offsets: A field, uint32 in a shard that it is wide enough for.
+        lengths: Likewise.
+        crcs: uint32 a field, the CRC-32C of its bytes; None where nobody knows.
+        kinds: Field to `int64` or `float`: of a TFRecord's numbers.
+        unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
+        left_out: What the shard holds that is no part of a sample.
+        columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
+        whole: bool a field: whether its bytes are all that a list holds; None: none are, as far as was walked.
+    """
+
+    shard: Shard
+    keys: Any
+    counts: NDArray[Any]
+    names: tuple[str, ...]
+    codes: NDArray[Any]
+    offsets: NDArray[Any]
+    lengths: NDArray[Any]
+    crcs: NDArray[np.uint32] | None
+    kinds: Mapping[str, Number]
+    unlike: Mapping[str, Unlike] = field(default_factory=dict)
+    left_out: tuple[Skipped, ...] = ()
+    columns: Any = None
+    whole: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def key(self, sample: int) -> str:
+        """Return a sample's key."""
+        return str(self.keys[sample].as_py())
+
+    def owners(self) -> NDArray[np.int64]:
+        """Return the sample that each row belongs to."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def rows(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yield each field with its rows, ascending."""
+        order = np.argsort(self.codes, kind="stable")
+        ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
+        for name, first, last in zip(self.names, [0, *ends.tolist()], ends.tolist(), strict=False):
+            yield name, order[first:last]
+
+    def where(self, sample: int) -> str:
+        """Name a sample, for messages."""
+        return f"{self.shard.path}, {printable(self.key(sample))}"
+
+
+def stat_shard(path: str, seen: Seen) -> SpanFile:
+    """Return what the file system says of a shard.
+
+    Raises:
+        CorruptShard: It is not there, no plain file, or cannot be opened.
+    """
+    try:
+        file = os.open(path, READ_PLAIN)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
+        found = f"cannot be opened: {(error.strerror or str(error)).lower()}"
+        raise CorruptShard(path, found, remedy=_GET) from None
+    try:
+        fact = os.fstat(file)
+    finally:
+        os.close(file)
+    if not stat.S_ISREG(fact.st_mode):
+        raise CorruptShard(path, "no plain file", remedy=_GET)
+    seen.add(fact)
+    return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
+
+
+def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
+    """Return what the sidecar of a shard tells; None where it has none.
+
+    Raises:
+        CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
+    """
+    if shard.packed:
+        return None
+    path = sidecar_path(shard.path, shard.index_folder)
+    try:
+        seen.add(os.stat(path))
+        data = read_bytes(path)
+    except FileNotFoundError:
+        if shard.entry is None and not os.path.islink(path):
+            return None
+        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+    except OSError as error:
+        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+    entry, size = shard.entry, shard.file.size
+    if entry is not None:
+        check_listed(data, path, entry)
+    sidecar = read_rows(data, path, size)
+    check_shard(sidecar.fact, path, shard.name, size)
+    if entry is not None:
+        check_samples(sidecar, path, entry)
+    rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
+    return Part(
+        shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
+        rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
+    )  # fmt: skip
+
+
+def needs_walk(shard: Shard, told: Part | None) -> bool:
+    """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
+    return told is None or (shard.format == "tfrecord" and shard.kinds is None) or told.crcs is None
+
+
+def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
+    """Return what a walk found, with the metadata that a sidecar tells.
+
+    Raises:
+        CorruptShard: The shard is damaged, or is another one than its sidecar tells of.
+    """
+    if found.error is not None:
+        raise found.error
+    names = tuple(walked_text(name) for name in found.names)
+    part = Part(
+        shard=shard,
+        keys=_texts(found.keys),
+        counts=np.frombuffer(found.counts, np.uint32).astype(np.int64),
+        names=names,
+        codes=np.frombuffer(found.codes, np.uint32).astype(np.int64),
+        offsets=np.frombuffer(found.offsets, np.int64),
+        lengths=np.frombuffer(found.lengths, np.int64),
+        crcs=np.frombuffer(found.crcs, np.uint32) if len(found.crcs) == len(found.codes) else None,
+        kinds=cast(
+            "dict[str, Number]", {n: kind for n, kind in zip(names, found.kinds, strict=True) if kind != "bytes"}
+        ),
+        unlike={names[code]: one for code, one in found.unlike.items()},
+        left_out=tuple(_left_out(shard, found)),
+        whole=_whole(found),
+    )
+    if told is None:
+        return part
+    if not _same(arranged(part), arranged(told)):
+        raise CorruptShard(
+            shard.path, "other samples, places or checksums than its sidecar tells of",
+            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
+        )  # fmt: skip
+    return replace(part, columns=told.columns)
+
+
+def arranged(part: Part) -> Part:
+    """Return the part with the fields of each sample in the order of the bytes of their names, in little memory.
+
+    Raises:
+        InvalidRequest: There are too many different fields, or too many in a sample.
+    """
+    if len(part) and int(part.counts.max()) > FIELD_LIMIT:
+        sample = int(part.counts.argmax())
+        found = f"{int(part.counts[sample]):,} fields"
+        raise InvalidRequest(part.where(sample), found, expected=f"at most {FIELD_LIMIT:,}")
+    used = np.bincount(part.codes, minlength=len(part.names)).tolist()
+    kept = sorted({name for name, times in zip(part.names, used, strict=True) if times}, key=to_bytes)
+    check_fields(part.shard.path, kept)
+    place = {name: at for at, name in enumerate(kept)}
+    codes = np.array([*(place.get(name, 0) for name in part.names), 0], np.uint16)[part.codes]
+    width = np.uint32 if 0 <= max(part.offsets.max(initial=0), part.lengths.max(initial=0)) < _WIDE else np.int64
+    offsets, lengths, crcs, whole = part.offsets.astype(width), part.lengths.astype(width), part.crcs, part.whole
+    owners = part.owners()
+    if np.any((codes[1:] < codes[:-1]) & (owners[1:] == owners[:-1])):
+        order = np.lexsort((codes, owners))
+        codes, offsets, lengths = codes[order], offsets[order], lengths[order]
+        crcs = None if crcs is None else crcs[order]
+        whole = None if whole is None else whole[order]
+    return replace(
+        part, counts=part.counts.astype(np.uint16), names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths,
+        crcs=crcs, whole=whole,
+    )  # fmt: skip
+
+
+def check_fields(where: str, names: Sequence[str]) -> None:
+    """See that there are not more different fields than can be counted.
+
+    Raises:
+        InvalidRequest: There are.
+    """
+    if len(names) > FIELD_LIMIT:
+        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
+        raise InvalidRequest(where, found, expected=f"at most {FIELD_LIMIT:,}")
+
+
+def _whole(found: Survey) -> NDArray[np.bool_] | None:
+    """Return which rows are all that a list holds."""
+    if not found.whole:
+        return None
+    whole = np.zeros(len(found.codes), np.bool_)
+    whole[np.frombuffer(found.whole, np.uint64).astype(np.int64)] = True
+    return whole
+
+
+def _texts(names: list[bytes]) -> Any:
+    if not is_utf8(b"\0".join(names)):
+        names = [walked_text(name).encode() for name in names]
+    return strings(names)
+
+
+def _left_out(shard: Shard, found: Survey) -> list[Skipped]:
+    """Return what a tar holds besides samples; of folders nobody needs to hear."""
+    return [
+        Skipped("", f"{shard.name}:{walked_text(one.name)}", NO_FIELD, "the name has no ending that could name a field")
+        if one.is_file
+        else Skipped("", f"{shard.name}:{walked_text(one.name)}", "special-file", "a link, device or sparse file")
+        for one in found.odd
+        if one.name and not one.name.endswith(b"/")
+    ]
+
+
+def _same(found: Part, told: Part) -> bool:
+    """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
+    return bool(
+        found.names == told.names
+        and found.keys.equals(told.keys)
+        and all(
+            np.array_equal(getattr(found, column), getattr(told, column))
+            for column in ("counts", "codes", "offsets", "lengths")
+        )
+        and (found.crcs is None or told.crcs is None or np.array_equal(found.crcs, told.crcs))
+    )

@@ -1,0 +1,229 @@
+"""Columns as text: the JSON of a row, and the value of a column.
+
+The text of five million rows is never held: its sizes are, and it is made again for the rows of a
+shard. No Python object is made for a row.
+
+A row's JSON is what `json.dumps(row, ensure_ascii=False, separators=(",", ":"))` gives, keys in the
+order of the columns. What JSON has no form for: NaN is null; a float32 is the shortest number that
+reads back as the same float32; a decimal is a number with all its digits; dates, times and
+timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a duration is
+`PT` seconds `S`; a map is an object.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.table import buffers
+from shardtool.table.arrow import number_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Render = Callable[[Any], Any]  # from a table to a large_string array: each row's text and a NUL
+
+_CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
+_EMPTY = buffers.text("")
+_NULL = buffers.text("null")
+_QUOTE = buffers.text('"')
+_END = buffers.text("\0")
+_SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
+
+
+class ColumnTexts:
+    """A text for each row of a table, made when asked for.
+
+    Args:
+        table: Columns of one chunk each.
+        render: Makes the texts of a slice of it.
+        which: Rows of the table; None: all.
+    """
+
+    __slots__ = ("_render", "_step", "_table", "_which")
+
+    def __init__(self, table: Any, render: Render, which: NDArray[np.int64] | None = None) -> None:
+        self._table, self._render, self._which = table, render, which
+        row = table.nbytes // max(1, table.num_rows) + 1
+        self._step = max(1, min(_CHUNK, _CHUNK_BYTES // row))
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows) if self._which is None else len(self._which)
+
+    def take(self, which: NDArray[np.int64]) -> ColumnTexts:
+        """Return the texts `which`, in that order."""
+        return ColumnTexts(self._table, self._render, which if self._which is None else self._which[which])
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the bytes of each text, its NUL not counted."""
+        found = np.empty(len(self), np.int64)
+        for first in range(0, len(self), self._step):
+            last = min(first + self._step, len(self))
+            found[first:last] = buffers.lengths(self._texts(first, last))
+        found -= 1
+        return found
+
+    def span(self, first: int, last: int) -> bytes:
+        """Return texts `first` to `last` (exclusive), a NUL after each."""
+        steps = range(first, last, self._step)
+        return b"".join([buffers.payload(self._texts(step, min(step + self._step, last))) for step in steps])
+
+    def gather(self, which: NDArray[np.int64]) -> bytes:
+        """Return the texts `which`, in that order, a NUL after each."""
+        return self.take(which).span(0, len(which))
+
+    def _texts(self, first: int, last: int) -> Any:
+        if self._which is None:
+            return self._render(self._table.slice(first, last - first))
+        return self._render(self._table.take(number_array(self._which[first:last])))
+
+
+def render_rows(table: Any) -> Any:
+    """Return the JSON object of each row, and a NUL."""
+    columns = {name: buffers.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
+
+
+def render_values(table: Any) -> Any:
+    """Return the value of each row of a table of one column, and a NUL; without quotes, and 0 or 1 for a truth."""
+    array = buffers.plain(buffers.one_chunk(table.column(0)))
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.int8())
+    return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
+
+
+def has_text(kind: Any) -> bool:
+    """Tell whether values of an Arrow type have a text: all but bytes, intervals and such."""
+    try:
+        _json(pa.nulls(0, kind))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        return False
+    return True
+
+
+def _is_nested(kind: Any) -> bool:
+    return bool(pa.types.is_nested(kind))
+
+
+def _join(*pieces: Any) -> Any:
+    return pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement="null")
+
+
+def _object(names: list[str], values: list[Any], end: str) -> Any:
+    pieces: list[Any] = []
+    for name, value in zip(names, values, strict=True):
+        label = f"{json.dumps(name, ensure_ascii=False)}:"
+        pieces += [buffers.text(("," if pieces else "{") + label), value]
+    return _join(*pieces, buffers.text(end))
+
+
+def _json(array: Any) -> Any:
+    """Return the JSON of each value, as large_string; a null may stay one."""
+    array = buffers.plain(array)
+    kind = array.type
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            return _unless_null(array, buffers.texts(["{}"] * len(array)))
+        names = [kind.field(at).name for at in range(kind.num_fields)]
+        return _unless_null(array, _object(names, [_json(part) for part in array.flatten()], "}"))
+    if pa.types.is_map(kind):
+        pairs = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+        return _list(pc.cast(array, pa.list_(pairs)), _pairs, "{}")
+    if pa.types.is_fixed_size_list(kind):
+        array = pc.cast(array, pa.list_(kind.value_type))
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _list(array, _json, "[]")
+    if _is_nested(kind):
+        raise TypeError(kind)
+    found = _plain(array)
+    if _is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return found
+    return pc.binary_join_element_wise(_QUOTE, _escape(found), _QUOTE, _EMPTY)
+
+
+def _pairs(array: Any) -> Any:
+    keys, values = array.flatten()
+    return _join(_QUOTE, _escape(_plain(buffers.plain(keys))), buffers.text('":'), _json(values))
+
+
+def _list(array: Any, render: Render, brackets: str) -> Any:
+    counts = pc.fill_null(pc.list_value_length(array), 0)
+    offsets = np.concatenate(([0], np.cumsum(buffers.numbers(counts), dtype=np.int64)))
+    elements = _join(render(array.flatten()))  # so that a null in a list is the text null
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), buffers.text(","))
+    return _unless_null(array, _join(buffers.text(brackets[0]), joined, buffers.text(brackets[1])))
+
+
+def _unless_null(array: Any, found: Any) -> Any:
+    return pc.if_else(pc.is_valid(array), found, _NULL) if array.null_count else found
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _plain(array: Any) -> Any:
+    """Return the text of each value that is no list or the like, without quotes, as large_string; a null stays one."""
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        raise TypeError(kind)
+    if pa.types.is_timestamp(kind):
+        found = _whole(pc.cast(array.view(pa.timestamp(kind.unit)), pa.large_string()))
+        found = pc.replace_substring(found, " ", "T")
+        return found if kind.tz is None else pc.binary_join_element_wise(found, buffers.text("Z"), _EMPTY)
+    if pa.types.is_duration(kind):
+        return _seconds(array)
+    found = pc.cast(array, pa.large_string())
+    if pa.types.is_floating(kind):
+        return _as_python(array, found)
+    return _whole(found) if pa.types.is_time(kind) else found
+
+
+def _whole(found: Any) -> Any:
+    """Return times without a fraction of zero: the same instant has the same text, whatever the unit of its column."""
+    return pc.replace_substring_regex(found, r"\.0+$", "")
+
+
+def _seconds(array: Any) -> Any:
+    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[array.type.unit]
+    found: list[str | None] = []
+    for count in array.view(pa.int64()).to_pylist():
+        if count is None:
+            found.append(None)
+            continue
+        whole, part = divmod(abs(count), 10**digits)
+        fraction = f".{part:0{digits}}" if part else ""
+        found.append(f"{'-' if count < 0 else ''}PT{whole}{fraction}S")
+    return buffers.texts(found)
+
+
+def _as_python(array: Any, found: Any) -> Any:
+    """Return what Python's `repr` says of floats whose shortest digits are `found`: 1.0 for 1, 1e-05 for 0.00001."""
+    values = buffers.numbers(array)
+    size = np.abs(values)
+    simple = ((size >= _SIMPLE[0]) & (size < _SIMPLE[1])) | (size == 0)
+    found = pc.replace_substring_regex(found, pattern=r"^(-?\d+)$", replacement=r"\1.0")
+    other = np.flatnonzero(~simple)
+    if len(other):
+        again = found.take(number_array(other)).to_pylist()
+        shown = [None if one in (None, "nan") else repr(float(one)) for one in again]
+        mask = buffers.truths(~simple)
+        found = pc.replace_with_mask(found, mask, buffers.texts(shown))
+    return found
+
+
+def _escape(array: Any) -> Any:
+    """Return text as it stands between the quotes of JSON."""
+    data = np.frombuffer(buffers.payload(array), np.uint8)
+    special = [92, 34] if not (data < 32).any() else [92, 34, *range(32)]  # noqa: PLR2004 - backslash first, quote, control
+    for code in special:
+        if (data == code).any():
+            char = chr(code)
+            array = pc.replace_substring(array, char, json.dumps(char)[1:-1])
+    return array

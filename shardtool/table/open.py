@@ -1,0 +1,227 @@
+"""Any table becomes Arrow: files of several formats, and tables in memory.
+
+What a table means is not decided here, but for standard input: that may be a list of paths.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.source.manifest.checks import check_sound
+from shardtool.source.manifest.columns import PATH_NAMES, check_names
+from shardtool.source.manifest.options import (
+    ARROW,
+    JSON_LINES,
+    PARQUET,
+    SEPARATORS,
+    is_frame,
+    parquet_files,
+    table_ending,
+)
+from shardtool.table import buffers
+from shardtool.table.files import ArrowTable, ParquetTable, base_name, folder_of, readable
+from shardtool.table.limits import check_shape
+from shardtool.table.row_names import mixed_types
+from shardtool.table.text import DelimitedTable, read_json_lines, read_list
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+_STDIN = "stdin"
+
+
+class Table(Protocol):
+    """A table that can be read.
+
+    Attributes:
+        name: Of the file, or of the kind of table.
+        where: What the user called it.
+        folder: What relative paths in it count from.
+        schema: Its columns.
+    """
+
+    name: str
+    where: str
+    folder: str
+    schema: Any
+
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
+
+    def count(self) -> int:
+        """Return the number of rows."""
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """Yield record batches of some columns, all rows in order."""
+
+
+def open_table(source: Any, named: Collection[str]) -> Table:
+    """Return the table that `source` is.
+
+    Args:
+        source: See `is_manifest`.
+        named: The columns that the request names: where there are any, standard input is a table.
+
+    Raises:
+        InvalidRequest: There is none, it cannot be read, or it has too many columns, or one that is nested too deep.
+    """
+    table = _in_memory(source) if not isinstance(source, str | os.PathLike) else _open_path(os.fspath(source), named)
+    with readable(table.where):  # names may be no UTF-8
+        check_names(table.where, table.schema.names)
+        check_shape(table.where, table.schema)
+    return table
+
+
+def _open_path(path: str, named: Collection[str]) -> Table:
+    if path == "-":
+        return _standard_input(sys.stdin.buffer.read(), named)
+    if not os.path.exists(path):
+        raise InvalidRequest(path, "no such file or folder", expected="a table")
+    if not os.path.isdir(path):
+        with readable(path):
+            return _open_file(path)
+    files = parquet_files(path)
+    if not files:
+        raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
+    return ParquetTable(path, files)
+
+
+def _open_file(path: str) -> Table:
+    ending = table_ending(path)
+    if ending == PARQUET:
+        return ParquetTable(path, [path])
+    if ending in ARROW:
+        return ArrowTable(path)
+    if ending in SEPARATORS:
+        separator, folder = SEPARATORS[ending], folder_of(path)
+        return DelimitedTable(path, _opener(path), separator, name=base_name(path), folder=folder)
+    if ending in JSON_LINES:
+        return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
+    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
+
+
+def _opener(path: str) -> Callable[[], Any]:
+    return lambda: pa.input_stream(path, compression="detect")
+
+
+def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, Any]:
+    """Return columns without bytes, an array in its plain type each, in the order of the table.
+
+    Args:
+        table: What to read.
+        names: The columns.
+        text: Where types are inferred, the columns that stay text.
+
+    Raises:
+        InvalidRequest: The table cannot be read, or holds text that is no UTF-8.
+    """
+    with readable(table.where):
+        found = table.read(names, text)
+        columns = {}
+        columns_left = found.columns[::-1]
+        names_left, found = found.column_names, None
+        for name in names_left:
+            column = columns_left.pop()  # so that it is not in memory twice
+            check_sound(table.where, name, column)
+            columns[name] = buffers.one_chunk(buffers.plain(column))
+            del column
+    return columns
+
+
+class MemoryTable:
+    """A table in memory."""
+
+    def __init__(self, where: str, folder: str, table: Any, name: str = "") -> None:
+        self.name, self.where, self.folder, self._table = name or where, where, folder, table
+        self.schema = table.schema
+
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
+        """Return some columns, in the order of the table."""
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.num_rows)
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """Yield record batches of some columns."""
+        yield from self._table.select(columns).to_batches()
+
+
+def _standard_input(data: bytes, named: Collection[str]) -> Table:
+    """Return the table of what came in: paths, a line each, or a CSV or TSV with a header that can only be one."""
+    name = "standard input"
+    line, _, rest = data.partition(b"\n")
+    header = line.decode("utf-8-sig", "replace").strip("\r")
+    separator = "\t" if "\t" in header else ","
+    cells = {cell.strip('"') for cell in header.split(separator)}
+    usual = {cell.casefold() for cell in cells} & set(PATH_NAMES)
+    if b"\0" not in data and (cells & set(named) or (usual and len(cells) > 1)):
+        with readable(name):
+            return DelimitedTable(name, lambda: io.BytesIO(data), separator, name=_STDIN, folder=".")
+    if usual and b"\0" not in data:  # a column of paths with its header
+        data = rest
+    return MemoryTable(name, ".", read_list(name, data, "path"), _STDIN)
+
+
+def _in_memory(source: Any) -> MemoryTable:
+    """Return the table that an object is, or gives."""
+    name = type(source).__name__
+    with readable(name):
+        if isinstance(source, pa.RecordBatchReader):
+            table = source.read_all()
+        elif isinstance(source, pa.RecordBatch):
+            table = pa.Table.from_batches([source])
+        elif isinstance(source, pa.Table):
+            table = source
+        elif is_frame(source):
+            table = _from_pandas(name, source)
+        elif hasattr(source, "__arrow_c_stream__"):
+            table = pa.RecordBatchReader.from_stream(source).read_all()
+        else:
+            table = pa.Table.from_batches([pa.record_batch(source)])
+    return MemoryTable(name, ".", table)
+
+
+def _from_pandas(name: str, frame: Any) -> Any:
+    """Return a DataFrame as Arrow; an index with names is columns, any other is left out.
+
+    Raises:
+        InvalidRequest: A column holds values of several types.
+    """
+    columns = [str(column) for column in frame.columns]
+    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
+    if twice:
+        raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
+    keep = all(level is not None for level in frame.index.names)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        for at, column in enumerate(columns):
+            _check_values(name, column, frame.iloc[:, at])
+        raise
+
+
+def _check_values(name: str, column: str, values: Any) -> None:
+    """Refuse a column of a DataFrame that Arrow cannot hold."""
+    try:
+        pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        kinds: dict[str, list[int]] = {}
+        for row, (value, missing) in enumerate(zip(values.tolist(), values.isna(), strict=True), 1):
+            if not missing:
+                kinds.setdefault(type(value).__name__, []).append(row)
+        if len(kinds) > 1:
+            raise mixed_types(name, column, kinds) from None
+        held = printable(next(iter(kinds), "nothing"))
+        raise InvalidRequest(
+            name, f"column {column!r} holds {held} in {counted(len(values), 'row')}", expected="values that Arrow knows"
+        ) from None  # fmt: skip

@@ -1,0 +1,374 @@
+"""Tables that are text: CSV and TSV, JSON lines, and a list of paths.
+
+pyarrow reads them. What it says little about is found here: the header that has another delimiter,
+and the rows that do not fit, by their numbers. Row 1 is the first after the header; empty lines are no rows.
+
+Types of a CSV's columns are inferred from all their values (whole numbers, truths, dates, times, other numbers, text),
+whatever they are used for; but the columns that the caller names stay text, for the key 1e5 is no 100000. So do columns
+with a number such as 007, or of more digits than a float has. In columns of text, `NA` and an empty cell are text; in
+others they are null.
+Text in JSON lines stays text; their whole numbers beyond 64 bits are floats.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.table import buffers
+from shardtool.table.json_lines import blocks, check_lines, kind_of, read_line
+from shardtool.table.limits import LONGEST_ROW, check_shape, too_long
+from shardtool.table.row_names import mixed_types, rows_text
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    Opened = Callable[[], Any]  # a binary stream, from the start
+
+_HEAD = 2**20  # bytes that surely hold the header
+_BLOCK = 2**20  # bytes that a thread reads at a time; a row must fit
+_GAPS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
+_NUMBERS = (
+    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
+    (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
+)
+_SHOWN = 5  # rows in a message
+_ZERO, _NINE = b"09"
+_ZEROS = r"^\s*[+-]?0[0-9]"
+_TAIL = 64  # bytes that surely hold what ends a file
+_EXACT = 2.0**53  # from here on a float holds not every whole number
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
+_UTF8 = b"\xef\xbb\xbf"
+_RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+
+
+class DelimitedTable:
+    """A CSV or TSV.
+
+    Args:
+        where: What the user called it.
+        opened: Opens it.
+        separator: Between values.
+        name: Of the file.
+        folder: What relative paths in it count from.
+
+    Attributes:
+        schema: The columns; all text until they are read.
+
+    Raises:
+        InvalidRequest: No text, no header, or another separator.
+    """
+
+    def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
+        self.name, self.where, self.folder = name, where, folder
+        self._opened, self._separator = opened, separator
+        self._table: Any = None
+        with opened() as stream:
+            head = stream.read(_HEAD)
+        names = _header(where, head, separator)
+        self.schema = pa.schema([(one, pa.string()) for one in names])
+
+    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+        """Return some columns, in the order of the table.
+
+        Args:
+            columns: Their names.
+            text: Columns that stay text, as the first call says it.
+
+        Raises:
+            InvalidRequest: Rows that do not fit the header.
+        """
+        if self._table is None:
+            self._table = buffers.compact(self._typed(frozenset(text) & set(self.schema.names)))
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def _typed(self, text: frozenset[str]) -> Any:
+        table = self._read(text)
+        long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
+        tests = (pa.types.is_floating, pa.types.is_integer)
+        numbers = [one.name for one in table.schema if any(test(one.type) for test in tests)]
+        zeros = numbers if numbers and self._has_zeros() else []
+        if not long and not zeros:
+            return table
+        texts = self._read(text.union(long, zeros))
+        for name in {*long, *(one for one in zeros if _any(texts[one], _ZEROS))}:
+            table = table.set_column(table.column_names.index(name), name, texts[name])
+        return table
+
+    def _has_zeros(self) -> bool:
+        """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
+        before = np.frombuffer(f'{self._separator}\n\r" +-'.encode(), np.uint8)
+        last = before[1:2]
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                codes = np.concatenate((last, np.frombuffer(data, np.uint8)))
+                digit = (codes >= _ZERO) & (codes <= _NINE)
+                found = np.flatnonzero((codes[1:-1] == _ZERO) & digit[2:] & ~digit[:-2])
+                if np.isin(codes[found], before).any():
+                    return True
+                last = codes[-2:]
+        return False
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self.read((), ()).num_rows)
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """Yield record batches of some columns."""
+        yield from self.read(columns, ()).select(columns).to_batches()
+
+    def _read(self, text: frozenset[str]) -> Any:
+        from pyarrow import csv as arrow_csv
+
+        convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
+
+        def read(block: int) -> Any:
+            options = arrow_csv.ReadOptions(block_size=block)
+            with self._opened() as stream:
+                return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+
+        try:
+            table = _in_blocks(read)
+        except pa.ArrowInvalid as error:
+            said = str(error)
+            if "Empty CSV" in said:  # a header without a newline
+                return self.schema.empty_table()
+            if "straddl" in said:
+                raise too_long(self.where) from None
+            if "CSV parse error: Expected" in said:
+                raise self._ragged() from None
+            raise
+        self._check_end(table)
+        return table
+
+    def _check_end(self, table: Any) -> None:
+        """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
+        last = table.column(table.num_columns - 1)
+        if not table.num_rows or not pa.types.is_string(last.type):
+            return
+        value = last[-1].as_buffer()
+        if value is None or b"\n" not in value.to_pybytes():
+            return
+        tail = b""
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                tail = (tail + data)[-_TAIL:]
+        if not tail.rstrip(b"\r\n").endswith(b'"'):
+            raise InvalidRequest(
+                self.where, f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file",
+                expected="text between two quotation marks, with those inside of it doubled",
+            )  # fmt: skip
+
+    def _ragged(self) -> InvalidRequest:
+        """Return the error for rows with another number of values than the header, found in a second pass."""
+        from pyarrow import csv as arrow_csv
+
+        count = 0
+        rows: list[Any] = []
+
+        def note(row: Any) -> str:
+            nonlocal count
+            count += 1
+            if len(rows) < _SHOWN:
+                rows.append(row)
+            return "skip"
+
+        names = self.schema.names[:1]
+        convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+
+        def read(block: int) -> Any:
+            nonlocal count
+            count = 0
+            rows.clear()
+            options = arrow_csv.ReadOptions(use_threads=False, block_size=block)  # rows have numbers only without
+            with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
+                text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
+
+        with suppress(pa.ArrowInvalid):
+            _in_blocks(read)
+        if not rows:
+            return InvalidRequest(self.where, "rows with more or fewer values than the header")
+        found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
+        first = rows[0].text.encode("latin-1", "replace")
+        shown = printable((first.splitlines() or [b""])[0][:60])
+        remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
+        if '"' in shown and b"\n" in first:
+            remedy += " Is a quotation mark not closed there?"
+        return InvalidRequest(
+            self.where, f"{counted(count, 'row')} with more or fewer values than the header: "
+            f"{listing(found, total=count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
+        )  # fmt: skip
+
+
+def _any(column: Any, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
+
+
+def numbers_of(column: Any) -> Any:
+    """Return text as numbers where all of it is what a number is written as; 007 is not, and stays text as it is.
+
+    A gap (an empty cell, NA, null, NaN) among numbers is null.
+    """
+    gaps = pc.is_in(column, value_set=buffers.texts(_GAPS).cast(column.type))
+    filled = column.filter(pc.invert(gaps)).drop_null()
+    for pattern, kind in _NUMBERS:
+        if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
+            empty = buffers.texts([None])[0].cast(column.type)
+            return pc.cast(pc.if_else(gaps, empty, column), kind)
+    return column
+
+
+def read_json_lines(name: str, opened: Opened) -> Any:
+    """Return a table of JSON objects, one a line; text that looks like a time stays text.
+
+    Raises:
+        InvalidRequest: A line that is no object, or a column of several types.
+    """
+    with opened() as stream:
+        _check_text(name, stream.read(_HEAD))
+    check_lines(name, opened)
+    try:
+        table = _read_json(opened, None)
+        check_shape(name, table.schema)
+        if any(_with_text(one.type) != one.type for one in table.schema):
+            table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _json_problem(name, opened, str(error)) from None
+    return buffers.compact(table)
+
+
+def _read_json(opened: Opened, schema: Any) -> Any:
+    from pyarrow import json as arrow_json
+
+    parse = arrow_json.ParseOptions(explicit_schema=schema)
+
+    def read(block: int) -> Any:
+        with opened() as stream:
+            return arrow_json.read_json(stream, arrow_json.ReadOptions(block_size=block), parse)
+
+    return _in_blocks(read)
+
+
+def _in_blocks(read: Callable[[int], Any]) -> Any:
+    """Return what `read` gives for the smallest size of blocks that holds every row."""
+    block = _BLOCK
+    while True:
+        try:
+            return read(block)
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error) or block > LONGEST_ROW:
+                raise
+            block *= 8
+
+
+def _with_text(kind: Any) -> Any:
+    """Return an inferred type with text for timestamps."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_text(kind.value_type)))
+    if pa.types.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(_with_text(part.type)) for part in parts])
+    return kind
+
+
+def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
+    """Return the error for what pyarrow could not read, found line by line."""
+    kinds: dict[str, dict[str, list[int]]] = {}
+    with opened() as stream:
+        lines = (line for data in blocks(name, stream) for line in data.split(b"\n") if line.strip())
+        for number, line in enumerate(lines, 1):
+            for column, value in read_line(name, number, line).items():
+                if value is not None:
+                    kinds.setdefault(column, {}).setdefault(kind_of(value), []).append(number)
+    for column, found in kinds.items():
+        if len(found) > 1:
+            return mixed_types(name, column, found)
+    if not kinds:
+        return InvalidRequest(name, "empty", expected="one JSON object a line")
+    said = re.sub(r"^JSON parse error: |in row [0-9]+$", "", said.splitlines()[0])  # its rows count from anywhere
+    return InvalidRequest(name, f"cannot be read: {said.strip()}", expected="JSON objects with values of one type")
+
+
+def read_list(name: str, data: bytes, column: str) -> Any:
+    """Return a table of one column: paths that end with a newline each, or with a NUL where there are any."""
+    if b"\0" in data:
+        lines = data.removesuffix(b"\0").split(b"\0")
+    else:
+        lines = data.removesuffix(b"\n").split(b"\n")
+        if all(line.endswith(b"\r") for line in lines[:-1]):
+            lines = [line.removesuffix(b"\r") for line in lines]
+    bad = [number for number, line in enumerate(lines, 1) if not _is_utf8(line)]
+    if bad:
+        raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
+    if lines == [b""]:
+        lines = []
+    return pa.table({column: buffers.texts([line.decode() for line in lines])})
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _header(name: str, head: bytes, separator: str) -> list[str]:
+    """Return the names of the columns."""
+    text = _check_text(name, head).decode("utf-8", "surrogateescape")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        names = next((row for row in rows if row), [])
+    except csv.Error as error:
+        raise InvalidRequest(name, f"no header: {error}", expected="a first row that names the columns") from None
+    if not names:
+        raise InvalidRequest(name, "empty", expected="a first row that names the columns")
+    if len(names) == 1:
+        other = next((one for one in _SEPARATORS if one != separator and one in names[0]), None)
+        if other:
+            ending = {",": ".csv", "\t": ".tsv"}.get(other)
+            remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
+            raise InvalidRequest(
+                name, f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values",
+                expected=_SEPARATORS[separator], remedy=remedy,
+            )  # fmt: skip
+    if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+        raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
+    return names
+
+
+def _check_text(name: str, head: bytes) -> bytes:
+    """Return the start of a text without its byte-order mark."""
+    for mark, meaning in _MARKS:
+        if head.startswith(mark):
+            remedy = "`iconv -f UTF-16 -t UTF-8` makes it that." if meaning == "UTF-16" else ""
+            raise InvalidRequest(name, meaning, expected="text in UTF-8", remedy=remedy)
+    if b"\0" in head:
+        raise InvalidRequest(name, "bytes that are no text", expected="text in UTF-8")
+    return head.removeprefix(_UTF8)
+
+
+def _too_long(column: Any) -> bool:
+    """Tell whether a column inferred as floats holds whole numbers that floats cannot."""
+    large = False
+    for chunk in column.chunks:
+        values = buffers.numbers(chunk.drop_null())
+        if not np.all(values == np.floor(values)):
+            return False
+        large = large or bool(np.any((np.abs(values) >= _EXACT) & np.isfinite(values)))
+    return large

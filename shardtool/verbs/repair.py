@@ -1,0 +1,353 @@
+"""`verify --repair`: what can be mended without guessing.
+
+- A sidecar that is missing, damaged or of another shard is made again from its shard, where the dataset file proves
+  the shard to be the one that was written.
+- A dataset file that is missing or damaged is made again, where every shard is the one that its sound sidecar tells
+  of.
+- With the source, `create` is run again with those of the recorded options that only choose, and what the user gives
+  of others (`--map`, `--root`): it gives the same bytes. What was there is kept under other names until the outcome is
+  seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`, and after an
+  append, the user learns what to run instead.
+
+Everything is staged, then published; afterwards the dataset is verified again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import read_small
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.request.observer import Observer
+from shardtool.storage.staging import open_folder
+from shardtool.verbs.verify import look, with_seconds
+
+if TYPE_CHECKING:
+    from shardtool.check.shard import Case
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.storage.staging import Folder, Staged
+    from shardtool.values import OnError
+    from shardtool.verbs.verify import Look, Report, VerifyOptions
+
+_OF_SIDECARS = frozenset(
+    {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
+)
+_OF_SHARDS = frozenset(
+    {"shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "shard-damaged", "padding-not-zero",
+     "payload-checksum"}
+)  # fmt: skip
+_OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
+_OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
+_KEPT_SUFFIX = ".before-repair"
+
+
+def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
+    """Look, mend what can be mended, and look again.
+
+    Raises:
+        ShardError: What `verify` raises.
+        OutputFailed: The file system refuses to take what was mended.
+    """
+    begun = time.time()
+    report, seen = look(dataset, options, observer)
+    done: list[str] = []
+    if not report.sound:
+        mending = _Mending(report, seen, options)
+        mending.run()
+        done = mending.done
+        if mending.changed:
+            report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
+        report = replace(report, unchecked=(*report.unchecked, *mending.left))
+    return with_seconds(report, time.time() - begun, tuple(done))
+
+
+class _Mending:
+    """What is wrong with a dataset, and what is done about it.
+
+    Attributes:
+        done: What was mended, in words.
+        left: What was not, and why.
+        changed: Whether anything was written.
+    """
+
+    def __init__(self, report: Report, seen: Look, options: VerifyOptions) -> None:
+        self.seen, self.options = seen, options
+        self.codes = {one.code for one in report.findings} | set(report.counts)
+        self.by_file: dict[str, set[str]] = {}
+        for one in report.findings:
+            self.by_file.setdefault(one.file, set()).add(one.code)
+        self.folder: Folder = open_folder(seen.found.folder)
+        self.done: list[str] = []
+        self.left: list[str] = []
+        self.changed = False
+
+    def run(self) -> None:
+        """Mend what can be mended."""
+        file, files = self.seen.file, self.codes & (_OF_SIDECARS | _OF_SHARDS)
+        instead = _not_from_source(file) if file is not None and files else ""
+        if self.options.source is not None and files and file is not None:
+            if instead:
+                self._leave(instead)
+            else:
+                self._again(file)
+            return
+        if self.codes & _OF_SHARDS:
+            self._leave(instead or self._of_shards())
+        if self.seen.file is not None and self.codes & _OF_SIDECARS:
+            self._sidecars(self.seen.file)
+        elif self.codes & _OF_DATASET_FILE:
+            self._dataset_file()
+
+    def _of_shards(self) -> str:
+        if self.options.source is None:
+            return "damaged shards: they can only be made again from their source (--source)"
+        return "damaged shards: only a whole dataset file tells how they were made. Run that command with --resume"
+
+    def _leave(self, what: str) -> None:
+        self.left.append(f"repair: {what}")
+
+    def _base(self) -> str:
+        return os.path.basename(self.seen.found.dataset_file or "").removesuffix(DATASET_SUFFIX)
+
+    def _sidecars(self, file: DatasetFile) -> None:
+        """Make sidecars again from shards that are proven sound."""
+        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & _OF_SIDECARS]
+        proven = [case for case in bad if case.sound and case.entry is not None and case.survey is not None
+                  and case.survey.crc == case.entry.crc]  # fmt: skip
+        for case in bad:
+            if case not in proven:
+                self._leave(f"{case.sidecar}: its shard is not proven to be sound")
+        if not proven:
+            return
+        with self.folder.lock(self._base()):
+            self._check_unchanged()
+            entries = {one.name: one for one in file.shards}
+            staged: list[Staged] = []
+            names = [*(case.sidecar for case in proven), self._base() + DATASET_SUFFIX]
+            try:
+                for case in proven:
+                    data = self._sidecar_of(case)
+                    staged.append(_stage(self.folder, case.sidecar, data))
+                    entry = entries[case.name]
+                    entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
+                new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
+                staged.append(_stage(self.folder, self._base() + DATASET_SUFFIX, new.encode()))
+                self.folder.publish(*staged)
+            finally:
+                self.folder.discard_staged(names)
+        self.changed = True
+        self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
+        if len(file.schema) > len(_schema_names()):
+            lost = sorted(set(file.schema) - set(_schema_names()))
+            self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
+
+    def _check_unchanged(self) -> None:
+        """See, under the lock, that nobody has replaced the dataset since it was looked at."""
+        path = self.seen.found.dataset_file or ""
+        try:
+            same = read_dataset(read_small(path), path) == self.seen.file
+        except (OSError, CorruptShard):
+            same = False
+        if not same:
+            raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
+
+    def _sidecar_of(self, case: Case) -> bytes:
+        from shardtool.dataset.opened import table_of
+        from shardtool.dataset.sidecar import ShardFact, encode_table
+        from shardtool.dataset.walk import SurveyTask, survey
+
+        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots()))
+        if found.error is not None or case.entry is None or found.crc != case.entry.crc:
+            raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
+        return encode_table(table_of(found), ShardFact(case.name, found.size, found.crc, ""))
+
+    def _dataset_file(self) -> None:
+        """Make the dataset file again from shards that are what their sidecars say."""
+        unsound = [case.name for case in self.seen.cases if not case.sound]
+        if unsound or self.codes & (_OF_SHARDS | _OF_SIDECARS | _OF_ALL):
+            what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
+            if "dataset-incomplete" in self.codes:
+                what = "shards are missing. Finish the run that made them: its own command with --resume"
+            self._leave(f"the dataset file: {what}")
+            return
+        from shardtool.verbs.index import IndexOptions, index
+
+        given = self.seen.found.dataset_file or self.seen.found.shards
+        try:
+            options = IndexOptions(
+                checksum=True, dots=self.seen.dots(), workers=self.options.workers,
+                overwrite="dataset-file-damaged" in self.codes,
+            )  # fmt: skip
+            made = index(given, options)
+        except ShardError as error:
+            self._leave(f"the dataset file: {error}")
+            return
+        self.changed = True
+        lost = "how the dataset was made, what was left out and the names of classes are lost"
+        self.done.append(f"{made.dataset_file}: made again from shards and sidecars; {lost}")
+
+    def _again(self, file: DatasetFile) -> None:
+        """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
+        from shardtool.verbs.create import create
+
+        wrong = self._wrong_names(file)
+        try:
+            options, output = self._options(file), self._output(file)
+            self._check_plan(file, output, options)
+            kept = self._keep(file, wrong)
+        except ShardError as error:
+            self._leave(str(error))
+            return
+        try:
+            create(self.options.source, output, options)
+            self._check_outcome(file)
+        except BaseException as error:
+            self._bring_back(kept)
+            if not isinstance(error, ShardError):
+                raise
+            self._leave(f"what was there is back: {error}")
+            return
+        shutil.rmtree(kept)
+        self.changed = True
+        self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
+
+    def _options(self, file: DatasetFile) -> Any:
+        """Return the options to run `create` again with: code is the user's, never what is recorded."""
+        from shardtool.check.recorded_run import recorded_run
+
+        run, given = recorded_run(file, self.options.given), self.options.map
+        options: Any = run.options  # of `create`: other verbs are not run again
+        if run.map and given is None:
+            raise InvalidRequest(
+                "--source", f"samples made by {run.map}, which is never run because a file names it",
+                expected="--map, if that code is yours", remedy="Nothing was touched.",
+            )  # fmt: skip
+        if given is not None and given != run.map:
+            expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
+            raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
+        on_error: OnError = "skip" if file.skipped else "stop"
+        return replace(
+            options, map=given, if_exists="resume", on_error=on_error, workers=self.options.workers,
+            start_method=self.options.start_method,
+        )  # fmt: skip
+
+    def _output(self, file: DatasetFile) -> list[str] | str:
+        """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
+
+        Raises:
+            InvalidRequest: It would write or remove other files than those.
+        """
+        if extra := self.codes & {"shard-extra", "sidecar-extra"}:
+            raise InvalidRequest(
+                "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
+                expected="none, for they would be removed", remedy="Move them away first.",
+            )  # fmt: skip
+        output: list[str] | str = os.path.join(self.folder.path, file.pattern)
+        if "{" not in file.pattern:
+            output = [os.path.join(self.folder.path, one.name) for one in file.shards]
+        base = parse_pattern(output).base
+        if {base, file.name} != {self._base()}:
+            raise InvalidRequest(
+                "--repair", f"a dataset file called {self._base()}, of a dataset called {file.name}",
+                expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
+            )  # fmt: skip
+        return output
+
+    def _wrong_names(self, file: DatasetFile) -> list[str]:
+        """Return the files that are to be made again."""
+        names = []
+        for one in file.shards:
+            if self.by_file.get(one.name, set()) & _OF_SHARDS:
+                names += [one.name]
+            elif self.by_file.get(one.sidecar, set()) & _OF_SIDECARS:
+                names += [one.sidecar]
+        return names
+
+    def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
+        """See that the source would give the shards that the dataset file lists, before anything is touched."""
+        from shardtool.verbs.create import dry_run
+
+        plan = dry_run(self.options.source, output, options)
+        if options.of_transform() is None:
+            ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
+            if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
+                raise InvalidRequest(
+                    "--source", "other samples than the dataset was made from", expected="those",
+                    remedy="Nothing was touched.",
+                )  # fmt: skip
+
+    def _keep(self, file: DatasetFile, wrong: list[str]) -> str:
+        """Give all files of the dataset a second name, and take what is wrong away; return where they are."""
+        kept = os.path.join(self.folder.path, f".{self._base()}{_KEPT_SUFFIX}")
+        names = [name for one in file.shards for name in (one.name, one.sidecar)]
+        names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
+        try:
+            os.mkdir(kept)
+            for name in names:
+                path = self.folder.full_path(name)
+                if os.path.lexists(path):
+                    os.link(path, os.path.join(kept, name), follow_symlinks=False)
+            self.folder.remove(wrong)
+        except OSError as error:
+            shutil.rmtree(kept, ignore_errors=True)
+            found = f"cannot keep what is there: {(error.strerror or str(error)).lower()}"
+            remedy = "A repair was cut off? Look at it, move its files back, and remove the folder."
+            raise OutputFailed(kept, found, remedy=remedy if isinstance(error, FileExistsError) else "") from None
+        return kept
+
+    def _bring_back(self, kept: str) -> None:
+        """Give the files that were there their names again."""
+        for name in sorted(os.listdir(kept), key=lambda one: one.endswith(DATASET_SUFFIX)):
+            os.replace(os.path.join(kept, name), self.folder.full_path(name))
+        shutil.rmtree(kept)
+
+    def _check_outcome(self, file: DatasetFile) -> None:
+        """See that every shard is the one that the dataset file told of."""
+        path = self.seen.found.dataset_file or ""
+        try:
+            new = read_dataset(read_small(path), path)
+        except OSError as error:
+            raise CorruptShard(path, str(error)) from None
+        if [(one.name, one.size, one.crc) for one in new.shards] != [
+            (one.name, one.size, one.crc) for one in file.shards
+        ]:
+            raise InvalidRequest("--source", "other content than the dataset was made from", expected="the same")
+
+
+def _not_from_source(file: DatasetFile) -> str:
+    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
+    verb = file.made.get("verb")
+    if file.appends:
+        return (
+            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
+            "from a copy, or make the dataset anew: the first command with --overwrite, then each --append"
+        )
+    if verb == "index":
+        return "shards that another tool made: get them again"
+    if verb != "create" or file.made.get("split"):
+        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
+        return f"shards {which}: run the command that made them again, with --resume"
+    return ""
+
+
+def _stage(folder: Folder, name: str, data: bytes) -> Staged:
+    output = folder.stage(name)
+    try:
+        output.write(data)
+        return output.finish()
+    except BaseException:
+        output.abandon()
+        raise
+
+
+def _schema_names() -> list[str]:
+    from shardtool.dataset.sidecar import SCHEMA
+
+    return list(SCHEMA.names)

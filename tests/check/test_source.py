@@ -1,0 +1,341 @@
+"""Laws of `verify --source` where a dataset was made of others, or appended to: no false finding, and none missed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from shardtool import (
+    CreateOptions,
+    InvalidRequest,
+    Report,
+    ReshardOptions,
+    ShardError,
+    VerifyOptions,
+    create,
+    index,
+    reshard,
+    verify,
+)
+from shardtool.fingerprint import crc32c
+from tests.helpers import flip, read_tree, shards, tool, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# Forked workers start ten times faster, and never touch what the threads of this process may hold.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def _table(name: str, count: int, **columns: Any) -> Any:
+    """Return a manifest: texts, labels, numbers that a TFRecord keeps as numbers, and metadata."""
+    return pa.table({
+        "key": [f"{name}/{at:02}" for at in range(count)],
+        "txt": [f"{name} {at} " * (at + 1) for at in range(count)],
+        "label": ["ant", "bee", "cat"] * (count // 3),
+        "score": [at / 4 for at in range(count)],
+        "w": list(range(count)),
+        **columns,
+    })  # fmt: skip
+
+
+def _create(table: Any, pattern: str, **asked: Any) -> None:
+    options: dict[str, Any] = {
+        "key": "key", "values": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
+        "max_count": 5, "workers": 1, "start_method": "fork",
+    }  # fmt: skip
+    create(table, pattern, CreateOptions(**{**options, **asked}))
+
+
+def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
+    options: dict[str, Any] = {"max_count": 7, "workers": 1, "start_method": "fork"}
+    reshard(datasets, pattern, ReshardOptions(**{**options, **asked}))
+
+
+def _verify(dataset: Path, source: Any, **options: Any) -> Report:
+    return verify(dataset, VerifyOptions(source=source, workers=1, start_method="fork", **options))
+
+
+def _unchecked(report: Report) -> list[str]:
+    """Return what was not checked, but for the fingerprint: that of floats is not in TFRecords."""
+    return [text for text in report.unchecked if "fingerprint" not in text]
+
+
+def _found(dataset: Path, source: Any) -> set[tuple[str, str, str]]:
+    return {(one.code, one.key, one.field) for one in _verify(dataset, source).findings}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the datasets `one`, of tars, and `two`, of TFRecords; they are not to be changed."""
+    folder = tmp_path_factory.mktemp("sources")
+    _create(_table("a", 12), f"{folder}/one/one-{{000..}}.tar")
+    _create(_table("b", 9, w=list(range(100, 109))), f"{folder}/two/two-{{000..}}.tfrecord")
+    return folder
+
+
+@pytest.fixture
+def both(sources: Path) -> list[Path]:
+    """Give both of them, as a source."""
+    return [sources / "one", sources / "two" / "two.json"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": True, "seed": 3, "equal_count": True},
+        {"select_fields": ("txt", "cls"), "rename_fields": ("txt=caption",)},
+        {"drop_fields": ("score",), "where": "w > 3 and label != 'cat'"},
+        {"values": ("txt=label", "w=w"), "sample": 0.6},
+        {"values": ("cls=label",), "classes": ("cls",), "sort_by": "w", "descending": True, "head": 8},
+        {"portable": True, "max_size": "20kB"},
+    ],
+)
+def test_what_reshard_makes_agrees_with_its_sources(
+    options: dict[str, Any], both: list[Path], ending: str, tmp_path: Path
+) -> None:
+    """Whatever fields and samples were chosen, in whatever order and format: all of the datasets is compared."""
+    _reshard(both, f"{tmp_path}/out-{{000..}}.{ending}", **options)
+    report = _verify(tmp_path / "out.json", both)
+    assert (report.findings, report.counts, _unchecked(report)) == ((), {}, [])
+    assert "the source" in report.checked
+    assert report.samples
+
+
+@pytest.mark.parametrize("rule", ["rename", "first", "last"])
+def test_keys_of_several_sources(rule: str, sources: Path, tmp_path: Path) -> None:
+    """Samples that share a key are dealt with as they were."""
+    _create(_table("a", 6, txt=["other"] * 6), f"{tmp_path}/more-{{0..}}.tar")
+    both = [sources / "one", tmp_path / "more.json"]
+    _reshard(both, f"{tmp_path}/out/out-{{000..}}.tar", on_duplicate=rule)
+    report = _verify(tmp_path / "out", both)
+    assert (report.findings, report.unchecked) == ((), ())
+    if rule != "rename":
+        assert _verify(tmp_path / "out", [both[1], both[0]]).counts == {"source-differs": 6}
+
+
+@pytest.mark.parametrize("kind", ["bare", "packed", "shards"])
+def test_sources_without_an_index(kind: str, sources: Path, ending: str, tmp_path: Path) -> None:
+    """Where no index tells checksums, payloads are read at their places: of plain and of compressed shards."""
+    (given := tmp_path / "given").mkdir()
+    for shard in shards(sources / "one"):
+        if kind == "packed":
+            (given / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
+        else:
+            shutil.copy(shard, given)
+    source: Any = [[*map(str, shards(given))]] if kind == "shards" else given
+    _reshard(source, f"{tmp_path}/out/out-{{000..}}.{ending}", shuffle=True)
+    assert _verify(tmp_path / "out", source).counts == {}
+    changed = _table("a", 12)
+    texts = changed.column("txt").to_pylist()
+    texts[3] = texts[3].upper()
+    changed = changed.set_column(1, "txt", pa.array(texts))
+    shutil.rmtree(given)
+    _create(changed, f"{given}/one-{{000..}}.tar")
+    for path in given.iterdir():
+        if path.suffix != ".tar":
+            path.unlink()
+        elif kind == "packed":
+            (given / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    assert _found(tmp_path / "out", source) == {("source-differs", "a/03", "txt")}
+
+
+def test_a_split_of_datasets(both: list[Path], tmp_path: Path) -> None:
+    """Each split is compared with those samples that fall into it."""
+    for options in ({"split": "x=0.5,y=0.5"}, {"split": "x=0.5,y=0.5", "stratify": "label"}, {"split_column": "label"}):
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        _reshard(both, f"{folder}/{{split}}-{{000..}}.tar", **options)
+        for file in sorted(folder.glob("*.json")):
+            assert _verify(file, both).counts == {}
+        assert "source-extra" in _verify(file, both[0]).counts
+
+
+def test_a_source_that_changed(both: list[Path], ending: str, tmp_path: Path) -> None:
+    """What is missing, too much or different is told by key and field, numbers of TFRecords too."""
+    _reshard(both, f"{tmp_path}/out-{{000..}}.{ending}")
+    table = _table("a", 12)
+    keys, texts, scores = (table.column(name).to_pylist() for name in ("key", "txt", "score"))
+    keys[2], texts[4], texts[5], scores[7] = "a/new", "another length", texts[5].upper(), 0.125
+    columns = {"key": keys, "txt": texts, "score": scores}
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    _create(table, f"{tmp_path}/changed/one-{{000..}}.tar")
+    assert _found(tmp_path / "out.json", [tmp_path / "changed", both[1]]) == {
+        ("source-missing", "a/new", ""), ("source-extra", "a/02", ""), ("source-differs", "a/04", "txt"),
+        ("source-differs", "a/05", "txt"), ("source-differs", "a/07", "score"),
+    }  # fmt: skip
+    _create(_table("a", 12), f"{tmp_path}/less/one-{{000..}}.tar", values=("cls=label", "score=score"))
+    found = _found(tmp_path / "out.json", [tmp_path / "less", both[1]])
+    assert found == {("source-extra", f"a/{at:02}", "txt") for at in range(12)}
+
+
+def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
+    """Its fields and its choice of samples are said not to be compared; all else is."""
+    labels = tmp_path / "labels.csv"
+    labels.write_text("key,kind\n" + "".join(f"a/{at:02},{'xyz'[at % 3]}\n" for at in range(12)), encoding="ascii")
+    asked: dict[str, Any] = {"join": labels, "on": "key"}
+    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, values=("kind=kind", "txt=kind"), sort_by="kind")
+    report = _verify(tmp_path / "a", sources / "one")
+    assert (report.counts, len(report.unchecked)) == ({}, 1)
+    assert "fields kind, txt" in report.unchecked[0]
+    assert "labels.csv" in report.unchecked[0]
+    _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **asked, where="kind == 'x'")
+    report = _verify(tmp_path / "b", sources / "one")
+    assert (report.counts, report.samples, len(report.unchecked)) == ({}, 4, 1)
+    assert "--where" in report.unchecked[0]
+    _create(_table("a", 12, txt=["x"] * 12), f"{tmp_path}/other/one-{{0..}}.tar")
+    assert {code for code, _, _ in _found(tmp_path / "b", tmp_path / "other")} == {"source-differs"}
+    assert set(_verify(tmp_path / "b", sources / "two").counts) == {"source-extra"}
+    report = _verify(tmp_path / "b", [sources / "one", tmp_path / "other"])
+    assert (report.counts, "the source" in report.checked) == ({}, False)
+
+
+def test_sources_that_make_no_sense(sources: Path, both: list[Path], tmp_path: Path) -> None:
+    """Several sources for a run that took one, none, and a table for datasets are refused, before a shard is read."""
+    _reshard(both, f"{tmp_path}/out-{{000..}}.tar")
+    for dataset, source in (
+        (sources / "one", both), (tmp_path / "out.json", tmp_path / "none"), (tmp_path / "out.json", _table("a", 3)),
+        (tmp_path / "out.json", [*both, 5]),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest):
+            _verify(dataset, source)
+
+
+def test_the_command(both: list[Path], tmp_path: Path) -> None:
+    """`--source` is repeatable; what to do about findings is right for any verb."""
+    _reshard(both, f"{tmp_path}/out-{{000..}}.tar")
+    ran = tool("verify", tmp_path / "out.json", "--source", both[0], "--source", both[1])
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, "sound")
+    ran = tool("verify", tmp_path / "out.json", "--source", both[0])
+    assert ran.code == 3
+    assert "--resume" in ran.out
+    assert "create --resume" not in ran.out
+
+
+def _reseal(dataset_file: Path, **made: Any) -> None:
+    """Have a dataset file tell of another run."""
+    document = json.loads(dataset_file.read_bytes())
+    del document["checksum"]
+    document["shardtool"]["made"] |= made
+    body = json.dumps(document, indent=2).removesuffix("\n}").encode() + b',\n  "checksum": "crc32c:'
+    dataset_file.write_bytes(body + b'%08x"\n}\n' % crc32c(body))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temp_dir": "/"}, {"if_exists": "overwrite"}, {"map": "os:system"}, {"head": "many"}, {"head": 2.5},
+        {"head": True}, {"sample": ["1%"]}, {"sample": "all"}, {"sample": 1}, {"where": 5}, {"where": "os.system('x')"},
+        {"join": {"a": 1}}, {"join": "x", "values": ["a"]}, {"join": "x", "on": [1]}, {"join": "/etc/passwd"},
+        {"values": [1]}, {"select_fields": "txt"}, {"seed": -1, "split": "x=1"}, {"split": "nonsense"},
+        {"sort_by": ["a"]}, {"shuffle": "yes"}, {"on_duplicate": "explode"}, {"\x1b[2J": 1}, ["head"], None,
+    ],
+)  # fmt: skip
+def test_hostile_records_of_a_run(options: Any, sources: Path, tmp_path: Path) -> None:
+    """Whatever a sealed dataset file tells of its making, it is a report or an error of ours, and nothing is run."""
+    _reshard(sources / "one", f"{tmp_path}/out-{{000..}}.tar")
+    _reseal(tmp_path / "out.json", options=options)
+    before = read_tree(tmp_path)
+    try:
+        _verify(tmp_path / "out.json", sources / "one")
+    except ShardError as error:
+        assert "\x1b" not in str(error)  # noqa: PT017 - either is right
+    assert read_tree(tmp_path) == before
+
+
+# Datasets that samples were appended to.
+
+
+@pytest.fixture(params=["create", "reshard"])
+def appended(request: pytest.FixtureRequest, sources: Path, ending: str, tmp_path: Path) -> tuple[Path, Any]:
+    """Give a dataset with an append, made with either verb, and the source of its first samples."""
+    pattern, source = f"{tmp_path}/out/out-{{000..}}.{ending}", _table("a", 12)
+    if request.param == "reshard":
+        source = sources / "one"
+        _reshard(source, pattern)
+    else:
+        _create(source, pattern)
+    _create(_table("c", 6), pattern, if_exists="append")
+    return tmp_path / "out", source
+
+
+def test_an_append_is_no_finding(appended: tuple[Path, Any]) -> None:
+    """The first shards are compared with their source; of what was appended it is said that it is not."""
+    dataset, source = appended
+    report = _verify(dataset, source)
+    assert (report.findings, report.samples) == ((), 18)
+    assert ["appended" in text for text in _unchecked(report)] == [True]
+    assert "the source" in report.checked
+
+
+def test_the_source_of_an_append(ending: str, tmp_path: Path) -> None:
+    """It is not compared, and that is said; a source that has grown by what was appended has no finding."""
+    pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
+    _create(_table("a", 12), pattern)
+    _create(_table("c", 6), pattern, if_exists="append")
+    report = _verify(tmp_path / "out", _table("c", 6))
+    assert (report.counts, "the source" in report.checked) == ({}, False)
+    assert any("appended from" in text for text in report.unchecked)
+    grown = pa.concat_tables([_table("a", 12), _table("c", 6)])
+    assert _verify(tmp_path / "out", grown).counts == {}
+    assert _found(tmp_path / "out", pa.concat_tables([grown, _table("d", 3).slice(0, 1)])) == {
+        ("source-missing", "d/00", "")
+    }
+    assert _verify(tmp_path / "out", _table("e", 3)).counts == {"source-extra": 12, "source-missing": 3}
+    assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
+
+
+# Mending.
+
+
+def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
+    """See that a repair touches nothing, and says why."""
+    before = read_tree(dataset)
+    report = look()
+    assert (report.sound, report.repaired) == (False, ())
+    assert any(text.startswith("repair: ") and told in text for text in report.unchecked), report.unchecked
+    assert read_tree(dataset) == before
+
+
+def test_repair_of_what_reshard_made(both: list[Path], ending: str, tmp_path: Path) -> None:
+    """Its shards are left as they are, and it is said what makes them again: the same command, to the same bytes."""
+    pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
+    _reshard(both, pattern, shuffle=True)
+    wanted = read_tree(tmp_path / "out")
+    flip(tmp_path / "out" / f"out-001.{ending}", 600)
+    for source in (None, both):
+        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "--resume")  # noqa: B023
+    (tmp_path / "out" / "out-002.index").unlink()
+    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "--resume")
+    _reshard(both, pattern, shuffle=True, if_exists="resume")
+    assert read_tree(tmp_path / "out") == wanted
+
+
+def test_repair_after_an_append(appended: tuple[Path, Any], ending: str) -> None:
+    """No one command makes these shards again, and that is said; a sidecar is made again where its shard is sound."""
+    dataset, source = appended
+    (dataset / "out-001.index").unlink()
+    report = _verify(dataset, None, repair=True)
+    assert (report.sound, len(report.repaired)) == (True, 1)
+    flip(dataset / f"out-001.{ending}", 600)
+    for one in (None, source):
+        _same_after(dataset, lambda: _verify(dataset, one, repair=True), "appended")  # noqa: B023
+
+
+def test_repair_of_shards_of_another_tool(tmp_path: Path) -> None:
+    """Shards that nobody here made are to be got again."""
+    write_tree(tmp_path / "in", {"a.txt": b"a" * 600})
+    create(tmp_path / "in", f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
+    for name in ("x.json", "x-0.index"):
+        (tmp_path / "out" / name).unlink()
+    index(tmp_path / "out")
+    flip(tmp_path / "out" / "x-0.tar", 0)
+    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", None, repair=True), "another tool")

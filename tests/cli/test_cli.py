@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.helpers import identity, read_tree, shards, shell, tool, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PATTERN = "out-{000..}.tar"
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Return the one JSON document that stdout holds."""
+    found: dict[str, Any] = json.loads(text)
+    assert text == json.dumps(found, indent=2) + "\n"
+    return found
+
+
+def _fifo(root: Path) -> None:
+    os.mkfifo(root / "a" / "pipe.jpg")
+
+
+def _finished(root: Path) -> None:
+    (root / "out-000.tar").write_bytes(b"")
+
+
+def _file_for_folder(root: Path) -> None:
+    (root / "file").write_bytes(b"")
+
+
+def _nothing(_root: Path) -> None:
+    pass
+
+
+# What is done to a tree, what is asked, exit code, error code, and what the message must say.
+ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]] = {
+    "no source": (_nothing, ["nowhere", PATTERN], 2, "invalid-request", ["nowhere", "no such file"]),
+    "no folder": (_nothing, ["s/a/000.txt", PATTERN], 2, "invalid-request", ["s/a/000.txt", "no folder"]),
+    "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no ending", "out-{000000..}.tar"]),
+    "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),
+    "url": (_nothing, ["s", "s3://bucket/out-{000..}.tar"], 2, "invalid-request", ["s3://bucket", "local folder"]),
+    "no samples": (_nothing, ["s", PATTERN, "--include", "*.png"], 2, "invalid-request", ["no samples", "--include"]),
+    "capacity": (_nothing, ["s", "o-{0..1}.tar", "--max-count", "1"], 2, "invalid-request", ["2 names", "12 shards"]),
+    "oversize": (_nothing, ["s", PATTERN, "--max-size", "4kB"], 2, "invalid-request", ["--max-size", "--oversize"]),
+    "exists": (_finished, ["s", PATTERN], 5, "output-exists", ["out-000.tar", "--overwrite", "--resume"]),
+    "fifo": (lambda root: _fifo(root / "s"), ["s", PATTERN], 6, "sample-failed", ["a/pipe.jpg", "fifo", "--exclude"]),
+    "no output folder": (_file_for_folder, ["s", f"file/{PATTERN}"], 7, "output-failed", ["file"]),
+}
+USAGE: dict[str, tuple[list[str], str]] = {
+    "unknown option": (["create", "s", PATTERN, "--nope"], "--nope"),
+    "unknown verb": (["pack", "s"], "pack"),
+    "no output": (["create", "s"], "OUTPUT"),
+    "bad size": (["create", "s", PATTERN, "--max-size", "many"], "many"),
+    "zero": (["create", "s", PATTERN, "--max-count", "0"], "--max-count"),
+    "bad choice": (["create", "s", PATTERN, "--oversize", "eat"], "eat"),
+    "both": (["create", "s", PATTERN, "--append", "--overwrite"], "choose one"),
+    "no workers": (["create", "s", PATTERN, "--workers", "0"], "--workers"),
+}
+
+
+@pytest.fixture
+def place(small: Path, tmp_path: Path) -> Path:
+    """Give a folder that holds the small tree under the name `s`, to run in."""
+    small.rename(tmp_path / "s")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str, place: Path) -> None:
+    """An error is its exit code and one line on stderr that says where, what and what to do; nothing is written."""
+    prepare, words, code, _, said = ERRORS[name]
+    prepare(place)
+    before = sorted(os.listdir(place))
+    ran = tool("create", *words, "--workers", "1", cwd=place)
+    assert (ran.code, ran.out) == (code, "")
+    line = ran.err.splitlines()[-1]
+    assert line.startswith("shardtool: ")
+    assert [text for text in said if text not in line] == []
+    assert sorted(os.listdir(place)) == before
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_as_json(name: str, place: Path) -> None:
+    """With `--json`, an error is one document on stdout with the same code and the same parts."""
+    prepare, words, code, kind, said = ERRORS[name]
+    prepare(place)
+    ran = tool("create", *words, "--workers", "1", "--json", "--quiet", cwd=place)
+    assert (ran.code, ran.err) == (code, "")
+    error = _document(ran.out)["error"]
+    assert list(error) == ["code", "exit_code", "where", "found", "expected", "remedy"]
+    assert (error["code"], error["exit_code"]) == (kind, code)
+    assert [text for text in said if text not in " ".join(map(str, error.values()))] == []
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_usage_errors(name: str, place: Path) -> None:
+    """What the command line does not understand is 2 and a hint on stderr, or with `--json` a document on stdout."""
+    words, said = USAGE[name]
+    ran = tool(*words, cwd=place)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert "--help" in ran.err
+    ran = tool(*words, "--json", cwd=place)
+    assert (ran.code, ran.err) == (2, "")
+    error = _document(ran.out)["error"]
+    assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
+    assert said in error["found"]
+    assert os.listdir(place) == ["s"]
+
+
+def test_success(place: Path) -> None:
+    """A summary stands on stdout, and notes on stderr, each where it can be read apart."""
+    ran = tool("create", "s", PATTERN, "--max-count", "5", cwd=place)
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("12 samples in 3 shards, ")
+    assert [line.split()[0] for line in lines[1:]] == ["dataset", "fingerprint"]
+    assert "out.json" in lines[1]
+    ran = tool("create", "s", "d/one-{0..}.tar", cwd=place)
+    assert (ran.code, len(ran.out.splitlines()), len(ran.err.splitlines())) == (0, 3, 1)
+    assert ran.err.startswith("note: ")
+
+
+def test_quiet_and_verbose(place: Path) -> None:
+    """`--quiet` prints nothing at all; `-v` tells of every shard, on stderr."""
+    ran = tool("create", "s", PATTERN, "--quiet", cwd=place)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    ran = tool("create", "s", PATTERN, "--overwrite", "--max-count", "4", "-v", cwd=place)
+    assert (ran.code, len(ran.out.splitlines())) == (0, 3)
+    assert sorted(line.split(":")[0] for line in ran.err.splitlines()) == [f"out-00{at}.tar" for at in range(3)]
+
+
+def test_success_as_json(place: Path) -> None:
+    """With `--json`, a finished run is one document that tells what is there."""
+    ran = tool("create", "s", PATTERN, "--max-count", "5", "--json", cwd=place)
+    assert (ran.code, ran.err) == (0, "")
+    told = _document(ran.out)
+    made = json.loads((place / "out.json").read_bytes())["shardtool"]
+    assert told.pop("seconds") >= 0
+    assert told == {
+        "dataset_file": "out.json",
+        "shards": 3,
+        "kept": 0,
+        "samples": 12,
+        "skipped": 0,
+        "size": sum(shard.stat().st_size for shard in shards(place)),
+        "fingerprint": made["fingerprint"],
+        "notes": [],
+    }
+    again = _document(tool("create", "s", PATTERN, "--max-count", "5", "--json", "--resume", cwd=place).out)
+    assert (again["kept"], again["fingerprint"]) == (3, told["fingerprint"])
+
+
+def test_dry_run(place: Path) -> None:
+    """A dry run is a table, or a document, of the shards to come, even where output is there; it writes nothing."""
+    _finished(place)
+    before = identity(place)
+    ran = tool("create", "s", PATTERN, "--max-count", "5", "--dry-run", cwd=place)
+    assert (ran.code, ran.err, identity(place)) == (0, "", before)
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert [(row[0], row[1], row[3]) for row in rows[1:4]] == [
+        ("out-000.tar", "5", "a/000"), ("out-001.tar", "5", "a/010"), ("out-002.tar", "2", "b/009"),
+    ]  # fmt: skip
+    assert "nothing was written" in ran.out
+    ran = tool("create", "s", PATTERN, "--max-count", "5", "--dry-run", "--json", cwd=place)
+    assert (ran.code, ran.err, identity(place)) == (0, "", before)
+    plan = _document(ran.out)
+    assert (plan["dry_run"], [shard["samples"] for shard in plan["shards"]]) == (True, [5, 5, 2])
+    assert [f"{shard['size']:,}" for shard in plan["shards"]] == [row[2] for row in rows[1:4]]
+    assert plan["totals"]["size"] == sum(shard["size"] for shard in plan["shards"])
+    assert (plan["totals"]["samples"], plan["totals"]["skipped"], plan["dataset_file"]) == (12, 0, "out.json")
+
+
+def test_names_cannot_steer_a_terminal(place: Path) -> None:
+    """Whatever a file is called, no control character reaches the terminal."""
+    write_tree(place / "s", {b"evil\x1b[2J\xff.jpg": b"x", b"z\x1b]0;t\x07.jpg": b"x"})
+    for words in (["--dry-run", "--portable"], ["--exclude", "*\udcff*", "--dry-run"], []):
+        ran = tool("create", "s", PATTERN, *words, cwd=place)
+        assert ran.code == (0 if "--portable" in words else 2)
+        assert "\x1b" not in ran.out + ran.err
+        assert "\x07" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["create", "--help"], ["create", "-h"]])
+def test_help(words: list[str]) -> None:
+    """Help of both levels is on stdout, with examples, no wider than a terminal."""
+    ran = tool(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("Usage: shardtool ")
+    assert "shardtool create ./imgs 'out-{000000..}.tar'" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(("words", "verb"), [([], ""), (["create"], " create")])
+def test_nothing_asked(words: list[str], verb: str) -> None:
+    """Asked for nothing, the tool shows how it is used, and that this was no success."""
+    ran = tool(*words)
+    assert ran.code == 2
+    assert f"Usage: shardtool{verb} " in ran.out + ran.err
+
+
+def test_version() -> None:
+    """`--version` prints name and version."""
+    ran = tool("--version")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.split()[0] == "shardtool"
+
+
+_RUNS = ["--help", "--version", "create --help", "create s 'x-{0..}.tar'", "create s 'x-{0..}.tar' --json",
+         "create s 'x-{0..}.tar' --dry-run", "create s 'x-{0..}.tar' --dry-run --json"]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", _RUNS)
+def test_a_full_stdout(run: str, place: Path) -> None:
+    """A result that cannot be printed is 7 and one line, whatever was asked for; what was written is whole."""
+    ran = shell(f"$T {run} >/dev/full", place)
+    lines = [line for line in ran.err.splitlines() if not line.startswith("note: ")]
+    assert (ran.code, len(lines)) == (7, 1), ran.err
+    assert "stdout" in lines[0]
+    assert "no space left" in lines[0]
+    assert (place / "x.json").exists() == (run.startswith("create s") and "dry" not in run)
+
+
+@pytest.mark.parametrize("run", [*_RUNS, "create nowhere 'x-{0..}.tar' --json", "create --nope --json"])
+def test_a_closed_stdout(run: str, place: Path) -> None:
+    """With a closed stdout, or a reader that has seen enough, the outcome is the same, and no file gets its number."""
+    expected = 2 if "nowhere" in run or "--nope" in run else 0
+    ran = shell(f"$T {run} --quiet >&-" if run.startswith("create s") else f"$T {run} >&-", place)
+    assert (ran.code, ran.err) == (expected, "")
+    if (place / "x.json").exists():
+        assert (place / "x-0.tar").read_bytes().startswith(b"a/000.bin\0")
+    ran = shell(f"$T {run}{' --overwrite' if run.startswith('create s') else ''} 2>notes | head -1", place)
+    assert (ran.code, ran.err, len(ran.out.splitlines())) == (expected, "", 1)
+    assert "Traceback" not in (place / "notes").read_text()
+
+
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [
+        ("create s 'x-{0..}.tar'", 0),
+        ("create s 'x-{0..}.tar' -v --max-count 3", 0),
+        ("create nowhere 'x-{0..}.tar'", 2),
+        ("create s 'x-{0..}.tar' --nope", 2),
+    ],
+)
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", ">&- 2>&- <&-"])
+def test_a_full_or_closed_stderr(where: str, run: str, code: int, place: Path) -> None:
+    """Where notes and errors cannot be printed, the run goes on, and its exit code is the same."""
+    ran = shell(f"$T {run} {where}", place)
+    assert ran.code == code
+    assert (place / "x.json").exists() == (code == 0)
+
+
+def test_a_thousand_names_on_the_command_line(place: Path) -> None:
+    """A pattern that the shell expanded is the pattern."""
+    ran = shell("$T create s out-{000..999}.tar --max-count 5 --quiet && $T create s 'q/out-{000..999}.tar' "
+                "--max-count 5 --quiet", place)  # fmt: skip
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert {name: data for name, data in read_tree(place).items() if name.startswith("out")} == read_tree(place / "q")
+
+
+def test_resume_and_overwrite(place: Path) -> None:
+    """The verbs for existing output do what they say: a plain run is 5, the others end with the same bytes."""
+    words = ("create", "s", PATTERN, "--max-count", "5", "--quiet")
+    assert tool(*words, cwd=place).code == 0
+    right = read_tree(place)
+    for more, code in (((), 5), (("--resume",), 0), (("--overwrite",), 0)):
+        assert tool(*words, *more, cwd=place).code == code
+        assert read_tree(place) == right
+
+
+def test_what_is_left_out_is_told(place: Path) -> None:
+    """With `--on-error skip`, the summary, the document and the exit code tell of what was left out."""
+    _fifo(place / "s")
+    ran = tool("create", "s", PATTERN, "--on-error", "skip", "--max-count", "5", cwd=place)
+    assert ran.code == 0
+    assert "1 left out, listed in out.skipped" in ran.out
+    assert "a/pipe.jpg" in ran.err
+    told = _document(
+        tool("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out
+    )
+    assert (told["skipped"], told["samples"]) == (1, 12)
+    assert any("a/pipe.jpg" in note for note in told["notes"])

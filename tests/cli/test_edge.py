@@ -1,0 +1,271 @@
+"""The edge of the command line: bugs, interrupts and remedies, as a user meets them; each in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool import CreateOptions, create
+from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError
+from shardtool.execute.local import LocalPool
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import click
+
+_PACKAGE = Path(shardtool.__file__).parent
+_VERBS = ("create", "reshard", "index", "inspect", "verify")
+_WORDS = {
+    "create": ["create", "in", "new/x-{00..}.tar"],
+    "reshard": ["reshard", "out/x.json", "new/x-{00..}.tar"],
+    "index": ["index", "out"],
+    "inspect": ["inspect", "out"],
+    "verify": ["verify", "out"],
+}
+# Runs the command line in this process, with code where a verb opens what it shall look at.
+_HOOKED = """
+import contextlib, sys, time
+from shardtool.cli import main
+import shardtool.{module} as hooked
+first = hooked.{name}
+def instead(*given, **named):
+    print("there", file=sys.stderr, flush=True)
+{code}
+    return first(*given, **named)
+hooked.{name} = instead
+sys.argv = ["shardtool", *{words!r}]
+main()
+"""
+_WHERE = {"create": ("verbs.create", "write_dataset"), "inspect": ("inspection.summary", "inspect"),
+          "verify": ("verbs.verify", "verify"), "index": ("verbs.index", "index"),
+          "reshard": ("verbs.reshard", "write_dataset")}  # fmt: skip
+_PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with a small source, `in`, and a dataset made of it, `out`."""
+    folder = tmp_path_factory.mktemp("edge")
+    write_tree(folder / "in", {f"{number}.txt": b"text" for number in range(6)})
+    create(folder / "in", f"{folder}/out/x-{{00..}}.tar", CreateOptions(workers=1, max_count=3))
+    return folder
+
+
+def _start(place: Path, verb: str, code: str, *more: str) -> subprocess.Popen[str]:
+    """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
+    module, name = _WHERE[verb]
+    script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more])
+    return subprocess.Popen(
+        [sys.executable, "-c", script], cwd=place, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": str(_PACKAGE.parent)},
+    )  # fmt: skip
+
+
+def _signalled(run: subprocess.Popen[str], signals: Sequence[int]) -> tuple[int, str, str, float]:
+    """Send signals once the verb is at its code; return its exit code, what it printed, and how long it took."""
+    assert run.stderr is not None
+    assert run.stderr.readline() == "there\n"
+    time.sleep(0.1)
+    begun = time.monotonic()
+    for signum in signals:
+        run.send_signal(signum)
+        time.sleep(0.1)
+    out, err = run.communicate(timeout=_PATIENCE_S)
+    return run.returncode, out, err, time.monotonic() - begun
+
+
+_SWALLOWED = "    with contextlib.suppress(BaseException):\n        time.sleep(60)\n    time.sleep(60)"
+_IN_A_DESTRUCTOR = """    class One:
+        def __del__(self):
+            time.sleep(60)
+    one = One()
+    del one
+    time.sleep(60)"""
+_SLOW_END = "    try:\n        time.sleep(60)\n    finally:\n        time.sleep(60)"
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("code", [_SWALLOWED, _IN_A_DESTRUCTOR], ids=["swallowed", "in a destructor"])
+def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
+    """One Ctrl-C ends any verb, also where a library dropped the exception: it is raised again."""
+    ended, out, err, took_s = _signalled(_start(place, verb, code), [signal.SIGINT])
+    assert (ended, out) == (130, "")
+    assert err.startswith("shardtool: interrupted by SIGINT. ")
+    assert len(err.splitlines()) == 1
+    assert took_s < _PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
+def test_a_second_signal_is_not_ignored(signals: tuple[int, int], place: Path) -> None:
+    """Where removing what is left takes too long, a second signal of any kind ends the process soon."""
+    ended, out, err, took_s = _signalled(_start(place, "inspect", _SLOW_END), signals)
+    assert (ended, out) == (128 + signals[0], "")
+    assert f"interrupted by {signal.Signals(signals[0]).name}" in err
+    assert took_s < _PATIENCE_S / 2
+
+
+def test_a_second_signal_waits_for_what_is_removed(place: Path) -> None:
+    """What is removed after the first signal is removed, whatever comes while that is done."""
+    code = _SLOW_END.replace("    finally:\n        time.sleep(60)", "    finally:\n        time.sleep(0.6)\n"
+                             "        print('removed', file=sys.stderr, flush=True)")  # fmt: skip
+    ended, _, err, _ = _signalled(_start(place, "create", code), [2, 2, 15, 1, 2])
+    assert ended == 130
+    assert err.splitlines()[0] == "removed"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("verb", _VERBS)
+def test_how_to_go_on_after_an_interrupt(verb: str, as_json: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
+    """What an interrupted verb advises names only options that it has; `--json` gives a document."""
+    run = _start(place, verb, "    time.sleep(60)", *(["--json"] if as_json else []))
+    ended, out, err, _ = _signalled(run, [signal.SIGTERM])
+    error = json.loads(out)["error"] if as_json else {"exit_code": 143}
+    remedy = str(error.get("remedy", err))
+    assert ended == error["exit_code"] == 143
+    assert ("--resume" in remedy) == (verb in ("create", "reshard"))
+    assert set(re.findall(r"--[a-z-]+", remedy)) <= _options(verb)
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_a_bug(verb: str, place: Path) -> None:
+    """An error that nothing expects is one line and exit code 1, or a document; its traceback only with `-v`."""
+    code = "    raise KeyError('odd')"
+    for more in ((), ("--json",), ("-v",), ("-v", "--json")):
+        run = _start(place, verb, code, *more)
+        out, err = run.communicate(timeout=_PATIENCE_S)
+        assert run.returncode == 1
+        said = err.removeprefix("there\n")
+        assert ("Traceback" in said + out) == ("-v" in more)
+        if "--json" in more:
+            error = json.loads(out)["error"]
+            assert (error["code"], error["exit_code"], error["where"]) == ("bug", 1, f"shardtool {verb}")
+            assert "odd" in error["found"]
+            assert "report" in error["remedy"]
+        else:
+            assert out == ""
+            assert said.splitlines()[0].startswith(f"shardtool: shardtool {verb}: KeyError: 'odd'. ")
+            assert len(said.splitlines()) == 1 or "-v" in more
+
+
+def test_a_bug_is_no_error_of_the_data() -> None:
+    """What deals with damage or a refused request cannot swallow a mistake in the code, or an interrupt."""
+    assert not issubclass(Bug, ShardError)
+    assert issubclass(CorruptShard, ShardError)
+    assert not issubclass(Interrupted, Exception)
+
+
+def _odd(_task: object) -> None:
+    raise KeyError("odd")
+
+
+def test_a_bug_in_a_worker() -> None:
+    """An exception in a worker comes out as a bug, with the task in words and the traceback apart."""
+    with LocalPool(1, "fork") as pool, pytest.raises(Bug, match="a worker, odd: KeyError: 'odd'") as caught:
+        list(pool.map(_odd, [1]))
+    assert "Traceback" in caught.value.detail
+    assert "Traceback" not in caught.value.found
+
+
+@pytest.mark.parametrize("words", [
+    _WORDS["create"], [*_WORDS["create"], "--overwrite"], ["create", "in", "new/y-{00..}.tfrecord"], _WORDS["inspect"],
+    ["inspect", "out", "--head", "2"], ["inspect", "out", "--sample", "3"], ["inspect", "out", "--html", "page.html"],
+    _WORDS["verify"], ["verify", "out", "--source", "in", "--decode"], ["index", "out", "--checksum"],
+    ["index", "out", "--export", "wids"], ["reshard", "out/x.json", "new/z-{00..}.tar", "--shuffle"],
+    [*_WORDS["create"], "--resume"],
+], ids=" ".join)  # fmt: skip
+def test_nothing_imports_pandas(words: list[str], place: Path) -> None:
+    """A command line without a query never imports pandas: it takes a while, and an interrupt in it was lost."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "shardtool", *words], cwd=place, text=True,
+        capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "pyarrow" in ran.stderr
+    assert not re.findall(r"pandas\.\w+", ran.stderr)  # a package that was found imports its modules
+
+
+def test_a_query_has_its_pandas(place: Path) -> None:
+    """`--where`, and a module of the user's that imports pandas, work under the command line."""
+    (place / "theirs.py").write_text("import pandas as pd\ndef same(sample):\n    pd.Series([1])\n    return sample\n")
+    words = ["create", "in", "new/w-{00..}.tar", "--where", "size > 1 and key != '3'", "--map", "theirs:same"]
+    for start in ("fork", "spawn"):
+        ran = subprocess.run(
+            [sys.executable, "-m", "shardtool", *words, "--start-method", start, "--overwrite", "--json"],
+            cwd=place, text=True, capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)["samples"] == 5
+
+
+def _options(verb: str) -> set[str]:
+    command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
+    return {one for param in command.params for one in param.opts} | {"--help"}
+
+
+def _remedies(path: Path) -> list[tuple[int, str]]:
+    """Return the texts that a module gives as a remedy, with their lines: what is written there, not what is put in."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        named = isinstance(node, ast.keyword) and node.arg in ("remedy", "again")
+        if not named and not (isinstance(node, ast.Assign) and "remedy" in ast.unparse(node.targets[0]).lower()):
+            continue
+        assert isinstance(node, ast.keyword | ast.Assign)
+        parts = [one for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+        found.append((node.value.lineno, " ".join(one.value for one in parts if isinstance(one.value, str))))
+    return found
+
+
+_EVERY = {path: _remedies(path) for path in sorted(_PACKAGE.rglob("*.py"))}
+# Whose errors any verb can meet: they advise what every verb has, or say which verb has it.
+_SHARED = (
+    "execute", "format", "read", "storage.py", "reading.py", "survey.py", "examine.py", "dataset.py", "sidecar.py",
+    "index_rows.py", "errors.py",
+)  # fmt: skip
+_WHERE_THEY_ARE_KNOWN = {"--workers": "execute", "--temp-dir": "storage.py", "--method": "storage.py"}
+_ANOTHER_COMMAND = re.compile(r"`[^`]*`|the command that made it again with --resume", re.IGNORECASE)
+
+
+def _texts(path: Path) -> list[tuple[int, str]]:
+    """Return all texts of a module but its docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    strings = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    return [(one.lineno, str(one.value)) for one in strings if id(one) not in alone]
+
+
+def test_remedies_name_options_that_there_are() -> None:
+    """Every option in a remedy exists, in some verb."""
+    known = set().union(*map(_options, _VERBS)) | {"--version"}
+    wrong = {
+        f"{path.relative_to(_PACKAGE)}:{line}": option
+        for path, remedies in _EVERY.items() for line, text in remedies
+        for option in re.findall(r"--[a-z][a-z-]*", text) if option not in known
+    }  # fmt: skip
+    assert not wrong
+    assert sum(map(len, _EVERY.values())) > 100
+
+
+def test_remedies_of_what_all_verbs_share() -> None:
+    """What any verb can raise advises no option that only some of them have, unless it names that command."""
+    common = set.intersection(*map(_options, _VERBS))
+    wrong = {
+        f"{path.relative_to(_PACKAGE)}:{line}": option
+        for path in _EVERY if (room := path.relative_to(_PACKAGE).parts[0]) in _SHARED
+        for line, text in _texts(path)
+        for option in re.findall(r"--[a-z][a-z-]*", _ANOTHER_COMMAND.sub("", text))
+        if option not in common and _WHERE_THEY_ARE_KNOWN.get(option) != room
+    }  # fmt: skip
+    assert not wrong

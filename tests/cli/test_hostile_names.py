@@ -1,0 +1,133 @@
+"""Laws of names that others chose: none steers a terminal, forges a line of output, or ends a verb with a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import cli
+from shardtool.cli.signals import Signals
+from shardtool.dataset.find import natural
+from tests.helpers import REPO, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = "s\x1b]0;PWNED\x07\nFORGED\r\x7f\u009b2J\u202e"
+STEERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?m:^FORGED)")
+COUNTED = ["1²", "10²-٣", "①"]
+
+
+class Shown:
+    """Runs the tool in this process, and keeps what it shows."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str | Path) -> tuple[int, str]:
+        """Return the exit code, and all that was printed."""
+        self._capsys.readouterr()
+        code = cli._run([str(word) for word in words], Signals(print))  # noqa: SLF001 - the entry, without ending this process
+        shown = self._capsys.readouterr()
+        return code, shown.out + shown.err
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Give what runs the tool."""
+    return Shown(capsys)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, shown: Shown) -> Path:
+    """Give a folder with shards whose names steer a terminal, and nothing else."""
+    source = write_tree(tmp_path / "p", {"a.txt": b"x"})
+    assert shown("create", source, tmp_path / "ds" / "out-{0..}.tar", "--quiet")[0] == 0
+    (tmp_path / "h").mkdir()
+    for number in range(2):
+        shutil.copy(tmp_path / "ds" / "out-0.tar", tmp_path / "h" / f"{EVIL}-{number}.tar")
+    return tmp_path / "h"
+
+
+@pytest.mark.parametrize("words", [
+    ("verify", "{}", "-v"),
+    ("verify", "{}", "-v", "--target", "dali"),
+    ("verify", "{}", "--format", "github"),
+    ("verify", "{}", "--format", "junit"),
+    ("verify", "{}", "--json"),
+    ("inspect", "{}", "-v"),
+    ("inspect", "{}", "--json"),
+    ("inspect", "{}", "--sample", "a"),
+    ("inspect", "{}", "--sample", f"no{EVIL}"),
+    ("inspect", "{}", "--html", f"{{}}/{EVIL}.html"),
+    ("index", "{}", "-v"),
+    ("index", "{}", "--json"),
+    ("reshard", "{}", "{}/new/x-{{0..}}.tar", "-v", "--on-duplicate", "rename"),
+    ("reshard", "{}", f"{{}}/new/{EVIL}{{{{0..}}}}.tar", "-v", "--on-duplicate", "rename"),
+    ("reshard", "{}", f"{{}}/new/{EVIL}{{{{0..}}}}.tar", "--dry-run", "--on-duplicate", "rename"),
+    ("create", "{}", "{}/new/x-{{0..}}.tar", "-v"),
+    ("create", f"{{}}/{EVIL}.csv", "{}/new/x-{{0..}}.tar", "-v"),
+    ("verify", "{}", f"--{EVIL}"),
+    ("verify", f"{{}}/{EVIL}"),
+    ("index", f"{{}}/{EVIL}-0.tar", "--export", EVIL),
+    (EVIL,),
+])  # fmt: skip
+def test_no_file_name_steers_a_terminal(words: tuple[str, ...], hostile: Path, shown: Shown) -> None:
+    """Whatever a verb says of a shard, in its result, under `-v`, or in an error: control characters are escaped."""
+    _, text = shown(*(word.format(hostile) if "{" in word else word for word in words))
+    assert text
+    assert not STEERS.search(text), text
+    if "--json" in words:
+        assert json.loads(text.partition("\nnote: ")[0])
+
+
+def test_no_key_steers_a_terminal(tmp_path: Path, shown: Shown) -> None:
+    """So it is for the names of samples: in plans, notes, and what is left out."""
+    source = write_tree(tmp_path / "p", {f"{EVIL}/{EVIL}{number}.txt": b"x" for number in range(3)})
+    output = tmp_path / "ds" / "out-{0..}.tar"
+    for words in (("--dry-run",), ("-v",), ("--resume", "-v"), ()):
+        _, text = shown("create", source, output, *words)
+        assert text
+        assert not STEERS.search(text), text
+    for verb, *more in (["inspect", "--keys"], ["inspect", "--head", "9"], ["verify", "-v", "--source", str(source)]):
+        _, text = shown(verb, tmp_path / "ds", *more)
+        assert not STEERS.search(text), text
+
+
+def test_all_output_goes_through_one_place() -> None:
+    """No module of the command line but `cli/output.py` prints, so that none forgets to escape what it was given."""
+    prints = re.compile(r"click\.(echo|secho)\(|\bprint\(|std(out|err)\.write\(|\.show\(\)")
+    for path in (REPO / "shardtool" / "cli").glob("*.py"):
+        found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if prints.search(line)]
+        assert path.name == "output.py" or not found, (path.name, found)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_digits_of_other_kinds(name: str, tmp_path: Path, shown: Shown) -> None:
+    """A file whose name has digits that `int` does not know is a file like any other, for every verb."""
+    source = write_tree(tmp_path / "p", {"a.txt": b"x"})
+    folder = tmp_path / "ds"
+    assert shown("create", source, folder / "out-{0..}.tar", "--quiet")[0] == 0
+    write_tree(folder, {name: b""})
+    for words in (("verify",), ("verify", "--repair"), ("inspect",), ("index",), ("index", "--json")):
+        code, text = shown(words[0], folder, *words[1:])
+        assert code == 0, text
+    assert shown("verify", folder / "out.json")[0] == 0
+    assert shown("reshard", folder, tmp_path / "new" / "x-{0..}.tar")[0] == 0
+    shutil.copy(folder / "out-0.tar", folder / f"out-{name}.tar")
+    assert shown("verify", folder / "out-*.tar")[0] in (0, 3)
+    assert shown("create", source, tmp_path / "new" / f"y{name}-{{0..}}.tar")[0] == 0
+
+
+@given(st.lists(st.text(alphabet=st.sampled_from("a-_09²³٣Ⅷ①"), max_size=6), max_size=6))
+def test_names_sort_by_their_numbers(names: list[str]) -> None:
+    """Any names can be sorted, those with the digits 0 to 9 by number."""
+    assert sorted([*names, "s-10", "s-9"], key=natural).index("s-9") < sorted(
+        [*names, "s-10", "s-9"], key=natural
+    ).index("s-10")

@@ -1,0 +1,182 @@
+"""What `shardtool reshard` says: text and JSON, exit codes, what is a dataset and what the output, a way out each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.cli.reshard import divide_arguments
+from tests.helpers import identity, read_tree, shards, shell, tool, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTPUT = "new/out-{000..}.tar"
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Return the one JSON document that stdout holds."""
+    found: dict[str, Any] = json.loads(text)
+    assert text == json.dumps(found, indent=2) + "\n"
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with a dataset `in/out.json` of twelve samples in four shards."""
+    place = tmp_path_factory.mktemp("cli")
+    write_tree(place / "s", {f"{'ab'[at % 2]}/{at:03}.txt": f"text {at}\n".encode() * at for at in range(12)})
+    assert tool("create", "s", "in/out-{000..}.tar", "--max-count", "3", "--quiet", cwd=place).code == 0
+    return place
+
+
+# What is asked, and what the message must say: for text, and for JSON.
+USAGE: dict[str, tuple[list[str], list[str]]] = {
+    "no output": (["in"], ["no OUTPUT", "quote the shard pattern", "'out-{000000..}.tar'"]),
+    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quote"]),
+    "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
+    "an option of create": (["in", OUTPUT, "--resize", "256"], ["--resize"]),
+    "bad size": (["in", OUTPUT, "--memory", "lots"], ["'lots'", "500MB"]),
+    "bad count": (["in", OUTPUT, "--head", "0"], ["--head"]),
+    "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
+    "bad rule": (["in", OUTPUT, "--on-duplicate", "both"], ["--on-duplicate", "'rename'"]),
+    "bad seed": (["in", OUTPUT, "--seed", "x"], ["--seed"]),
+    "two ways": (["in", OUTPUT, "--append", "--overwrite"], ["--append", "--overwrite", "choose one"]),
+}
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_usage_errors(name: str, made: Path) -> None:
+    """What the command line does not understand is 2, what is wrong, and a hint on stderr; nothing is touched."""
+    words, said = USAGE[name]
+    before = identity(made)
+    ran = tool("reshard", *words, cwd=made)
+    assert (ran.code, ran.out) == (2, "")
+    assert all(part in ran.err for part in said), ran.err
+    assert "--help" in ran.err
+    assert identity(made) == before
+
+
+def test_usage_errors_as_json(made: Path) -> None:
+    """With `--json`, that is a document on stdout."""
+    words, said = USAGE["no output"]
+    ran = tool("reshard", *words, "--json", cwd=made)
+    assert (ran.code, ran.err) == (2, "")
+    error = _document(ran.out)["error"]
+    assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
+    assert all(part in error["found"] for part in said)
+
+
+# What is asked, exit code, error code, and what the message must say.
+ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
+    "no dataset": (["nowhere.json", OUTPUT], 2, "invalid-request", ["nowhere.json", "a dataset file"]),
+    "no pattern": (["in", "new"], 2, "invalid-request", ["new: no ending", "out-{000000..}.tar"]),
+    "the source": (["in", "in/out-{000..}.tar", "--overwrite"], 2, "invalid-request", ["in/out-000.tar", "source"]),
+    "exists": (["s/../in/out.json", "in/out-{000..}.tar"], 5, "output-exists", ["out-000.tar", "--overwrite"]),
+    "a column": (["in", OUTPUT, "--where", "siez > 3"], 2, "invalid-request", ["--where", "size"]),
+    "temp dir": (
+        ["in", "q/out-{000..}.tar", "--shuffle", "--method", "scatter", "--temp-dir", "nowhere"], 7, "output-failed",
+        ["nowhere: cannot write", "--temp-dir"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str, made: Path) -> None:
+    """An error is its code, one line on stderr that says where, what and a way out, or the same as JSON on stdout."""
+    words, code, kind, said = ERRORS[name]
+    ran = tool("reshard", *words, "--quiet", cwd=made)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
+    assert all(part in ran.err for part in said), ran.err
+    ran = tool("reshard", *words, "--json", "--quiet", cwd=made)
+    assert (ran.code, ran.err) == (code, "")
+    error = _document(ran.out)["error"]
+    assert (error["code"], error["exit_code"]) == (kind, code)
+    assert not (made / "new").exists()
+
+
+def test_success(made: Path, tmp_path: Path) -> None:
+    """A summary stands on stdout and notes on stderr; with `--json` all of it is one document; a dry run is told."""
+    dry = _document(tool("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", "--json", cwd=made).out)
+    assert [shard["samples"] for shard in dry["shards"]] == [5, 5, 2]
+    table = tool("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", cwd=made)
+    assert (table.code, table.err) == (0, "")
+    assert "nothing was written" in table.out
+    assert not (made / "new").exists()
+    ran = tool("reshard", "in", f"{tmp_path}/out-{{000..}}.tar", "--max-count", "5", cwd=made)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("12 samples in 3 shards, ")
+    words = ("reshard", "in", f"{tmp_path}/j/out-{{000..}}.tar", "--shuffle", "--method", "scatter", "--max-count", "5")
+    ran = tool(*words, "--json", cwd=made)
+    told = _document(ran.out)
+    assert (ran.code, told["shards"], told["samples"], told["kept"]) == (0, 3, 12, 0)
+    source = json.loads((made / "in" / "out.json").read_bytes())["shardtool"]
+    assert told["fingerprint"] == source["fingerprint"]
+    assert "first pass of two" in ran.err
+
+
+def test_patterns_that_a_shell_expanded(made: Path, tmp_path: Path) -> None:
+    """Names of shards that differ in their number are the pattern that a shell made them of, at both ends."""
+    line = "cd in && $T reshard out-{{000..003}}.tar {out}/a/new-{{000..003}}.tar --quiet"
+    ran = shell(line.format(out=tmp_path), made)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    ran = tool("reshard", "in/out.json", f"{tmp_path}/b/new-{{000..003}}.tar", "--quiet", cwd=made)
+    assert ran.code == 0
+    assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b")
+    assert len(shards(tmp_path / "a")) == 4
+
+
+def test_nothing_asked() -> None:
+    """Asked for nothing, the verb shows how it is used, with examples, no wider than a terminal."""
+    for words, code in (([], 2), (["--help"], 0)):
+        ran = tool("reshard", *words)
+        text = ran.out + ran.err
+        assert ran.code == code
+        assert "Usage: shardtool reshard [OPTIONS] DATASET... OUTPUT" in text
+        assert "shardtool reshard out.json 'big-{000000..}.tar' --max-size 5GB" in text
+        assert max(map(len, text.splitlines())) <= 120
+
+
+def _flat(datasets: list[str | list[str]]) -> list[str]:
+    return [name for one in datasets for name in ([one] if isinstance(one, str) else one)]
+
+
+DATASETS = st.lists(
+    st.sampled_from(["in.json", "in", "x/o-000.tar", "x/o-001.tar", "o-7.tar", "p-003.tar", "i-{0..}.tar", "a/*.tar"]),
+    min_size=1, max_size=5,
+)  # fmt: skip
+OUTPUTS = st.sampled_from(["o-{0..}.tar", "o-<0..9>.tar", "%d.tar"])
+
+
+@given(datasets=DATASETS, output=OUTPUTS)
+def test_the_last_pattern_is_the_output(datasets: list[str], output: str) -> None:
+    """Where the last argument is a pattern, it is the output, and all others are datasets."""
+    found, last = divide_arguments((*datasets, output))
+    assert (_flat(found), last) == (datasets, [output])
+
+
+@given(datasets=DATASETS, first=st.integers(2, 995), count=st.integers(1, 30), width=st.integers(3, 6))
+def test_an_expanded_pattern_is_the_output(datasets: list[str], first: int, count: int, width: int) -> None:
+    """Where a shell has expanded it, it is the names at the end whose numbers count up."""
+    names = [f"o-{number:0{width}d}.tar" for number in range(first, first + count)]
+    found, last = divide_arguments((*datasets, *names))
+    assert (_flat(found), last) == (datasets, names)
+
+
+def test_shards_of_a_folder_are_a_dataset() -> None:
+    """Shards of one folder that follow each other are one dataset; a file, folder or pattern is one by itself."""
+    words = ("a/1.tar", "a/2.tar", "b/1.tar", "out.json", "b/2.tar", "b/{0..}.tar", "b/3.tar", "b/*.tar", "dir")
+    together = [["a/1.tar", "a/2.tar"], ["b/1.tar"], "out.json", ["b/2.tar"], "b/{0..}.tar", ["b/3.tar"], *words[-2:]]
+    assert divide_arguments((*words, "o-{0..}.tar")) == (together, ["o-{0..}.tar"])
+
+
+@pytest.mark.parametrize("words", [("in",), ("o-{0..}.tar",), ("o-000.tar", "o-001.tar"), ("a/o-9.tar",)])
+def test_what_cannot_be_told_apart(words: tuple[str, ...]) -> None:
+    """One argument, or nothing but names that count up, is refused with what to write."""
+    with pytest.raises(click.UsageError, match="quote the shard pattern"):
+        divide_arguments(words)

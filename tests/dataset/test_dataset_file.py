@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CorruptShard, CreateOptions, create
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
+from tests.helpers import read_tree, shards, tool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def packed(sample_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the shards of the sample photographs, with labels."""
+    folder = tmp_path_factory.mktemp("packed")
+    options = CreateOptions(workers=1, max_size="500kB", label_from_folder=True)
+    create(sample_data, f"{folder}/out-{{000..}}.tar", options)
+    return folder
+
+
+def _is_whole(raw: bytes) -> bool:
+    """Tell whether a dataset file's checksum is right, the way docs/format.md says."""
+    return raw[-4:] == b'"\n}\n' and raw[-12:-4] == b"%08x" % crc32c.crc32c(raw[:-12])
+
+
+def test_the_checksum_covers_every_byte(packed: Path) -> None:
+    """Any flipped, missing or added byte of a dataset file shows in its last line."""
+    raw = (packed / "out.json").read_bytes()
+    assert _is_whole(raw)
+    for at in range(len(raw)):
+        assert not _is_whole(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert not _is_whole(raw[:at] + raw[at + 1 :])
+        assert not _is_whole(raw[:at] + b" " + raw[at:])
+    assert json.loads(raw)["checksum"] == f"crc32c:{crc32c.crc32c(raw[:-12]):08x}"
+
+
+def test_what_to_do_about_damage(packed: Path) -> None:
+    """It is right for whatever verb made the dataset."""
+    raw = (packed / "out.json").read_bytes()
+    for damaged in (raw[:-1], raw.replace(b"out-000.tar", b"out-001.tar")):
+        with pytest.raises(CorruptShard) as caught:
+            read_dataset(damaged, "out.json")
+        assert all(words in caught.value.remedy for words in ("--resume", "shardtool index"))
+        assert "create" not in caught.value.remedy
+
+
+def test_splits_of_one_run(packed: Path) -> None:
+    """Datasets are splits of one run where all is alike but the split; appends since do not matter."""
+    file = read_dataset((packed / "out.json").read_bytes(), "out.json")
+    run = {**file.made, "split": "a"}
+    one, other = replace(file, made=run), replace(file, made={**run, "split": "b", "appended": [{"verb": "create"}]})
+    assert one.is_split_with(other)
+    assert other.is_split_with(one)
+    for made in (run, file.made, {**run, "split": 5}, {**run, "split": "b", "source": "elsewhere"}):
+        assert not one.is_split_with(replace(file, made=made))
+
+
+def test_it_is_a_wids_index(packed: Path) -> None:
+    """The keys of a wids index are there, and urls lead to files beside it of the size and count that it says."""
+    document = json.loads((packed / "out.json").read_text(encoding="ascii"))
+    assert (document["__kind__"], document["wids_version"], document["name"]) == ("wids-shard-index-v1", 1, "out")
+    assert [one["url"] for one in document["shardlist"]] == [shard.name for shard in shards(packed)]
+    for one in document["shardlist"]:
+        assert one["filesize"] == (packed / one["url"]).stat().st_size
+        assert one["crc32c"] == f"{crc32c.crc32c((packed / one['url']).read_bytes()):08x}"
+        index = (packed / one["index"]["name"]).read_bytes()
+        assert (one["index"]["size"], one["index"]["crc32c"]) == (len(index), f"{crc32c.crc32c(index):08x}")
+
+
+def test_totals_add_up(packed: Path, sample_data: Path) -> None:
+    """Totals, fields and classes are those of the source."""
+    document = json.loads((packed / "out.json").read_bytes())
+    ours, listed, source = document["shardtool"], document["shardlist"], read_tree(sample_data)
+    keys = sorted(name.rpartition(".")[0] for name in source if name.endswith(".jpg"))
+    labels = {name: str(number) for number, name in enumerate(sorted({key.split("/")[0] for key in keys}))}
+    assert ours["totals"] == {
+        "shards": len(listed),
+        "samples": len(keys) == sum(one["nsamples"] for one in listed) and len(keys),
+        "size": sum(one["filesize"] for one in listed),
+        "field_bytes": sum(map(len, source.values())) + sum(len(labels[key.split("/")[0]]) for key in keys),
+        "skipped": 0,
+    }
+    assert ours["fields"] == {"cls": len(keys), "jpg": len(keys), "json": len(keys)}
+    assert ours["classes"] == {"cls": list(labels)}
+    assert (listed[0]["first_key"], listed[-1]["last_key"]) == (keys[0], keys[-1])
+    assert [key for one in listed for key in (one["first_key"], one["last_key"])] == sorted(
+        key for one in listed for key in (one["first_key"], one["last_key"])
+    )
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_nothing_of_the_machine_is_inside(workers: str, packed: Path, sample_data: Path, tmp_path: Path) -> None:
+    """Another folder, user, home, time zone, locale, umask and hour give the same bytes, and no path is inside."""
+    output = tmp_path / "elsewhere" / "deep"
+    os.symlink(sample_data, tmp_path / "moved")
+    before = os.umask(0o077)
+    try:
+        ran = tool(
+            "create", "../../moved", "out-<000..>.tar", "--max-size", "0.5MB", "--label-from-folder",
+            "--workers", workers,
+            cwd=_made(output), USER="someone", HOME="/nowhere", TZ="Asia/Tokyo", LANG="C", LC_ALL="C", HOSTNAME="h",
+        )  # fmt: skip
+    finally:
+        os.umask(before)
+    assert ran.code == 0, ran.err
+    assert read_tree(output) == read_tree(packed)
+    text = (output / "out.json").read_text()
+    assert str(tmp_path) not in text
+    assert str(sample_data) not in text
+    assert not any(value.startswith("/") for value in _texts(json.loads(text)))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for one in value.items() for part in one for text in _texts(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in _texts(part)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        (CreateOptions(workers=1), {}),
+        (CreateOptions(workers=1, max_size="1MB", seed=5), {"max_size": 10**6}),
+        (CreateOptions(workers=1, max_size=10**6, start_method="spawn", on_error="skip"), {"max_size": 10**6}),
+        (CreateOptions(workers=1, shuffle=True, seed=5), {"shuffle": True, "seed": 5}),
+        (CreateOptions(workers=1, include=("*.txt", "*.bin")), {"include": ["*.txt", "*.bin"]}),
+    ],
+)
+def test_options_that_decide_the_bytes_are_recorded(
+    options: CreateOptions, recorded: dict[str, object], small: Path, tmp_path: Path
+) -> None:
+    """The dataset file says how it was made: the options that decide its bytes, in one form, and no others."""
+    create(small, str(tmp_path / "out-{000..}.tar"), options)
+    made = json.loads((tmp_path / "out.json").read_bytes())["shardtool"]["made"]
+    assert (made["verb"], made["source"], made["options"]) == ("create", "small", recorded)
+    assert made["tool"].startswith("shardtool ")
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0, 2**63), st.integers(0, 2**32 - 1))
+def test_any_dataset_file(text: str, number: int, crc: int) -> None:
+    """Whatever keys and names there are, a dataset file is ASCII JSON that gives them back, with a right checksum."""
+    shard = ShardEntry(text, number, number, crc, text, number, crc, text, text)
+    made = {"verb": "create", "source": text, "options": {text: number}}
+    file = DatasetFile(
+        text,
+        text,
+        "tar",
+        (shard, shard),
+        {text: number},
+        number,
+        number,
+        {text: text},
+        {text: [text]},
+        {text: text},
+        made,
+        text,
+    )
+    raw = file.encode()
+    assert raw.isascii()
+    assert _is_whole(raw)
+    document = json.loads(raw)
+    assert document["shardlist"][1] == shard.to_json()
+    assert document["shardlist"][0]["crc32c"] == f"{crc:08x}"
+    assert (document["name"], document["shardtool"]["made"]) == (text, made)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import crc32c
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import CorruptShard, CreateOptions, create
+from shardtool.dataset.sidecar import read_facts
+from shardtool.dataset.sidecar_read import read_sidecar
+from tests import tfrecords
+from tests.helpers import members, shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def packed(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the shards of the awkward tree, with labels."""
+    folder = tmp_path_factory.mktemp("packed")
+    options = CreateOptions(workers=1, max_size="1.5MB", label_from_folder=True)
+    create(awkward, f"{folder}/out-{{000..}}.{ending}", options)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def many_classes(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a shard whose labels are longer as text than as numbers, a large sample among them."""
+    files = {f"{folder:03}/x.bin": bytes(600_000 if folder == 150 else folder) for folder in range(200)}
+    source = write_tree(tmp_path_factory.mktemp("classes"), files)
+    folder = tmp_path_factory.mktemp("packed")
+    create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(workers=1, label_from_folder=True))
+    return folder
+
+
+def _text(payload: bytes, field: str, shard: Path) -> bytes:
+    """Return what stands for a payload in its source; in a TFRecord, a label is a number."""
+    if shard.suffix == ".tfrecord" and field == "cls":
+        return b"%d" % tfrecords.read_varint(payload, 0)[0]
+    return payload
+
+
+@pytest.mark.parametrize("made", ["packed", "many_classes"])
+def test_pandas_reads_it(made: str, ending: str, request: pytest.FixtureRequest) -> None:
+    """A sidecar is read by pandas as it is, one row a sample in shard order, and its offsets point at the payloads."""
+    folder: Path = request.getfixturevalue(made)
+    for shard in shards(folder):
+        assert shard.suffix == f".{ending}"
+        raw, found = shard.read_bytes(), []
+        table = pd.read_parquet(shard.with_suffix(".index"))
+        assert list(table.columns) == ["__key__", "__offset__", "__size__", "__fields__"]
+        for row in table.to_dict("records"):
+            for field in row["__fields__"]:
+                payload = raw[field["offset"] : field["offset"] + field["length"]]
+                assert crc32c.crc32c(payload) == field["crc32c"]
+                found.append((f"{row['__key__']}.{field['name']}", _text(payload, field["name"], shard)))
+        assert found == members(shard)
+
+
+def test_samples_fill_the_shard(packed: Path) -> None:
+    """From offset to offset, samples follow each other without a gap from 0 to a tar's trailer or a TFRecord's end."""
+    for shard in shards(packed):
+        table = pq.read_table(shard.with_suffix(".index"))
+        offsets, sizes = table["__offset__"].to_numpy(), table["__size__"].to_numpy()
+        ends = np.cumsum(sizes)
+        assert offsets.tolist() == [0, *ends[:-1].tolist()]
+        assert int(ends[-1]) + (1024 if shard.suffix == ".tar" else 0) == shard.stat().st_size
+        if shard.suffix == ".tfrecord":
+            assert offsets.tolist() == [offset for offset, _ in tfrecords.records(shard.read_bytes())]
+
+
+def test_columns_have_the_types_of_the_format(packed: Path) -> None:
+    """Columns have the types that the design states, none of them nullable, in ZSTD."""
+    index = shards(packed)[0].with_suffix(".index")
+    schema = pq.read_schema(index)
+    fields = "list<element: struct<name: string not null, offset: uint64 not null, length: uint64 not null, "
+    assert {field.name: str(field.type) for field in schema} == {
+        "__key__": "string",
+        "__offset__": "uint64",
+        "__size__": "uint64",
+        "__fields__": f"{fields}crc32c: uint32 not null> not null>",
+    }
+    assert not any(field.nullable for field in schema)
+    group = pq.read_metadata(index).row_group(0)
+    assert {group.column(at).compression for at in range(group.num_columns)} == {"ZSTD"}
+
+
+def test_metadata_tells_of_the_shard(packed: Path) -> None:
+    """A sidecar's metadata holds the version, its shard's name, size and checksum, and how many its run made."""
+    for shard in shards(packed):
+        raw = shard.read_bytes()
+        found = pq.read_metadata(shard.with_suffix(".index")).metadata
+        ours = {name.decode(): value.decode() for name, value in found.items() if name.startswith(b"shardtool.")}
+        assert ours.pop("shardtool.plan.plan").isalnum()
+        assert ours == {
+            "shardtool.format_version": "1",
+            "shardtool.shard": shard.name,
+            "shardtool.size": str(len(raw)),
+            "shardtool.crc32c": f"{crc32c.crc32c(raw):08x}",
+            "shardtool.first": shards(packed)[0].name,
+            "shardtool.shards": str(len(shards(packed))),
+        }
+        facts = read_facts(shard.with_suffix(".index").read_bytes(), "out.index")
+        assert (facts.name, facts.size, facts.crc) == (shard.name, len(raw), crc32c.crc32c(raw))
+
+
+def _pages(index: Path, column: str) -> range:
+    """Return where the bytes of a column's pages lie, their headers left out."""
+    group = pq.read_metadata(index).row_group(0)
+    for at in range(group.num_columns):
+        chunk = group.column(at)
+        if chunk.path_in_schema.endswith(column):
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            return range(start, start + chunk.total_compressed_size)
+    raise AssertionError(column)
+
+
+def _flipped(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+def _crcs(raw: bytes) -> list[int] | None:
+    found = read_sidecar(raw, "out.index", None).rows.crcs
+    return None if found is None else found.tolist()
+
+
+@pytest.mark.parametrize("column", [".crc32c", ".offset", ".length", ".name"])
+def test_a_flipped_byte_shows(column: str, packed: Path) -> None:
+    """A flipped byte in a page of the fields is an error when they are read, never another value or another error."""
+    source = shards(packed)[0].with_suffix(".index")
+    raw, pages, refused = source.read_bytes(), _pages(source, column), 0
+    right = _crcs(raw)
+    for at in pages:
+        try:
+            found = _crcs(_flipped(raw, at))
+        except CorruptShard:
+            refused += 1
+        else:
+            assert found == right
+    if column == ".crc32c":
+        assert refused > 0.8 * len(pages)  # what else there is, are page headers with statistics
+
+
+def test_the_last_byte_of_the_checksums_page_is_covered(packed: Path) -> None:
+    """The payload of the page that holds the checksums is refused wherever it was flipped."""
+    source = shards(packed)[0].with_suffix(".index")
+    for at in _pages(source, ".crc32c")[-20:]:
+        with pytest.raises(CorruptShard):
+            _crcs(_flipped(source.read_bytes(), at))
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "truncated", "foreign", "newer"])
+def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
+    """What is no sidecar of a known version is `CorruptShard`, by name, whatever it is."""
+    path, good = tmp_path / "out.index", shards(packed)[0].with_suffix(".index")
+    if damage == "newer":
+        table = pq.read_table(good)
+        metadata = {**table.schema.metadata, b"shardtool.format_version": b"2"}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+    elif damage == "foreign":
+        pq.write_table(pq.read_table(good).replace_schema_metadata(None), path)
+    else:
+        path.write_bytes({"empty": b"", "text": b"PAR1 not PAR1", "truncated": good.read_bytes()[:-100]}[damage])
+    with pytest.raises(CorruptShard, match=r"out\.index") as caught:
+        read_facts(path.read_bytes(), path.name)
+    if damage != "newer":  # what to do is right for whatever made it
+        assert all(words in caught.value.remedy for words in ("--resume", "shardtool index"))
+        assert "create" not in caught.value.remedy

@@ -1,0 +1,517 @@
+"""The one reader of sidecars, over every verb: nothing that a sidecar says takes much memory, or ends in a crash."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
+from shardtool.cli import cli
+from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.parquet_bounds import read_extents, read_footer
+from shardtool.dataset.sidecar import ShardFact, ShardIndex, encode
+from shardtool.dataset.sidecar_read import check_places, read_sidecar
+from shardtool.errors import Bug
+from shardtool.inspection.samples import first_samples, view
+from tests.helpers import ENVIRONMENT, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_MOST = 200_000_000  # bytes that a verb may take for a sidecar of some kilobytes
+_HANG_S = 120
+VERBS = {
+    "verify": ["verify", "DATASET", "--workers", "1"],
+    "verify --quick": ["verify", "DATASET", "--quick"],
+    "inspect": ["inspect", "DATASET"],
+    "inspect --json": ["inspect", "DATASET", "--json"],
+    "inspect --keys": ["inspect", "DATASET", "--keys"],
+    "inspect --sample": ["inspect", "DATASET", "--sample", "0", "--json"],
+    "inspect --head": ["inspect", "DATASET", "--head", "3"],
+    "inspect --html": ["inspect", "DATASET", "--html", "FOLDER/page.html"],
+    "inspect --contact-sheet": ["inspect", "DATASET", "--contact-sheet", "FOLDER/sheet.png"],
+    "index --export": ["index", "DATASET", "--export", "dali-webdataset", "--output", "FOLDER/export"],
+    "reshard": ["reshard", "DATASET", "FOLDER/new/out-{000..}.tar", "--workers", "1", "--quiet"],
+    "reshard --where": ["reshard", "DATASET", "FOLDER/w/out-{000..}.tar", "--where", "n > 0", "--workers", "1"],
+    "create --append": ["create", "MORE", "BESIDE/out-{000..}.tar", "--append", "--workers", "1", "--quiet"],
+    "create --resume": ["create", "SOURCE", "BESIDE/out-{000..}.tar", "--resume", "--workers", "1", "--quiet"],
+    "index": ["index", "DATASET", "--workers", "1", "--quiet"],
+}
+
+# One for each way in which a sidecar is read; the last ones replace it.
+READERS = (
+    "verify", "reshard", "inspect --json", "inspect --sample", "inspect --html", "index --export", "create --append",
+    "create --resume", "index",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with a dataset `ds/out.json` of one tar of four samples with metadata, its source, and more."""
+    place = tmp_path_factory.mktemp("sound")
+    table = {"key": [f"k{at}" for at in range(4)], "txt": ["some text"] * 4, "n": [1, 2, 3, 4], "word": ["a", "b"] * 2}
+    pq.write_table(pa.table(table), place / "source.parquet")
+    create(place / "source.parquet", place / "ds" / "out-{000..}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    pq.write_table(pa.table(table | {"key": [f"m{at}" for at in range(4)]}), place / "more.parquet")
+    return place
+
+
+@pytest.fixture
+def dataset(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of the dataset, to be changed."""
+    shutil.copytree(packed, tmp_path / "w")
+    return tmp_path / "w" / "ds" / "out.json"
+
+
+def _sidecar(dataset: Path) -> Path:
+    return dataset.parent / "out-000.index"
+
+
+def _facts(dataset: Path) -> dict[str, str]:
+    found = pq.read_metadata(_sidecar(dataset)).metadata
+    return {name.decode(): text.decode() for name, text in found.items() if name.startswith(b"shardtool.")}
+
+
+def _written(table: pa.Table, facts: dict[str, str], **options: Any) -> bytes:
+    sink = io.BytesIO()
+    options = {
+        "compression": "zstd",
+        "write_statistics": False,
+        "write_page_checksum": True,
+        "store_schema": False,
+        **options,
+    }
+    with pq.ParquetWriter(sink, table.schema, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(facts)
+    return sink.getvalue()
+
+
+def _seal(dataset: Path, data: bytes, samples: int | None = None) -> None:
+    """Put another sidecar beside the shard, and list it in the dataset file: every checksum agrees with it."""
+    _sidecar(dataset).write_bytes(data)
+    document = json.loads(dataset.read_bytes())
+    shard = document["shardlist"][0]
+    shard["index"].update(size=len(data), crc32c=f"{crc32c.crc32c(data):08x}")
+    shard.update(filesize=(dataset.parent / "out-000.tar").stat().st_size)
+    if samples is not None:
+        shard.update(nsamples=samples)
+    document.pop("checksum")
+    body = json.dumps(document, indent=2).removesuffix("\n}").encode() + b',\n  "checksum": "crc32c:'
+    dataset.write_bytes(body + b'%08x"\n}\n' % crc32c.crc32c(body))
+
+
+def _coded(rows: int, text: str) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
+
+
+def _with(name: str, column: Any) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.append_column(name, column(table.num_rows))
+
+
+def _set(name: str, change: Callable[[pa.Table], Any]) -> Callable[[pa.Table], pa.Table]:
+    def changed(table: pa.Table) -> pa.Table:
+        at, values = table.schema.get_field_index(name), change(table)
+        return table.set_column(at, pa.field(name, values.type), values)
+
+    return changed
+
+
+def _index(rows: int, keys: Any, fields: int = 0) -> Callable[[pa.Table], pa.Table]:
+    """Return what makes an index of so many samples, and so many fields in the first one."""
+
+    def made(table: pa.Table) -> pa.Table:
+        kind = table.schema.field("__fields__").type
+        part = [pa.array(["txt"] * fields, pa.string())] + [pa.array(np.zeros(fields, np.uint64))] * 2
+        part.append(pa.array(np.zeros(fields, np.uint32)))
+        struct = pa.StructArray.from_arrays(part, fields=list(kind.value_type))
+        starts = pa.array(np.append(0, np.full(rows, fields)).astype(np.int32))
+        zeros = pa.array(np.zeros(rows, np.uint64))
+        lists = pa.ListArray.from_arrays(starts, struct, type=kind)
+        return pa.Table.from_arrays([keys(rows), zeros, zeros, lists], names=table.column_names[:4])
+
+    return made
+
+
+def _no_utf8(rows: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), rows, pa.array([b"\xff\xfe%d" % at for at in range(rows)]).buffers())
+
+
+def _twice(table: pa.Table) -> Any:
+    lists = table.column("__fields__").combine_chunks()
+    rows = [[{**one, "name": f"f{at}"} for one in row for at in range(900)] for row in lists.to_pylist()]
+    return pa.array(rows, lists.type)
+
+
+_MANY = 3000
+BOMBS: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "keys in a dictionary": _index(1000, lambda rows: _coded(rows, "K" * 1_000_000)),
+    "four million samples": _index(4_000_000, lambda rows: _coded(rows, "k")),
+    "four million fields": _index(1, lambda rows: _coded(rows, "k"), 4_000_000),
+    "a long key": _index(1, lambda rows: pa.array(["k" * 100_000_000] * rows)),
+    "text in a dictionary": _with("t", lambda rows: _coded(rows, "t" * 100_000_000)),
+    "a list of text in a dictionary": _with(
+        "t", lambda rows: pa.ListArray.from_arrays(
+            pa.array(np.arange(rows + 1, dtype=np.int32) * _MANY), _coded(rows * _MANY, "Y" * 1_000_000)
+        )
+    ),
+    "a map of text in a dictionary": _with(
+        "t", lambda rows: pa.MapArray.from_arrays(
+            pa.array(np.arange(rows + 1, dtype=np.int32) * _MANY), pa.array(["k"] * rows * _MANY),
+            _coded(rows * _MANY, "Y" * 1_000_000),
+        )
+    ),
+    "a struct of text in a dictionary": _with(
+        "t", lambda rows: pa.StructArray.from_arrays([_coded(rows, "Z" * 100_000_000)], names=["deep"])
+    ),
+    "a list of nulls": _with(
+        "t", lambda rows: pa.ListArray.from_arrays(
+            pa.array([0] * rows + [40_000_000], pa.int32()), pa.nulls(40_000_000, pa.int8())
+        )
+    ),
+    "wide values": _with("t", lambda rows: pa.array([bytes(30_000_000)] * rows, pa.binary(30_000_000))),
+}  # fmt: skip
+LIES: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "keys that are null": _set("__key__", lambda table: pa.nulls(table.num_rows, pa.string())),
+    "offsets that are null": _set("__offset__", lambda table: pa.nulls(table.num_rows, pa.uint64())),
+    "sizes that are null": _set("__size__", lambda table: pa.nulls(table.num_rows, pa.uint64())),
+    "fields that are null": _set(
+        "__fields__", lambda table: pa.nulls(table.num_rows, table.schema.field("__fields__").type)
+    ),
+    "keys that are no UTF-8": _set("__key__", lambda table: _no_utf8(table.num_rows)),
+    "metadata that is no UTF-8": _with("t", _no_utf8),
+    "payloads that are many fields": _set("__fields__", _twice),
+    "a column of its own": _with("__mine__", lambda rows: pa.nulls(rows, pa.int8())),
+    "a column twice": _with("n", lambda rows: pa.nulls(rows, pa.int8())),
+    "keys that are numbers": _set("__key__", lambda table: table.column("__offset__")),
+}
+
+
+def _arguments(verb: str, dataset: Path) -> list[str]:
+    home = dataset.parent.parent
+    stands = {
+        "DATASET": str(dataset), "FOLDER": str(home), "BESIDE": str(dataset.parent),
+        "SOURCE": str(home / "source.parquet"), "MORE": str(home / "more.parquet"),
+    }  # fmt: skip
+    words = VERBS[verb]
+    for name, value in stands.items():
+        words = [word.replace(name, value) for word in words]
+    return [*words, "--field", "txt=txt"] if verb.startswith("create") else words
+
+
+def _outcome(verb: str, dataset: Path) -> int:
+    """Return the exit code of a verb; whatever is no error of ours, a hang included, fails the test."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError(verb)
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(_HANG_S)
+    try:
+        return int(cli.main(_arguments(verb, dataset), prog_name="shardtool", standalone_mode=False) or 0)
+    except ShardError as error:
+        assert not isinstance(error, Bug), error  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+        return error.exit_code
+    finally:
+        signal.alarm(0)
+
+
+@pytest.fixture
+def memory() -> Iterator[_Memory]:
+    """Measure the memory that Arrow, NumPy and Python take."""
+    before = pa.default_memory_pool()
+    tracemalloc.start()
+    yield _Memory()
+    tracemalloc.stop()
+    pa.set_memory_pool(before)
+
+
+_POOLS: list[pa.MemoryPool] = []  # to the end, since what they gave goes back to them
+
+
+class _Memory:
+    def start(self) -> None:
+        """Forget what was taken so far."""
+        _POOLS.append(pa.proxy_memory_pool(pa.system_memory_pool()))
+        pa.set_memory_pool(_POOLS[-1])
+        tracemalloc.reset_peak()
+
+    def peak(self) -> int:
+        """Return how many bytes were taken at a time, since then."""
+        return int(_POOLS[-1].max_memory()) + tracemalloc.get_traced_memory()[1]
+
+
+def _spoil(dataset: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    table = change(pq.read_table(_sidecar(dataset)))
+    facts, samples = _facts(dataset), None
+    if table.num_rows > 4:  # a shard that seems to have room for them, and takes no disk
+        os.truncate(dataset.parent / "out-000.tar", max(4096, table.num_rows * 16))
+        facts["shardtool.size"], samples = str(max(4096, table.num_rows * 16)), table.num_rows
+    _seal(dataset, _written(table, facts, **options), samples)
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_small_sidecars_take_little_memory(what: str, dataset: Path, memory: _Memory) -> None:
+    """A sidecar of some kilobytes that unfolds to gigabytes is refused before it does, by every verb alike."""
+    _spoil(dataset, BOMBS[what])
+    data, size = _sidecar(dataset).read_bytes(), (dataset.parent / "out-000.tar").stat().st_size
+    assert len(data) < 200_000
+    memory.start()
+    with pytest.raises(CorruptShard, match="no sidecar"):
+        read_sidecar(data, "x.index", size)
+    for verb in READERS:
+        code = _outcome(verb, dataset)
+        assert code in (0, 2, 3, 4, 5), verb  # 0: a walk tells what the sidecar does not
+        if verb in ("verify", "reshard"):
+            assert code == {"verify": 3, "reshard": 4}[verb]
+    assert memory.peak() < _MOST
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_sidecars_that_lie(what: str, dataset: Path) -> None:
+    """A sidecar with nulls, bytes that are no text, or one payload for many fields is refused by name by each verb."""
+    _spoil(dataset, LIES[what])
+    assert _outcome("verify", dataset) == 3
+    assert _outcome("reshard", dataset) == 4
+    assert not (dataset.parent.parent / "new").exists()
+    for verb in READERS[2:]:
+        assert _outcome(verb, dataset) in (0, 2, 3, 4, 5), verb
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "dangling link", "link to itself"])
+def test_what_is_no_file(what: str, dataset: Path) -> None:
+    """What has a sidecar's name and is no file holds no verb up, and ends none but by a finding or an error of ours."""
+    path = _sidecar(dataset)
+    path.unlink()
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"device": "/dev/zero", "dangling link": "nowhere", "link to itself": path.name}[what])
+    assert _outcome("verify", dataset) == 3
+    assert _outcome("reshard", dataset) == 4
+    for verb in READERS[2:]:  # the last ones put a sidecar in its place
+        assert _outcome(verb, dataset) in (0, 2, 3, 4, 5, 7), verb
+
+
+def test_a_large_file_that_is_no_sidecar(dataset: Path, memory: _Memory) -> None:
+    """Nobody reads a file of a gigabyte to learn that it is no Parquet."""
+    os.truncate(_sidecar(dataset), 2**30)
+    memory.start()
+    assert _outcome("verify", dataset) == 3
+    assert _outcome("inspect", dataset) == 0
+    assert _outcome("reshard", dataset) == 4
+    assert memory.peak() < _MOST
+
+
+def test_values_that_repeat_each_other(dataset: Path) -> None:
+    """An encoding in which a value of no bytes stands for a megabyte of the one before is refused."""
+    column = _with("t", lambda rows: pa.array(["t" * 1_000_000] * rows))
+    _spoil(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
+    with pytest.raises(CorruptShard, match="an encoding that no sidecar has"):
+        read_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+
+
+def test_pages_that_are_read_many_times(dataset: Path) -> None:
+    """Columns that share their pages, so that reading them takes for ever, are refused by the footer."""
+    footer = read_footer(_sidecar(dataset).read_bytes())
+    with pytest.raises(ValueError, match="share their pages"):
+        read_extents(b"PAR1", footer)
+
+
+def test_no_memory_is_no_damage(dataset: Path) -> None:
+    """Where memory ends, the sidecar is not blamed: whoever took that for damage would replace a sound one."""
+    text = np.random.default_rng(0).integers(97, 123, (4, 8_000_000), np.uint8)
+    column = pa.array([row.tobytes().decode() for row in text])
+    table = pq.read_table(_sidecar(dataset)).append_column("t", column)
+    _seal(dataset, _written(table, _facts(dataset)))
+    program = (
+        "import resource, sys\n"
+        "from shardtool.dataset.sidecar_read import read_bytes, read_sidecar\n"
+        "data = read_bytes(sys.argv[1])\n"
+        "if sys.argv[2] == 'little':\n"
+        "    taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**24,) * 2)\n"
+        "try:\n"
+        "    print(read_sidecar(data, 'x', 4096).metadata.num_columns)\n"
+        "except MemoryError:\n"
+        "    print('no memory')\n"
+    )
+    for room, said in (("enough", "4\n"), ("little", "no memory\n")):
+        command = [sys.executable, "-c", program, str(_sidecar(dataset)), room]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (said, "")
+
+
+_TIMES = {
+    "timestamp": pa.array([2**58], pa.timestamp("us")),
+    "timestamp in UTC": pa.array([2**58], pa.timestamp("us", "UTC")),
+    "date": pa.array([2**31 - 1], pa.date32()),
+    "date64": pa.array([86_400_000 * 2**31], pa.date64()),
+    "before the year 1": pa.array([-(2**58)], pa.timestamp("us")),
+    "list": pa.array([[2**58, 0]], pa.list_(pa.timestamp("us"))),
+    "struct": pa.array([{"t": 2**58, "n": 1}], pa.struct([("t", pa.timestamp("us")), ("n", pa.int8())])),
+}
+
+
+@pytest.mark.parametrize("what", _TIMES)
+def test_times_that_python_does_not_know(what: str, tmp_path: Path) -> None:
+    """A time beyond the year 9999 in the metadata is shown as text by every verb, and goes along into other shards."""
+    write_tree(tmp_path, {"a0.txt": b"a"})
+    pq.write_table(pa.table({"path": ["a0.txt"], "t": _TIMES[what], "n": [1]}), tmp_path / "source.parquet")
+    dataset = tmp_path / "ds" / "out.json"
+    create(tmp_path / "source.parquet", tmp_path / "ds" / "out-{000..}.tar", CreateOptions(workers=1))
+    for verb in VERBS:
+        if not verb.startswith("create"):
+            assert _outcome(verb, dataset) == 0, verb
+    first, second = (pq.read_table(tmp_path / one / "out-000.index").column("t") for one in ("ds", "new"))
+    assert first.combine_chunks().equals(second.combine_chunks())
+
+
+def test_times_as_text(tmp_path: Path) -> None:
+    """Only times that Python does not know become text; what it knows looks as it did."""
+    times = pa.array([2**58, 0], pa.timestamp("us"))
+    days = pa.array([0, 1], pa.date32())
+    source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
+    create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    found = [view(one).metadata for one in first_samples(open_dataset(tmp_path), 2)]
+    assert found == [
+        {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},
+        {"txt": "y", "t": datetime(1970, 1, 1), "d": date(1970, 1, 2)},  # noqa: DTZ001
+    ]
+
+
+@given(data=st.data())
+def test_places_that_overlap(data: st.DataObject) -> None:
+    """Payloads pass exactly where no two of them share a byte, in whatever order they lie."""
+    payloads = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=8))
+    rows = _rows_of([payloads])
+    alone = [set(range(start, start + size)) for start, size in payloads]
+    apart = sum(map(len, alone)) == len(set().union(*alone))
+    try:
+        check_places(rows, 64)
+    except ValueError:
+        assert not apart
+    else:
+        assert apart
+
+
+def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
+    index = ShardIndex(
+        "tar", b"k\0" * len(samples), np.array([*map(len, samples)]), ("a",),
+        np.zeros(sum(map(len, samples)), np.uint16), np.ones(sum(map(len, samples)), np.int64),
+        np.zeros(sum(map(len, samples)), np.uint32), {},
+    )  # fmt: skip
+    data, _ = encode(index, ShardFact("x.tar", 2**20, 0, ""))
+    rows = read_sidecar(data, "x", 2**20).rows
+    places = np.array([place for sample in samples for place in sample], np.int64)
+    rows.starts[...], rows.sizes[...] = 0, 64
+    rows.offsets[...], rows.lengths[...] = places[:, 0], places[:, 1]
+    return rows
+
+
+def test_a_million_fields_are_soon_compared() -> None:
+    """A million payloads out of order are seen not to overlap by sorting them, not by comparing each with each."""
+    count = 1_000_000
+    rows = _rows_of([[(0, 1)]])
+    order = np.random.default_rng(0).permutation(count)
+    many = type(rows)(
+        b"k", np.array([1]), np.array([0]), np.array([4 * count]), np.array([count]), [b"a"],
+        np.zeros(count, np.int64), order * 4, np.full(count, 4), None,
+    )  # fmt: skip
+    check_places(many, 4 * count)
+    many.offsets[7] += 1
+    with pytest.raises(ValueError, match=r"overlap|outside"):
+        check_places(many, 4 * count)
+
+
+_KINDS = st.sampled_from(
+    [pa.string(), pa.binary(), pa.uint64(), pa.int64(), pa.uint32(), pa.float64(), pa.bool_(), pa.timestamp("us"),
+     pa.date32(), pa.list_(pa.string()), pa.list_(pa.int64()), pa.struct([("a", pa.string())]), pa.duration("s"),
+     pa.map_(pa.string(), pa.int64()), pa.decimal128(20, 2), pa.time64("ns"), pa.large_string(), pa.null()]
+)  # fmt: skip
+
+
+@st.composite
+def _columns(draw: st.DrawFn, rows: int) -> pa.Array:
+    """Draw a column of any type, with or without values."""
+    kind = draw(_KINDS)
+    if draw(st.booleans()):
+        return pa.nulls(rows, kind)
+    numbers = pa.array(draw(st.lists(st.integers(0, 2**62), min_size=rows, max_size=rows)), pa.int64())
+    for source in (numbers, numbers.cast(pa.string())):
+        try:
+            return source.cast(kind)
+        except pa.ArrowException:
+            continue
+    return pa.nulls(rows, kind)
+
+
+@given(data=st.data())
+def test_any_sidecar_over_every_verb(
+    data: st.DataObject, packed: Path, memory: _Memory, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever bytes or columns a sidecar has, a verb succeeds, or ends with an error that is documented; none is 1."""
+    place = tmp_path_factory.mktemp("any") / "w"
+    shutil.copytree(packed, place)
+    dataset = place / "ds" / "out.json"
+    raw = _sidecar(dataset).read_bytes()
+    if data.draw(st.booleans()):
+        changed = bytearray(raw)
+        for _ in range(data.draw(st.integers(1, 4))):
+            changed[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        _seal(dataset, bytes(changed[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]))
+    else:
+        table = pq.read_table(_sidecar(dataset))
+        name = data.draw(st.sampled_from([*table.column_names, "more"]))
+        column = data.draw(_columns(table.num_rows))
+        at = table.schema.get_field_index(name)
+        table = table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
+        facts = _facts(dataset)
+        if data.draw(st.booleans()):
+            values = st.sampled_from(["", "-1", "x", "9" * 40, "0", "2", "\x1b[2J", "../x", "é"])
+            facts[data.draw(st.sampled_from(sorted(facts)))] = data.draw(values)
+        _seal(dataset, _written(table, facts))
+    if data.draw(st.booleans()):
+        dataset.unlink()
+        dataset = dataset.parent
+    verb = data.draw(st.sampled_from([*VERBS]))
+    memory.start()
+    assert _outcome(verb, dataset) in (0, 2, 3, 4, 5), verb
+    assert memory.peak() < _MOST
+
+
+def test_a_sound_sidecar_stays_sound(dataset: Path) -> None:
+    """What `create` writes, each verb reads: nested metadata, text that is there many times, and nulls included."""
+    table = pq.read_table(_sidecar(dataset))
+    rows = table.num_rows
+    table = table.append_column("nested", pa.array([[{"a": "x" * 50, "b": [1, None]}, None]] * rows))
+    table = table.append_column("map", pa.array([[("k", "v" * 20)]] * rows, pa.map_(pa.string(), pa.string())))
+    table = table.append_column("none", pa.nulls(rows, pa.string()))
+    _seal(dataset, _written(table, _facts(dataset)))
+    assert verify(dataset).sound
+    found = read_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+    assert found.plain_table().to_pylist() == table.to_pylist()
+    assert found.plain_table().schema.names == table.schema.names
+    for verb in VERBS:
+        if not verb.startswith("create"):
+            assert _outcome(verb, dataset) == 0, verb

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import tempfile
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import CreateOptions, create
+from shardtool.check.worker import Task, examine
+from shardtool.dataset import walk as survey_module
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.walk import Survey, SurveyTask, survey
+from shardtool.errors import OutputFailed
+from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.format import tar
+from shardtool.format import tfrecord_read as tfrecord_walk
+from tests import tfrecords
+from tests.helpers import members, shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows(found: Survey) -> list[tuple[str, int, int, list[tuple[str, int, int, int]]]]:
+    """Return what a survey found as rows of a sidecar."""
+    at, out = 0, []
+    crcs = list(found.crcs) or [0] * len(found.codes)
+    for key, start, size, count in zip(found.keys, found.starts, found.sizes, found.counts, strict=True):
+        fields = [
+            (found.names[found.codes[row]].decode(), found.offsets[row], found.lengths[row], crcs[row])
+            for row in range(at, at + count)
+        ]
+        at += count
+        out.append((key.decode(), start, size, fields))
+    return out
+
+
+def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_path: Path) -> None:
+    """Keys, places, lengths and checksums are those of the sidecar, and the content is the fingerprint's."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=1))
+    total = 0
+    for shard in shards(tmp_path):
+        found = survey(SurveyTask(str(shard), checksum=True))
+        assert (found.error, found.soiled, found.odd) == (None, [], [])
+        assert found.crc == crc32c(shard.read_bytes())
+        table = pq.read_table(shard.with_suffix(".index")).to_pylist()
+        wanted = [
+            (row["__key__"], row["__offset__"], row["__size__"], [tuple(field.values()) for field in row["__fields__"]])
+            for row in table
+        ]
+        assert rows(found) == wanted
+        total += found.digest or 0
+        plain = survey(SurveyTask(str(shard)))
+        assert (plain.crc, list(plain.crcs), plain.lengths) == (None, [], found.lengths)
+    file = read_dataset((tmp_path / "o.json").read_bytes(), "o.json")
+    assert show_fingerprint(total) == file.fingerprint
+
+
+def test_where_keys_end(tmp_path: Path) -> None:
+    """The key ends where it did when the shard was made: at the first dot, or at the last."""
+    source = write_tree(tmp_path / "in", {"v1.5/a.b.jpg": b"1", "v1.5/a.b.txt": b"2", ".c.jpg": b"3"})
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=1))
+    path = str(tmp_path / "o-0.tar")
+    assert survey(SurveyTask(path, dots="last")).keys == [b".c", b"v1.5/a.b"]
+    assert survey(SurveyTask(path)).keys == [b".c", b"v1.5/a"]
+
+
+def test_members_that_are_no_fields(tmp_path: Path) -> None:
+    """Folders, links and names without a field are told of, and are no part of a sample; nor does `./` count."""
+    with tarfile.open(tmp_path / "x.tar", "w") as out:
+        for name, kind in (("./", tarfile.DIRTYPE), ("./a.jpg", tarfile.REGTYPE), ("./a.txt", tarfile.REGTYPE),
+                           ("README", tarfile.REGTYPE), ("b.", tarfile.REGTYPE), ("l.jpg", tarfile.SYMTYPE),
+                           ("a.cls", tarfile.REGTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            out.addfile(info)
+    found = survey(SurveyTask(str(tmp_path / "x.tar")))
+    assert found.keys == [b"a", b"a"]  # interleaved: two samples
+    assert list(found.counts) == [2, 1]
+    assert [(one.name, one.is_file) for one in found.odd] == [
+        (b"", False), (b"README", True), (b"b.", True), (b"l.jpg", False)
+    ]  # fmt: skip
+    assert found.odd[0].what == "./: no plain file"
+
+
+@pytest.mark.parametrize("pack", ["w:gz", "plain gz"])
+def test_compressed_shards(pack: str, awkward: Path, tmp_path: Path) -> None:
+    """A compressed shard is surveyed too, with the offsets of what it holds."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    data = (tmp_path / "o-0.tar").read_bytes()
+    if pack == "plain gz":
+        (tmp_path / "x.tar.gz").write_bytes(gzip.compress(data))
+    else:
+        with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as out:
+            for name, payload in members(tmp_path / "o-0.tar"):
+                info = tarfile.TarInfo(name)
+                info.size = len(payload)
+                out.addfile(info, io.BytesIO(payload))
+    whole, found = (survey(SurveyTask(str(tmp_path / name), checksum=True)) for name in ("o-0.tar", "x.tar.gz"))
+    assert (found.error, found.size, found.crc) == (None, -1, None)
+    assert (found.keys, found.lengths, found.crcs) == (whole.keys, whole.lengths, whole.crcs)
+
+
+def test_a_compressed_tfrecord(tmp_path: Path) -> None:
+    """So are compressed TFRecord files, which TensorFlow writes."""
+    source = write_tree(tmp_path / "in", {f"{at}.jpg": bytes([at]) * 1000 * at for at in range(20)})
+    create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
+    (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress((tmp_path / "o-0.tfrecord").read_bytes()))
+    found = survey(SurveyTask(str(tmp_path / "x.tfrecord.gz"), checksum=True))
+    assert (found.error, len(found.keys)) == (None, 20)
+
+
+def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found does not depend on whether records are held in memory."""
+    create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1, label_from_folder=True))
+    path = str(tmp_path / "o-0.tfrecord")
+    held = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 10)
+    far = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
+    assert [*map(rows, far)] == [*map(rows, held)]
+    assert [one.digest for one in far] == [one.digest for one in held] != [None, None]
+
+
+def test_damage_is_told_with_what_stands_before_it(ending: str, small: Path, tmp_path: Path) -> None:
+    """Of a damaged shard the samples before the damage are told, and the sum of all its bytes."""
+    create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=1))
+    path = tmp_path / f"o-0.{ending}"
+    whole = survey(SurveyTask(str(path), checksum=True))
+    data = bytearray(path.read_bytes())
+    data[whole.starts[6]] ^= 1
+    path.write_bytes(data)
+    found = survey(SurveyTask(str(path), checksum=True))
+    assert found.error is not None
+    assert found.keys == whole.keys[:6]
+    assert found.crc == crc32c(data)
+
+
+def test_padding_that_is_not_zero(tmp_path: Path) -> None:
+    """A byte between a payload and the next header is seen."""
+    source = write_tree(tmp_path / "in", {"a.jpg": b"x" * 10, "b.jpg": b"y" * (2**20 + 1), "c.jpg": b""})
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
+    path = tmp_path / "o-0.tar"
+    places = survey(SurveyTask(str(path)))
+    data = bytearray(path.read_bytes())
+    for at in (0, 1):
+        data[places.offsets[at] + places.lengths[at] + 7] = 1
+    path.write_bytes(data)
+    ends = [places.offsets[at] + places.lengths[at] for at in (0, 1)]
+    assert survey(SurveyTask(str(path), checksum=True)).soiled == ends
+
+
+def test_many_field_names(tmp_path: Path) -> None:
+    """A shard with a field name of its own in each sample is surveyed in the usual time."""
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT) as out:
+        for at in range(70_000):
+            out.addfile(tarfile.TarInfo(f"{at}.{at}"))
+    found = survey(SurveyTask(str(tmp_path / "x.tar"), checksum=True))
+    assert (len(found.names), found.error, found.digest) == (70_000, None, None)
+
+
+def test_foreign_examples(tmp_path: Path) -> None:
+    """Examples of other writers have the key that they name so, or their shard's name and their number."""
+
+    def example(**features: bytes) -> bytes:
+        def field(number: int, data: bytes) -> bytes:
+            return bytes([number << 3 | 2, len(data)]) + data
+
+        parts = [field(1, field(1, name.encode()) + field(2, field(1, field(1, value))))
+                 for name, value in features.items()]  # fmt: skip
+        return tfrecords.frame(field(1, b"".join(parts)))
+
+    data = example(key=b"named", image=b"1") + example(image=b"2", label=b"3")
+    (tmp_path / "x.tfrecord").write_bytes(data)
+    found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
+    assert found.keys == [b"named", b"x/000000001"]
+    assert [field[0] for row in rows(found) for field in row[3]] == ["image", "key", "image", "label"]
+
+
+def _example(*features: tuple[bytes, int, bytes]) -> bytes:
+    """Return a record of features, given as name, kind, and all that their lists hold."""
+    entries = b"".join(tfrecords.feature(*one) for one in features)
+    return tfrecords.frame(tfrecords.part(entries))
+
+
+def _packed(path: Path, data: bytes) -> Path:
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _took(path: Path) -> tuple[Survey, int]:
+    """Return a survey, and the most bytes that Python's objects took meanwhile."""
+    tracemalloc.start()
+    try:
+        return survey(SurveyTask(str(path), checksum=True)), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
+def test_an_example_of_too_many_features(name: str, tmp_path: Path) -> None:
+    """An Example of more features than a sample has fields is damage, found before memory is taken for them."""
+    many = tfrecords.frame(tfrecords.part(b"\x0a\x00" * 500_000))
+    found, took = _took(_packed(tmp_path / name, _example((b"a", tfrecords.BYTES, b"")) + many))
+    assert (len(found.keys), took < 40 * 2**20) == (1, True)
+    assert found.error is not None
+    assert "more than 65,536 features" in str(found.error)
+
+
+def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
+    """An Example of 65,535 fields and a key is sound."""
+    value = tfrecords.part(b"")
+    features = [(b"%05d" % at, tfrecords.BYTES, value) for at in range(2**16 - 1)]
+    found = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", _example((b"__key__", 1, value), *features)))))
+    assert (found.error, len(found.names)) == (None, 2**16 - 1)
+
+
+@pytest.mark.parametrize("kind", [tfrecords.BYTES, tfrecords.INT64])
+def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
+    """A list of many empty values takes no object each."""
+    inside = (b"\x0a\x00" if kind == tfrecords.BYTES else b"\x08\x07") * 200_000
+    found, took = _took(_packed(tmp_path / "x.tfrecord.gz", _example((b"a", kind, inside))))
+    assert (found.error, list(found.lengths), found.unlike[0].values) == (None, [400_000], 200_000)
+    assert took < 10 * 2**20
+
+
+def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
+    monkeypatch.setattr(survey_module, "_KEPT_ALWAYS", 2**20)
+    monkeypatch.setattr(survey_module, "_KEPT_STEP", 2**16)
+    monkeypatch.setattr(survey_module, "_KEPT_A_PACKED_BYTE", 16)
+    long = tar.header(b"k." + b"f" * 60_000, 0)
+    for name, record in (("fields.tfrecord.gz", tfrecords.frame(tfrecords.part(b"\x0a\x00" * 1000))),
+                         ("samples.tfrecord.gz", tfrecords.frame(b"")),
+                         ("fields.tar.gz", long), ("odd.tar.gz", tar.header(b"d" * 90, 0))):  # fmt: skip
+        found, took = _took(_packed(tmp_path / name, record * (6_000_000 // len(record))))
+        assert found.error is not None, name
+        assert "more than can be kept" in str(found.error), name
+        assert took < 16 * 2**20, name
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
+    """A sample of more members than any that we write is damage."""
+    header = tar.header(b"a.txt", 0)
+    found = survey(SurveyTask(str(_packed(tmp_path / name, header * 2**16 + tar.TRAILER))))
+    assert "at 0: a sample of 65,536 fields" in str(found.error)
+    found = survey(SurveyTask(str(_packed(tmp_path / name, header * (2**16 - 1) + tar.TRAILER))))
+    assert found.error is None
+
+
+def test_a_key_that_is_too_long(tmp_path: Path) -> None:
+    """Keys are never cut, which could make two of them one: one over 1 MiB is damage."""
+    for size, sound in ((2**20, True), (2**20 + 1, False)):
+        path = _packed(tmp_path / "x.tfrecord", _example((b"__key__", tfrecords.BYTES, tfrecords.part(b"k" * size))))
+        found = survey(SurveyTask(str(path)))
+        assert (found.error is None, [*map(len, found.keys)]) == (sound, [size] if sound else [])
+
+
+def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that is too large to hold is read in a compressed shard as in a plain one, fields in any order."""
+    parts = [tfrecords.part(b"%d" % at * 30_000) for at in range(3)]
+    features = [(b"__key__", tfrecords.BYTES, tfrecords.part(b"k")), (b"z", tfrecords.BYTES, parts[0])]
+    features += [(b"m", tfrecords.BYTES, parts[1] * 2), (b"a", tfrecords.BYTES, parts[2])]
+    data = _example(*features) + _example((b"n", tfrecords.INT64, tfrecords.part(b"\x07")))
+    plain = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", data * 2)), checksum=True))
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 50)
+    packed = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord.gz", data * 2)), checksum=True))
+    assert (plain.error, packed.error) == (None, None)
+    assert (rows(packed), packed.digest) == (rows(plain), plain.digest)
+    cut = survey(SurveyTask(str(_packed(tmp_path / "y.tfrecord.gz", data[:100_000])), checksum=True))
+    assert "the file ends before" in str(cut.error)
+
+
+def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for such a record, that is no damage of the shard."""
+    monkeypatch.setattr(tfrecord_walk, "HELD_LIMIT", 50)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))
+    with pytest.raises(OutputFailed, match="TMPDIR"):
+        examine(Task(str(path), path.name, "first"))

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import CorruptShard
+from shardtool.format import tar
+from shardtool.format import tar_read as tar_walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {
+    "a.txt": b"one",
+    "empty.bin": b"",
+    "block.bin": bytes(512),
+    "d/b.txt": b"x" * 513,
+    "d/" + "n" * 92 + ".long": b"long",
+    "d/" * 60 + "leaf.jpg": b"deep",
+    "ü ñ/ß.txt": b"letters",
+    "p/" + "q" * 240 + ".pax.png": b"over the name field and the prefix",
+}
+
+
+def walked(data: bytes) -> list[tar_walk.Member]:
+    """Return the members in a tar's bytes."""
+    return list(tar_walk.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
+
+
+def contents(data: bytes) -> dict[str, bytes]:
+    """Return the plain files in a tar's bytes, `./` left out."""
+    return {
+        one.name.decode().removeprefix("./"): data[one.data : one.data + one.size]
+        for one in walked(data) if one.is_file
+    }  # fmt: skip
+
+
+def test_what_is_written_is_walked() -> None:
+    """Members come back with their names, in order, one right behind the other, and the trailer ends them."""
+    data, wanted = b"", []
+    for number, size in enumerate([0, 1, 511, 512, 513, 70_000]):
+        for name in (b"%d.jpg" % number, b"k" * 130 + b"/%d.jpg" % number, b"n" * 200 + b"%d.cls" % number):
+            start = len(data)
+            data += tar.header(name, size)
+            wanted.append((name, start, len(data), size))
+            data += bytes([number]) * size + bytes(tar.padding(size))
+    data += tar.TRAILER
+    found = walked(data)
+    assert [(one.name, one.offset, one.data, one.size) for one in found] == wanted
+    assert all(one.is_file for one in found)
+    assert [one.end for one in found] == [*(one.offset for one in found[1:]), len(data) - len(tar.TRAILER)]
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_python_tarfile(kind: int) -> None:
+    """All that Python's tarfile writes, in each of its formats, is read as it reads it."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=kind) as out:
+        for name, payload in FILES.items():
+            if kind == tarfile.USTAR_FORMAT and len(name.encode()) > 230:
+                continue
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(payload), 1_700_000_000 + 0.5 * (kind == tarfile.PAX_FORMAT)
+            out.addfile(info, io.BytesIO(payload))
+        for name, what in (("folder", tarfile.DIRTYPE), ("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE),
+                           ("fifo", tarfile.FIFOTYPE), ("device", tarfile.CHRTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = what, "a.txt"
+            out.addfile(info)
+        info = tarfile.TarInfo("last.txt")
+        info.size = 4
+        out.addfile(info, io.BytesIO(b"last"))
+    data = sink.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(data)) as whole:
+        wanted = [(one.name, one.offset, one.offset_data, one.size, one.isreg()) for one in whole]
+    assert [(one.name.decode().rstrip("/"), *one[1:5]) for one in walked(data)] == wanted
+    assert contents(data)["last.txt"] == b"last"
+
+
+@pytest.mark.parametrize("format_name", ["v7", "oldgnu", "gnu", "ustar", "pax"])
+@pytest.mark.parametrize("prefix", ["", "./"])
+def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
+    """All that GNU tar writes, with folders and links and `./`, is read."""
+    files = dict(FILES)
+    if format_name in ("v7", "ustar"):
+        files = {name: data for name, data in files.items() if len(name.encode()) < 95}
+    for name, payload in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(payload)
+    (tmp_path / "in" / "link").symlink_to("a.txt")
+    os.link(tmp_path / "in" / "a.txt", tmp_path / "in" / "zz-hard")
+    what = ["."] if prefix else sorted(os.listdir(tmp_path / "in"))
+    subprocess.run(["tar", "cf", "../x.tar", f"--format={format_name}", *what], cwd=tmp_path / "in", check=True)
+    data = (tmp_path / "x.tar").read_bytes()
+    found = contents(data)
+    with tarfile.open(tmp_path / "x.tar") as whole:
+        wanted = [one.name.removeprefix("./") for one in whole if one.isreg()]
+        offsets = [(one.offset, one.offset_data) for one in whole]
+    assert sorted(found) == sorted(wanted)
+    assert [one[1:3] for one in walked(data)] == offsets
+    assert all(found[name] == payload for name, payload in files.items() if name in found)
+
+
+@pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax", "--sparse-version=1.0"],
+                                     ["--format=pax", "--sparse-version=0.1"], ["--format=oldgnu"]])  # fmt: skip
+def test_sparse_files(options: list[str], tmp_path: Path) -> None:
+    """A sparse file, whose payload is only a part of it, is no plain member; what follows it is found."""
+    with (tmp_path / "holes.bin").open("wb") as file:
+        for at in range(40):  # more than the map in a header holds
+            file.seek(at * 2**18)
+            file.write(b"data %d" % at)
+        file.truncate(50 * 2**18)
+    (tmp_path / "next.txt").write_bytes(b"next")
+    subprocess.run(["tar", "cSf", "x.tar", *options, "holes.bin", "next.txt"], cwd=tmp_path, check=True)
+    data = (tmp_path / "x.tar").read_bytes()
+    assert [(one.name, one.is_file) for one in walked(data)] == [(b"holes.bin", False), (b"next.txt", True)]
+    assert contents(data) == {"next.txt": b"next"}
+
+
+@pytest.mark.skipif(shutil.which("bsdtar") is None, reason="bsdtar is not installed")
+@pytest.mark.parametrize("format_name", ["ustar", "pax", "gnutar", "v7"])
+def test_bsdtar(format_name: str, tmp_path: Path) -> None:
+    """All that bsdtar writes is read."""
+    (tmp_path / "in" / "d").mkdir(parents=True)
+    (tmp_path / "in" / "a.txt").write_bytes(b"one")
+    (tmp_path / "in" / "d" / "b.txt").write_bytes(b"x" * 513)
+    subprocess.run(["bsdtar", "--format", format_name, "-cf", "../x.tar", "."], cwd=tmp_path / "in", check=True)
+    assert contents((tmp_path / "x.tar").read_bytes()) == {"a.txt": b"one", "d/b.txt": b"x" * 513}
+
+
+def _base_256(size: int) -> bytes:
+    """Return a header that tells its size in base 256."""
+    block = bytearray(tar.header(b"huge.bin", 0))
+    block[124:136] = b"\x80" + size.to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def test_sizes_in_base_256() -> None:
+    """GNU's way to tell sizes of 8 GiB and more is read."""
+    assert contents(_base_256(3) + b"abc" + bytes(509) + tar.TRAILER) == {"huge.bin": b"abc"}
+    data = _base_256(2**40)
+    members = tar_walk.walk(lambda offset, length: data[offset : offset + length], "x.tar")
+    assert next(members).size == 2**40
+
+
+@pytest.mark.parametrize("size", [2**62, 2**70, 2**87 - 1])
+def test_sizes_that_nothing_has(size: int) -> None:
+    """A size that no file can have is damage."""
+    with pytest.raises(CorruptShard):
+        walked(_base_256(size))
+
+
+def test_a_pax_size_that_nothing_has() -> None:
+    """Nor in a pax header, with however many digits."""
+    for digits in (19, 20, 5000):
+        record = b" size=" + b"9" * digits + b"\n"
+        body = next(b"%d%b" % (n, record) for n in range(20, 6000) if len(b"%d%b" % (n, record)) == n)
+        block = bytearray(tar.header(b"x", len(body)))
+        block[156] = ord("x")
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+        with pytest.raises(CorruptShard):
+            walked(bytes(block) + body + bytes(-len(body) % 512) + tar.header(b"a.b", 0) + tar.TRAILER)
+
+
+def _small() -> bytes:
+    data = tar.header(b"a.txt", 3) + b"one" + bytes(509)
+    return data + tar.header(b"n" * 150 + b".jpg", 600) + b"x" * 600 + bytes(424) + tar.TRAILER
+
+
+def test_cut_at_every_byte() -> None:
+    """A tar that ends too early, at any byte, is damage; zeros behind its end are not."""
+    data = _small()
+    whole = walked(data)
+    for length in range(len(data)):
+        with pytest.raises(CorruptShard):
+            walked(data[:length])
+    assert walked(data + bytes(10_240)) == whole
+    for more in (b"x", bytes(700) + b"x", bytes(70_000) + b"x"):
+        with pytest.raises(CorruptShard):
+            walked(data + more)
+
+
+def test_any_flipped_bit_of_a_header_shows() -> None:
+    """A flipped bit in a header is damage, but for those that make a zero or a blank of the checksum a blank."""
+    data = bytearray(_small())
+    whole = walked(bytes(data))
+    for block in (0, 1024, 2048):  # a plain header, a pax header, and the one behind it
+        for at in range(block, block + 512):
+            data[at] ^= 1 << at % 8
+            try:
+                assert walked(bytes(data)) == whole
+                assert 148 <= at - block < 156, at
+            except CorruptShard:
+                pass
+            data[at] ^= 1 << at % 8
+
+
+@given(st.binary(max_size=3000))
+def test_any_bytes(data: bytes) -> None:
+    """Any bytes are members that follow each other, or damage: nothing else is raised."""
+    try:
+        found = walked(data)
+    except CorruptShard:
+        return
+    assert [one.offset for one in found] == [0, *(one.end for one in found)][: len(found)]
+
+
+@given(st.binary(min_size=512, max_size=512), st.binary(max_size=2000), st.sampled_from(b"0xgLKSVDM57\0"))
+def test_any_header_with_a_right_checksum(block: bytes, rest: bytes, kind: int) -> None:
+    """So does whatever stands behind a checksum that is right."""
+    header = bytearray(block)
+    header[156] = kind
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    for size in (b"%011o\0" % len(rest), bytes(header[124:136])):
+        header[124:136] = size
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        with contextlib.suppress(CorruptShard):
+            walked(bytes(header) + rest + bytes(-len(rest) % 512) + tar.header(b"a.b", 0) + tar.TRAILER)

@@ -1,0 +1,152 @@
+"""Laws of the `README.md` that `--export huggingface` writes: it names just the shards, and is never anybody else's."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, export, verify
+from shardtool.interop.huggingface import is_ours, misreading
+from tests.helpers import shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
+    source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
+    options = {"workers": 1, "start_method": "fork", "max_count": 4, **asked}
+    return create(source, f"{folder}/{name}", CreateOptions(**options))
+
+
+def _named(folder: Path) -> dict[str, list[str]]:
+    """Return split to the files that a README names as its data, in order."""
+    lines = (folder / "README.md").read_text(encoding="utf-8").split("---\n")[1].splitlines()
+    assert lines[:3] == ["configs:", "- config_name: default", "  data_files:"]
+    found: dict[str, list[str]] = {}
+    for line in lines[3:]:
+        if line.startswith("  - split: "):
+            split = line.removeprefix("  - split: ")
+            found[split] = []
+        elif not line.endswith("path:"):
+            pattern = json.loads(line.partition('"')[1] + line.partition('"')[2])
+            found[split] += sorted(path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern))
+    return found
+
+
+@pytest.mark.parametrize("name", ["x-{000..}.tar", "x[1]-{000..}.tar", "é ü'-{8..}.tar", "a-{0..}-b.tar"])
+def test_it_names_the_shards(name: str, tmp_path: Path) -> None:
+    """It names all shards and no other file, whatever they are called, and whatever lies beside them."""
+    write_tree(tmp_path / "out", {"x-old.tar": b"", "x-99.tar": b"", "x1-000.tar": b""})
+    before = {path.name for path in shards(tmp_path / "out")}
+    _pack(tmp_path / "out", name, export=("huggingface",))
+    assert set(_named(tmp_path / "out")["train"]) == {path.name for path in shards(tmp_path / "out")} - before
+
+
+def test_splits_share_it(tmp_path: Path) -> None:
+    """The splits of one run share one README, whatever is exported first; a name that is none there is changed."""
+    folder = tmp_path / "out"
+    result = _pack(folder, "{split}-{000..}.tar", split="train=0.5,held-out=0.5", export=("huggingface",))
+    assert any("called 'held-out'" in note for note in result.notes)
+    wanted = {"train": "train-", "held_out": "held-out-"}
+    found = _named(folder)
+    assert {split: [*{name[: -len("000.tar")] for name in names}] for split, names in found.items()} == {
+        split: [prefix] for split, prefix in wanted.items()
+    }
+    right = (folder / "README.md").read_bytes()
+    for turn in ("held-out.json", "train.json"):
+        export(folder / turn, "huggingface", workers=1)
+        assert (folder / "README.md").read_bytes() == right
+    with pytest.raises(InvalidRequest, match="both be a_b"):
+        _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
+    assert not list((tmp_path / "two").glob("*"))
+
+
+@pytest.mark.parametrize("text", ["# Mine\n", "", "signed and changed", "link"])
+def test_the_users_stays(text: str, tmp_path: Path) -> None:
+    """A README that is not ours, or that somebody has changed, is never replaced, whatever is asked; a note says so."""
+    folder = tmp_path / "out"
+    _pack(folder, export=("huggingface",))
+    path = folder / "README.md"
+    if text == "link":
+        path.rename(tmp_path / "elsewhere.md")
+        path.symlink_to(tmp_path / "elsewhere.md")
+    elif text == "signed and changed":
+        path.write_bytes(path.read_bytes().replace(b"configs", b"license: mit\nconfigs"))
+    else:
+        path.write_text(text)
+    before = path.read_bytes()
+    result = export(folder / "x.json", "huggingface", overwrite=True, workers=1)
+    assert any("README.md is not ours, and stays" in note for note in result.notes)
+    _pack(folder, shuffle=True, max_count=6, if_exists="overwrite", export=("huggingface",))
+    assert path.read_bytes() == before
+    assert path.is_symlink() == (text == "link")
+
+
+def test_that_of_another_dataset_stays(tmp_path: Path) -> None:
+    """A README of ours that names shards of another dataset in the folder stays, and a note says so."""
+    folder = tmp_path / "out"
+    _pack(folder, export=("huggingface",))
+    before = (folder / "README.md").read_bytes()
+    result = _pack(folder, "other-{000..}.tar", export=("huggingface",))
+    assert any("names other shards (x-000.tar" in note for note in result.notes)
+    assert (folder / "README.md").read_bytes() == before
+
+
+def test_it_is_never_stale(tmp_path: Path) -> None:
+    """Where shards come or go that it does not name by a pattern, it is removed; `verify` finds one that is stale."""
+    folder = tmp_path / "out"
+    _pack(folder, "x-{000..}.tar", export=("huggingface",))
+    _pack(folder, "x-{000..}.tar", max_count=2, if_exists="overwrite")
+    assert len(_named(folder)["train"]) == len(shards(folder)) == 6
+    folder, kept = tmp_path / "list", b""
+    source = write_tree(tmp_path / "source", {})
+    for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
+        export_too = ("huggingface",) if len(names) == 2 else ()
+        options = CreateOptions(workers=1, start_method="fork", export=export_too, if_exists="overwrite")
+        create(source, [f"{folder}/{name}" for name in names], options)
+        assert (folder / "README.md").exists() == bool(export_too)
+        kept = (folder / "README.md").read_bytes() if export_too else kept
+    (folder / "README.md").write_bytes(kept)
+    (file,) = (path for path in folder.glob("*.json") if b"wids_version" in path.read_bytes())
+    report = verify(file, VerifyOptions(workers=1))
+    assert [(one.code, one.file, one.found) for one in report.findings] == [
+        ("export-stale", "README.md", "nothing that names r.tar")
+    ]
+
+
+@given(st.binary(max_size=200))
+def test_only_what_we_wrote_is_ours(data: bytes) -> None:
+    """Nothing but a README as we wrote it, to the byte, is taken for ours."""
+    assert not is_ours(data)
+    assert not is_ours(data + b"<!-- shardtool crc32c:00000000: x -->\n") or not data
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x-0.tar", "x-1.tar", "x-0.index", "x-1.index", "x.json"], ""),
+        (["x-0.tar", "x-0.index", "x.json"], "takes x.json"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "takes x-0.tar.idx for a tar"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "takes x"),
+        (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "takes val.json"),
+        (
+            ["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"],
+            "takes names for splits",
+        ),
+        (["train.index", "notes.txt"], ""),
+        ([], ""),
+        (["train-0.tar", "train-1.tar", "train.json", "notes.json", "b.json", "c.json"], ""),
+    ],
+)
+def test_what_load_dataset_does(names: list[str], found: str) -> None:
+    """The most common ending among a split's files is taken for the data's; JSON wins a draw."""
+    assert misreading(names).startswith(found)
+    assert bool(misreading(names)) == bool(found)

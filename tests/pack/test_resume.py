@@ -1,0 +1,235 @@
+"""`--resume` goes on with the dataset that is there, and never puts another in its place without being told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import wsgiref
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
+from shardtool.request.options import share
+from shardtool.request.results import Changes
+from tests.helpers import read_tree, shards, tool, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardtool.request.results import CreateResult
+
+_COUNT = 40
+_OPTIONS = CreateOptions(workers=1, max_count=4)
+
+
+def _samples(numbers: range) -> dict[str, bytes]:
+    return {f"{number:03}.txt": b"text of %d" % number for number in numbers}
+
+
+def _pack(place: Path, if_exists: str = "error", **more: Any) -> CreateResult:
+    options = replace(_OPTIONS, if_exists=if_exists, **more)  # type: ignore[arg-type]
+    return create(place / "in", f"{place}/out/x-{{000..}}.tar", options)
+
+
+def _without(place: Path, numbers: range) -> None:
+    for name in _samples(numbers):
+        (place / "in" / name).unlink()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with a source of 40 samples, `in`, and its ten shards, `out`."""
+    write_tree(tmp_path / "in", _samples(range(_COUNT)))
+    _pack(tmp_path)
+    return tmp_path
+
+
+def _interrupted(place: Path) -> None:
+    """Leave what a killed run does: some finished shards, and no dataset file."""
+    (place / "out" / "x.json").unlink()
+    for shard in shards(place / "out")[8:]:
+        shard.unlink()
+        shard.with_suffix(".index").unlink()
+
+
+@pytest.mark.parametrize("before", [lambda _: None, _interrupted], ids=["finished", "interrupted"])
+def test_half_a_source_replaces_no_dataset(before: Callable[[Path], None], place: Path) -> None:
+    """A source that lost most of its samples, as half mounted, is refused with what would go; nothing is touched."""
+    before(place)
+    _without(place, range(5, _COUNT))
+    there = read_tree(place / "out")
+    had = 32 if len(there) < 21 else _COUNT
+    with pytest.raises(OutputExists) as caught:
+        _pack(place, "resume")
+    assert f"{had - 5} of {had} samples" in caught.value.found
+    assert "--max-removed" in caught.value.expected
+    assert f"keep 1, write 1 and remove {len(there) // 2 - 2} shards; add 0 and remove {had - 5}" in caught.value.remedy
+    assert "add --overwrite" in caught.value.remedy
+    assert read_tree(place / "out") == there
+    done = _pack(place, "resume-overwrite")
+    assert done.changes == Changes(1, 1, len(there) // 2 - 2, 0, had - 5, had)
+    assert len(shards(place / "out")) == 2
+
+
+def test_a_dry_run_tells_what_would_change(place: Path) -> None:
+    """`--dry-run` with `--resume` tells shards and samples, and that the run would be refused; it touches nothing."""
+    _without(place, range(20, _COUNT))
+    write_tree(place / "in", {"new.txt": b"new"})
+    there = read_tree(place / "out")
+    output = f"{place}/out/x-{{000..}}.tar"
+    plan = dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume"))
+    assert plan.changes == Changes(5, 1, 4, 1, 20, 40)
+    assert any("would be refused" in note and "20 of 40" in note for note in plan.notes)
+    assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
+    assert dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume-overwrite")).changes == plan.changes
+    assert dry_run(place / "in", output, _OPTIONS).changes is None
+    assert read_tree(place / "out") == there
+
+
+@pytest.mark.parametrize(("most", "gone", "refused"), [
+    ("10%", 4, False), ("10%", 5, True), (0, 1, True), (0.5, 20, False), (0.5, 21, True), ("100%", 39, False),
+])  # fmt: skip
+def test_how_many_may_go(most: str | float, gone: int, refused: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
+    """As many samples may go as `--max-removed` says, and not one more; what has gone is told."""
+    _without(place, range(gone))
+    if refused:
+        with pytest.raises(OutputExists):
+            _pack(place, "resume", max_removed=most)
+        return
+    done = _pack(place, "resume", max_removed=most)
+    assert done.changes is not None
+    assert (done.changes.samples_removed, done.changes.samples_before, done.samples) == (gone, 40, 40 - gone)
+
+
+@given(st.integers(0, 10**6), st.booleans())
+def test_shares(millionths: int, per_cent: bool) -> None:  # noqa: FBT001 - a parameter
+    """A share reads exactly as it is written, as a number or in per cent."""
+    text = f"{millionths / 10**4:.4f}%" if per_cent else f"{millionths / 10**6:.6f}"
+    assert share("--x", text) == Fraction(millionths, 10**6)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "1e9", "nan", "%", "9" * 99])
+def test_what_is_no_share(text: str) -> None:
+    """Anything else is refused by the option's name."""
+    with pytest.raises(InvalidRequest, match="--max-removed"):
+        CreateOptions(max_removed=text)
+
+
+def test_other_options_are_refused(place: Path) -> None:
+    """Options that make other shards are refused by name, both values told; how a run goes about it may differ."""
+    there = read_tree(place / "out")
+    with pytest.raises(OutputExists, match="--max-count 4 then, 5 now"):
+        _pack(place, "resume", max_count=5)
+    with pytest.raises(OutputExists, match="--shuffle not given then, given now"):
+        _pack(place, "resume", shuffle=True)
+    assert read_tree(place / "out") == there
+    assert _pack(place, "resume", on_error="skip", start_method="spawn").kept == 10
+
+
+def test_options_that_nobody_recorded(place: Path) -> None:
+    """A dataset file that `index` made tells nothing of options: the samples decide."""
+    (place / "out" / "x.json").unlink()
+    index(place / "out")
+    assert _pack(place, "resume").kept == 10
+
+
+def test_without_sidecars_the_number_of_samples_tells(place: Path) -> None:
+    """Where sidecars are gone, it is still seen that a plan has fewer samples than the dataset file."""
+    for path in (place / "out").glob("*.index"):
+        path.unlink()
+    assert _pack(place, "resume").changes == Changes(10, 0, 0, 0, 0, 40)
+    for path in (place / "out").glob("*.index"):
+        path.unlink()
+    _without(place, range(20))
+    with pytest.raises(OutputExists, match="20 of 40"):
+        _pack(place, "resume")
+
+
+def test_samples_that_a_function_makes(tmp_path: Path) -> None:
+    """With `--map`, whose keys no plan knows, the samples of the source are counted."""
+    write_tree(tmp_path / "in", _samples(range(_COUNT)))
+    _pack(tmp_path, map="tests.mapped:doubled")
+    assert _pack(tmp_path, "resume", map="tests.mapped:doubled").changes is not None
+    _without(tmp_path, range(20))
+    with pytest.raises(OutputExists, match="20 of 40"):
+        _pack(tmp_path, "resume", map="tests.mapped:doubled")
+
+
+def test_a_sample_in_another_split_is_not_gone(tmp_path: Path) -> None:
+    """What moves from one split to another is neither added nor removed."""
+    rows = [f"{number:03},text{number},{'a' if number < 20 else 'b'}" for number in range(_COUNT)]
+    (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(rows))
+    options = CreateOptions(workers=1, values=("txt=text",), split_column="split", max_count=4)
+    output = f"{tmp_path}/{{split}}-{{000..}}.tar"
+    create(tmp_path / "m.csv", output, options)
+    (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(row.replace(",a", ",b", 1) if row < "010" else row
+                                                                  for row in rows))  # fmt: skip
+    done = create(tmp_path / "m.csv", output, replace(options, if_exists="resume"))
+    assert done.changes is not None
+    assert (done.changes.samples_added, done.changes.samples_removed, done.samples) == (0, 0, _COUNT)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """Where no earlier run has left anything, nothing has changed."""
+    write_tree(tmp_path / "in", _samples(range(4)))
+    done = _pack(tmp_path, "resume")
+    assert done.changes is None
+    assert "changes" not in done.to_json()
+
+
+def test_the_command_line(place: Path) -> None:
+    """It is exit code 5 with a remedy that works as it is written; the summary and the JSON tell what has gone."""
+    _without(place, range(30, _COUNT))
+    words = ["create", "in", "out/x-{000..}.tar", "--max-count", "4", "--workers", "1"]
+    ran = tool(*words, "--resume", cwd=place)
+    assert (ran.code, len(ran.err.splitlines())) == (5, 1)
+    planned = tool(*words, "--resume", "--dry-run", cwd=place)
+    assert planned.code == 0
+    assert "would keep 7, write 1 and remove 2 shards; add 0 and remove 10 samples" in planned.out
+    done = tool(*words, "--resume", "--overwrite", cwd=place)
+    assert done.code == 0
+    assert "removed 10 samples and 2 shards that were there before" in done.out
+    _without(place, range(28, 30))
+    document = json.loads(tool(*words, "--resume", "--json", cwd=place).out)
+    assert document["changes"] == {"shards_kept": 7, "shards_written": 0, "shards_removed": 1, "samples_added": 0,
+                                   "samples_removed": 2, "samples_before": 30}  # fmt: skip
+
+
+def test_trust_by_size_reads_nothing(place: Path) -> None:
+    """`--trust size` keeps shards by sizes and sidecars: other bytes of the same size are not seen, another size is."""
+    right = read_tree(place / "out")
+    (place / "in" / "005.txt").write_bytes(b"TEXT OF 5")
+    os.truncate(place / "out" / "x-003.tar", 0)
+    os.truncate(place / "out" / "x-003.tar", len(right["x-003.tar"]))
+    done = _pack(place, "resume", trust="size")
+    assert (done.kept, done.shards) == (10, 10)
+    assert {name: data for name, data in read_tree(place / "out").items() if name != "x-003.tar"} == {
+        name: data for name, data in right.items() if name != "x-003.tar"
+    }
+    (place / "in" / "005.txt").write_bytes(b"longer than it was")
+    assert _pack(place, "resume", trust="size").kept == 9
+    assert _pack(place, "resume").kept == 9  # which reads, and mends the shard that was emptied
+
+
+def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
+    """A shard that was found right by reading its source gets the time of that, so the next run need not read it."""
+    source = Path(wsgiref.__file__).parent  # old, and imported by nothing that runs here
+    output, options = f"{tmp_path}/x-{{000..}}.tar", CreateOptions(workers=1, include=("*.py",), max_count=2)
+    create(source, output, options)
+    young = shards(tmp_path)[0]
+    own = young.stat().st_mtime_ns % 10**9
+    os.utime(young, ns=(own, own))  # as though its source had been too young to trust
+    times = []
+    for at in range(2):
+        time.sleep(1.1 * at)  # a time that is renewed again would be another second's
+        assert create(source, output, replace(options, if_exists="resume")).kept == len(shards(tmp_path))
+        times.append(young.stat().st_mtime_ns)
+    assert times[0] > time.time_ns() - 120 * 10**9
+    assert times == [times[0]] * 2

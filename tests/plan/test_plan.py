@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.format.tar import TRAILER, header, padding
+from shardtool.pattern import parse_pattern
+from shardtool.plan.plan import Bounds, Plan, fingerprint, make_plan, shuffled
+from tests import tfrecords
+from tests.helpers import ENVIRONMENT, REPO
+from tests.made import FIELDS, made_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardtool.values import Oversize
+
+Sizes = list[list[int]]
+OPEN = parse_pattern("out-{000..}.tar")
+RECORDS = parse_pattern("out-{000..}.tfrecord")
+_BLOCK = 512
+
+# Payload bytes of each field of each sample; without empty lists there are 1 to 3 records a sample.
+SAMPLES = st.lists(st.lists(st.integers(0, 4000), min_size=1, max_size=3), min_size=1, max_size=40)
+SEEDS = st.none() | st.integers(0, 5)
+
+
+def _sample_bytes(key: bytes, sizes: Sequence[int]) -> int:
+    """Return what a sample takes in a shard, added up from real headers."""
+    names = [key + b"." + field.encode() for field in FIELDS]
+    return sum(len(header(name, size)) + size + padding(size) for name, size in zip(names, sizes, strict=False))
+
+
+def _record_bytes(key: bytes, sizes: Sequence[int]) -> int:
+    """Return what a sample takes in a TFRecord, made of zeros."""
+    features = [(name.encode(), tfrecords.BYTES, bytes(size)) for name, size in zip(FIELDS, sizes, strict=False)]
+    return len(tfrecords.frame(tfrecords.example([(b"__key__", tfrecords.BYTES, key), *features])))
+
+
+def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _sample_bytes) -> list[int]:
+    return [of_one(b"%08d" % at, sizes) for at, sizes in enumerate(samples)]
+
+
+def _places(plan: Plan) -> list[list[int]]:
+    """Return the samples of each shard, as a worker would get them."""
+    return [[int(key) for key in plan.samples(shard).keys.split(b"\0")[:-1]] for shard in range(plan.shards)]
+
+
+def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset()) -> list[int]:
+    """See that each sample is in one shard, and that each shard's size is exact; return the sizes."""
+    places, sizes = _places(plan), _sizes(samples)
+    assert sorted(at for shard in places for at in shard) == [at for at in range(len(samples)) if at not in without]
+    assert all(places)
+    exact = [sum(sizes[at] for at in shard) + len(TRAILER) for shard in places]
+    assert plan.sizes.tolist() == exact
+    assert [plan.count(shard) for shard in range(plan.shards)] == [len(shard) for shard in places]
+    return exact
+
+
+@given(SAMPLES, st.integers(8000, 30_000), st.none() | st.integers(1, 9), SEEDS)
+def test_bounded(samples: Sizes, max_size: int, max_count: int | None, seed: int | None) -> None:
+    """Each sample is in exactly one shard, no shard is over a bound, and none could have taken the next sample."""
+    samples = [[size // 3 for size in sizes] for sizes in samples]
+    plan = make_plan(made_entries(samples), OPEN, Bounds(max_size, max_count), seed)
+    exact, places, sizes = _check_whole(plan, samples), _places(plan), _sizes(samples)
+    assert max(exact) <= max_size
+    assert max_count is None or max(map(len, places)) <= max_count
+    for size, shard, following in zip(exact, places, places[1:], strict=False):
+        assert size + sizes[following[0]] > max_size or len(shard) == max_count
+
+
+@given(SAMPLES)
+def test_the_bound_is_exact(samples: Sizes) -> None:
+    """A bound of just what all samples take, trailer included, makes one shard; a byte less makes two."""
+    total = sum(_sizes(samples)) + len(TRAILER)
+    assert make_plan(made_entries(samples), OPEN, Bounds(total)).sizes.tolist() == [total]
+    if len(samples) > 1:
+        assert make_plan(made_entries(samples), OPEN, Bounds(total - 1)).shards == 2
+    else:
+        with pytest.raises(InvalidRequest, match="00000000"):
+            make_plan(made_entries(samples), OPEN, Bounds(total - 1))
+
+
+@given(SAMPLES)
+def test_the_bound_is_exact_for_tfrecord(samples: Sizes) -> None:
+    """So it does of a TFRecord, which has no trailer: its bytes are those of its records."""
+    total = sum(_sizes(samples, _record_bytes))
+    assert make_plan(made_entries(samples), RECORDS, Bounds(total)).sizes.tolist() == [total]
+    if len(samples) > 1:
+        assert make_plan(made_entries(samples), RECORDS, Bounds(total - 1)).shards == 2
+    else:
+        with pytest.raises(InvalidRequest, match="00000000"):
+            make_plan(made_entries(samples), RECORDS, Bounds(total - 1))
+
+
+@pytest.mark.parametrize("oversize", ["error", "alone", "skip"])
+def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
+    """An Example of 2^31 - 1 bytes is planned; one of a byte more is refused, or left out, by name."""
+    limit = 2**31 - 1
+    most = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
+    fits = make_plan(made_entries([[most]]), RECORDS, Bounds(2**40, oversize=oversize))
+    assert fits.sizes.tolist() == [limit + 16]
+    entries, bounds = made_entries([[1], [most + 1]]), Bounds(2**40, oversize=oversize)
+    if oversize == "skip":
+        plan = make_plan(entries, RECORDS, bounds)
+        assert ([one.key for one in plan.left_out], plan.key_at(0)) == (["00000001"], "00000000")
+        return
+    with pytest.raises(InvalidRequest, match=r"00000001.*2 GiB"):
+        make_plan(entries, RECORDS, bounds)
+
+
+def test_the_default_bound_is_a_gigabyte() -> None:
+    """Where nothing bounds a shard, it is 10^9 bytes at most; a count bounds it alone."""
+    samples = [[99_999_000]] * 25
+    assert make_plan(made_entries(samples), OPEN, Bounds()).sizes.tolist() == [999_998_464, 999_998_464, 499_999_744]
+    assert make_plan(made_entries(samples), OPEN, Bounds(max_count=20)).ends.tolist() == [20, 25]
+
+
+@given(SAMPLES, st.integers(1, 12), SEEDS)
+def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
+    """With `equal_count`, shards hold equally many samples, give or take one, within the bounds."""
+    bounds = Bounds(max(_sizes(samples)) * 4 + 1024, max_count, equal_count=True)
+    plan = make_plan(made_entries(samples), OPEN, bounds, seed)
+    exact, counts = _check_whole(plan, samples), [len(shard) for shard in _places(plan)]
+    assert max(counts) - min(counts) <= 1
+    assert max(counts) <= max_count
+    assert max(exact) <= (bounds.max_size or 0)
+
+
+def _plan_or_reason(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | str:
+    """Return the plan, or which part of the request was refused."""
+    try:
+        return make_plan(made_entries(samples), OPEN, bounds, seed)
+    except InvalidRequest as error:
+        return error.where
+
+
+@given(SAMPLES, st.integers(1, 6), st.integers(1024, 5000), st.integers(1, 9))
+@example([[4608], [0], [4608], [512]], 3, 1536, 9)
+def test_multiple_of(samples: Sizes, multiple: int, room: int, max_count: int) -> None:
+    """The number of shards is a multiple of what was asked for, within the bounds.
+
+    It is refused only where no multiple lies between what the bounds need and a sample a shard.
+    """
+    max_size = max(_sizes(samples)) + room
+    least = make_plan(made_entries(samples), OPEN, Bounds(max_size, max_count)).shards
+    plan = _plan_or_reason(samples, Bounds(max_size, max_count, multiple_of=multiple))
+    if isinstance(plan, str):
+        assert plan == "--shards-multiple-of"
+        assert len(samples) // multiple * multiple < least
+        return
+    assert plan.shards % multiple == 0
+    assert max(_check_whole(plan, samples)) <= max_size
+    assert max(map(len, _places(plan))) <= max_count
+
+
+@given(SAMPLES, st.integers(1, 6), st.integers(2, 9))
+@example([[1000]] * 50 + [[100_000]] * 50, 4, 10)
+def test_multiple_of_adds_no_more_than_it_must(samples: Sizes, multiple: int, max_count: int) -> None:
+    """The number of shards is the least multiple that is not below what the bounds need."""
+    least = make_plan(made_entries(samples), OPEN, Bounds(max_count=max_count)).shards
+    plan = _plan_or_reason(samples, Bounds(max_count=max_count, multiple_of=multiple))
+    if -(-least // multiple) * multiple <= len(samples):
+        assert not isinstance(plan, str)
+        assert plan.shards == -(-least // multiple) * multiple
+
+
+@given(SAMPLES, st.integers(1, 6), st.integers(1, 9))
+def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count: int) -> None:
+    """Both at once hold too, or are refused because of the multiple."""
+    bounds = Bounds(max(_sizes(samples)) + 3000, max_count, equal_count=True, multiple_of=multiple)
+    plan = _plan_or_reason(samples, bounds)
+    if isinstance(plan, str):
+        assert plan == "--shards-multiple-of"
+        assert multiple > 1
+        return
+    counts = [len(shard) for shard in _places(plan)]
+    assert plan.shards % multiple == 0
+    assert max(counts) - min(counts) <= 1
+    assert max(_check_whole(plan, samples)) <= (bounds.max_size or 0)
+
+
+@given(SAMPLES, st.integers(1, 40), SEEDS)
+def test_exactly_as_many_as_named(samples: Sizes, count: int, seed: int | None) -> None:
+    """A bare closed range makes exactly as many shards, each at most a sample off its share of the bytes."""
+    count = min(count, len(samples))
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds(), seed)
+    exact = _check_whole(plan, samples)
+    assert plan.shards == count
+    largest, share = max(_sizes(samples)), sum(_sizes(samples)) / count
+    if share > largest:  # otherwise single samples are larger than a share, and no cut is even
+        assert all(abs(size - len(TRAILER) - share) <= largest for size in exact)
+
+
+@given(SAMPLES, st.integers(1, 40))
+def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) -> None:
+    """A bare closed range with `equal_count` makes that many shards that differ by one sample at most."""
+    count = min(count, len(samples))
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds(equal_count=True))
+    _check_whole(plan, samples)
+    counts = [len(shard) for shard in _places(plan)]
+    assert len(counts) == count
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("output", "bounds", "where"),
+    [
+        ("out-{0..8}.tar", Bounds(max_count=1), "out-{0..8}.tar"),
+        ("out-{0..10}.tar", Bounds(), "out-{0..10}.tar"),
+        ("out-{0..3}.tar", Bounds(multiple_of=3), "--shards-multiple-of"),
+        ("out-{0..}.tar", Bounds(max_count=9, multiple_of=11), "--shards-multiple-of"),
+        ("out-{0..}.tar", Bounds(max_size=2047), "--max-size"),
+        ("out-{0..}.tar", Bounds(max_size=1), "--max-size"),
+        ("out-{0..}.tar", Bounds(max_size=1024, oversize="skip"), "--max-size"),
+    ],
+)
+def test_refusals(output: str, bounds: Bounds, where: str) -> None:
+    """Ten samples that the names, the multiple or the bound cannot hold are refused, and the message says by which."""
+    with pytest.raises(InvalidRequest) as caught:
+        make_plan(made_entries([[1]] * 10), parse_pattern(output), bounds)
+    assert caught.value.where == where
+    assert caught.value.found
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_count=1), Bounds(max_size=2048), Bounds()])
+def test_all_names_can_be_used(bounds: Bounds) -> None:
+    """Ten shards fit ten names."""
+    plan = make_plan(made_entries([[1]] * 10), parse_pattern("out-{0..9}.tar"), bounds)
+    assert plan.ends.tolist() == list(range(1, 11))
+
+
+def test_no_samples_are_refused() -> None:
+    """A source without samples is refused."""
+    with pytest.raises(InvalidRequest, match="no samples"):
+        make_plan(made_entries([]), OPEN, Bounds())
+
+
+_LARGE = st.lists(st.sampled_from([100, 1500, 9000, 20_000]).map(lambda size: [size]), min_size=2, max_size=20)
+
+
+@given(_LARGE, SEEDS)
+def test_oversize_error(samples: Sizes, seed: int | None) -> None:
+    """A sample that fits in no shard is an error that names it."""
+    large = [at for at, sizes in enumerate(samples) if sizes[0] >= 9000]
+    if large:
+        with pytest.raises(InvalidRequest) as caught:
+            make_plan(made_entries(samples), OPEN, Bounds(8000), seed)
+        assert f"{large[0]:08}" in caught.value.found
+        assert "--oversize" in caught.value.remedy
+    else:
+        _check_whole(make_plan(made_entries(samples), OPEN, Bounds(8000), seed), samples)
+
+
+@given(_LARGE, SEEDS, st.integers(1, 3), st.sampled_from(["bytes", "count"]))
+@example([[9000], [100], [100], [100], [9000], [100]], None, 2, "bytes")
+def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: str) -> None:
+    """With `alone`, a shard over the bound holds one sample, whatever else was asked for, and nothing is left out."""
+    bounds = Bounds(8000, multiple_of=multiple, equal_count=even == "count", oversize="alone")
+    plan = _plan_or_reason(samples, bounds, seed)
+    if isinstance(plan, str):
+        assert plan != "--max-size"
+        assert multiple > 1 or even == "count"
+        return
+    exact = _check_whole(plan, samples)
+    over = [shard for shard, size in enumerate(exact) if size > 8000]
+    assert [plan.count(shard) for shard in over] == [1] * sum(sizes[0] >= 9000 for sizes in samples)
+    assert bool(plan.notes) == bool(over)
+
+
+@given(_LARGE, SEEDS)
+def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
+    """With `skip`, a sample that fits in no shard is left out and listed, and in = planned + left out."""
+    large = frozenset(at for at, sizes in enumerate(samples) if sizes[0] >= 9000)
+    if len(large) == len(samples):
+        return
+    plan = make_plan(made_entries(samples), OPEN, Bounds(8000, oversize="skip"), seed)
+    assert max(_check_whole(plan, samples, large)) <= 8000
+    assert [(int(one.key), one.code) for one in plan.left_out] == [(at, "oversize") for at in sorted(large)]
+
+
+@given(st.lists(st.integers(1, 130).map(lambda size: b"k" * size), min_size=1, max_size=12, unique=True))
+def test_sizes_are_exact_for_long_names(keys: list[bytes]) -> None:
+    """A plan counts the headers that long names need, with and without a slash to divide them at."""
+    keys = sorted([*keys, *(b"folder/" + key for key in keys)])
+    plan = make_plan(made_entries([[1, 513]] * len(keys), keys), OPEN, Bounds())
+    assert plan.sizes.tolist() == [sum(_sample_bytes(key, [1, 513]) for key in keys) + len(TRAILER)]
+
+
+def test_sizes_are_exact_for_huge_files() -> None:
+    """A plan counts the pax header that a payload of 8 GiB needs."""
+    sizes = [8 * 2**30 - 1, 8 * 2**30]
+    plan = make_plan(made_entries([sizes]), parse_pattern("out.tar"), Bounds())
+    assert plan.sizes.tolist() == [512 + 8 * 2**30 + 3 * 512 + 8 * 2**30 + 1024]
+
+
+@given(st.integers(0, 3000), st.integers())
+def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
+    """A shuffle has every place once, for any seed, and the same for the same seed."""
+    order = shuffled(count, seed)
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.tolist() == shuffled(count, seed).tolist()
+
+
+@pytest.mark.parametrize(
+    ("seed", "order"),
+    [
+        (0, [7, 9, 4, 5, 0, 1, 6, 2, 8, 3]),
+        (1, [0, 4, 5, 9, 1, 3, 2, 7, 8, 6]),
+        (-1, [1, 0, 7, 4, 9, 6, 8, 3, 5, 2]),
+        (2**70, [2, 6, 5, 4, 9, 7, 3, 8, 0, 1]),
+    ],
+)
+def test_a_shuffle_is_the_same_everywhere(seed: int, order: list[int]) -> None:
+    """A seed gives this order on every machine, in every version of Python and NumPy."""
+    assert shuffled(10, seed).tolist() == order
+
+
+def test_a_large_shuffle_is_the_same_everywhere() -> None:
+    """So does it of 100,000 places."""
+    raw = shuffled(100_000, 7).astype("<i8").tobytes()
+    assert hashlib.sha256(raw).hexdigest() == "60da1813bd0e4dc6d770cdaae343928c3a2c142169fbf9ab50095c3fd9bcc7b0"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_shuffle_is_random(seed: int) -> None:
+    """Where a sample stands says nothing of where it stood: chi-square, correlation, neighbours, and other seeds."""
+    count, bins = 2**16, 16
+    order = shuffled(count, seed)
+    table = np.zeros((bins, bins))
+    np.add.at(table, (np.arange(count) * bins // count, order * bins // count), 1)
+    expected, freedom = count / bins**2, (bins - 1) ** 2
+    assert abs(((table - expected) ** 2 / expected).sum() - freedom) < 6 * (2 * freedom) ** 0.5
+    limit = 6 / count**0.5
+    assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < limit
+    assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < limit
+    for other in range(seed):
+        assert abs(np.corrcoef(order, shuffled(count, other))[0, 1]) < limit
+
+
+@given(SAMPLES.filter(lambda samples: len(samples) > 3), st.integers(0, 5))
+def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> None:
+    """Shards are runs of the shuffled order, each sample with its own fields and sizes."""
+    entries = made_entries(samples)
+    plan = make_plan(entries, OPEN, Bounds(20_000), seed)
+    assert [at for shard in _places(plan) for at in shard] == shuffled(len(samples), seed).tolist()
+    for shard, places in enumerate(_places(plan)):
+        carried = np.frombuffer(plan.samples(shard).sizes, np.int64).tolist()
+        assert carried == [size for at in places for size in samples[at]]
+        assert np.frombuffer(plan.samples(shard).counts, np.uint16).tolist() == [len(samples[at]) for at in places]
+
+
+@given(SAMPLES, SAMPLES)
+def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
+    """A shard's plan fingerprint differs where sizes, fields or formats do, and not by where the source lies."""
+    prints = [
+        fingerprint(pattern.format, make_plan(made_entries(samples), pattern, Bounds()).samples(0))
+        for samples in (one, two)
+        for pattern in (OPEN, RECORDS)
+    ]
+    assert (prints[:2] == prints[2:]) == (one == two)
+    assert not set(prints[::2]) & set(prints[1::2])
+
+
+_NO_FILES = """
+import sys
+from shardtool.pattern import parse_pattern
+from shardtool.plan.plan import Bounds, make_plan
+from tests.made import made_entries
+entries = made_entries([[7, 100_000 + at] for at in range(20_000)])
+sys.addaudithook(lambda event, _: sys.exit(event) if event in {"open", "os.listdir", "os.scandir"} else None)
+plan = make_plan(entries, parse_pattern("/nowhere/out-{000..}.tar"), Bounds(10**8, multiple_of=4), 1)
+print(plan.shards, len(plan.samples(0).keys) > 0)
+"""
+
+
+def test_a_plan_opens_no_file() -> None:
+    """A plan of made entries opens no file and lists no folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_FILES], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("24 True\n", "", 0)

@@ -1,0 +1,866 @@
+"""Laws of `--append`: new samples become new shards, nothing of the old ones changes, and no instant is unsafe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    InvalidRequest,
+    Observer,
+    OutputExists,
+    SampleFailed,
+    ShardError,
+    create,
+    export,
+    index,
+    inspect,
+    verify,
+)
+from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.execute.local import LocalPool
+from shardtool.names import Names
+from shardtool.pack.rounds import Manner, Packing
+from shardtool.pattern import parse_pattern, sidecar_name
+from shardtool.plan.plan import Bounds, make_plan
+from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
+from shardtool.publish.appended import later_files, names_left
+from shardtool.publish.publisher import Publisher
+from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, without
+from shardtool.source.base import open_source
+from shardtool.storage.staging import open_folder
+from shardtool.values import Skipped, parse_size
+from tests import tfrecords
+from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, tool, write_tree
+from tests.stored import contents, skipped, sound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Forked workers start ten times faster, and never touch what the threads of this process may hold.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+STEM = "out-{000..}"
+
+
+def _tree(root: Path, folder: str, count: int, more: int = 0) -> Path:
+    """Write samples of two fields; every third lacks one."""
+    files = {}
+    for number in range(count):
+        files[f"{folder}/{number:03}.txt"] = f"{folder} {number} ".encode() * (number + 1 + more)
+        if number % 3:
+            files[f"{folder}/{number:03}.bin"] = bytes([number]) * (200 * number)
+    return write_tree(root, files)
+
+
+@pytest.fixture(scope="session")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give seven samples."""
+    return _tree(tmp_path_factory.mktemp("old"), "old", 7)
+
+
+@pytest.fixture(scope="session")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give five others."""
+    return _tree(tmp_path_factory.mktemp("new"), "new", 5)
+
+
+def _options(**asked: Any) -> CreateOptions:
+    """Return options for three samples a shard and one forked worker, unless told otherwise."""
+    return CreateOptions(**{"max_count": 3, "workers": 1, "start_method": "fork", **asked})
+
+
+def _create(source: Any, output: Any, **asked: Any) -> Path:
+    """Make a dataset; return its dataset file."""
+    create(source, output, _options(**asked))
+    pattern = parse_pattern(output)
+    return Path(pattern.folder) / pattern.dataset_file
+
+
+def append(source: Any, output: Any, observer: Observer | None = None, *, resume: bool = False, **asked: Any) -> None:
+    """Append the samples of a source: what `create` does once `if_exists` asks for it."""
+    options = _options(if_exists="append-resume" if resume else "append", **asked)
+    begun, observer, pattern = time.time(), observer or Observer(), parse_pattern(output)
+    publisher = Publisher(open_folder(pattern.folder), pattern, options.if_exists)
+    transform = options.of_transform()
+    with LocalPool(options.workers or 1, options.start_method) as pool:
+        publisher.check()
+        found = open_source(source, options, [pattern])
+        entries = found.entries(pool, observer)
+        made = {"verb": "create", "source": found.name, "options": options.recorded(), "tool": "shardtool"}
+        begin([Appended(publisher, entries.keys, made)])
+        estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
+        max_size = None if options.max_size is None else parse_size(options.max_size)
+        bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
+        plan = make_plan(entries, publisher.pattern_left, bounds, estimate=estimate)
+        assert publisher.old is not None
+        check_appended(publisher.old, plan)
+        with publisher.folder.lock(pattern.base):
+            publisher.check()
+            publisher.clean()
+            try:
+                identity = transform.identity() if transform else ""
+                manner = Manner(options.on_error, begun, transform=transform, identity=identity)
+                packing = Packing(plan, publisher, manner, observer)
+                packing.pack(pool)
+                packing.publish_dataset(made)
+            finally:
+                pool.close()
+                publisher.clean()
+
+
+def _read(file: Path) -> DatasetFile:
+    return read_dataset(file.read_bytes(), file.name)
+
+
+def _is_sound(file: Path) -> None:
+    """See that nothing is wrong with a dataset, by `verify` and without any code of ours."""
+    report = verify(file)
+    assert report.sound, report.findings
+    sound(file)
+
+
+@pytest.fixture
+def pattern(tmp_path: Path, ending: str) -> str:
+    """Give a pattern in an empty folder."""
+    return f"{tmp_path}/out/{STEM}.{ending}"
+
+
+@pytest.fixture
+def dataset(old: Path, pattern: str) -> Path:
+    """Give the dataset file of the old samples."""
+    return _create(old, pattern)
+
+
+@pytest.fixture
+def tar_pattern(tmp_path: Path) -> str:
+    """Give a pattern of tar shards in an empty folder."""
+    return f"{tmp_path}/out/{STEM}.tar"
+
+
+@pytest.fixture
+def tars(old: Path, tar_pattern: str) -> Path:
+    """Give the dataset file of the old samples in tar shards."""
+    return _create(old, tar_pattern)
+
+
+def test_the_result_is_that_of_both_sources(old: Path, new: Path, dataset: Path, pattern: str, tmp_path: Path) -> None:
+    """A dataset that was appended to holds and says what one says that was made of both sources at once."""
+    append(new, pattern)
+    _is_sound(dataset)
+    both = shutil.copytree(old, tmp_path / "both")
+    shutil.copytree(new, both, dirs_exist_ok=True)
+    whole = _create(both, pattern.replace("/out/", "/whole/"))
+    got, wanted = _read(dataset), _read(whole)
+    for one in ("name", "pattern", "format", "fields", "schema", "classes", "features", "fingerprint"):
+        assert getattr(got, one) == getattr(wanted, one), one
+    assert got.field_bytes == wanted.field_bytes
+    assert contents(sound(dataset)) == contents(sound(whole))
+    assert [one["source"] for one in got.made["appended"]] == [new.name]
+    assert got.appends == (3,)
+
+
+def test_nothing_old_is_touched(new: Path, dataset: Path, pattern: str) -> None:
+    """Of the old dataset, an append replaces the dataset file, and no other file is even opened for writing."""
+    before = identity(dataset.parent)
+    append(new, pattern)
+    after = identity(dataset.parent)
+    assert {name: after[name] for name in before if name != dataset.name} == {
+        name: fact for name, fact in before.items() if name != dataset.name
+    }
+    assert len(after) == len(before) + 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_new_shards_are_those_of_create(new: Path, dataset: Path, pattern: str, workers: int) -> None:
+    """The shards of an append, and their sidecars, are to the byte those that `create` makes under these names."""
+    append(new, pattern, workers=workers)
+    alone = pattern.replace("/out/", "/alone/")
+    _create(new, alone.replace("{000..}", "{003..}"))
+    made = read_tree(Path(parse_pattern(alone).folder))
+    del made["out.json"]
+    assert len(made) == 4
+    assert made.items() <= read_tree(dataset.parent).items()
+
+
+class _Watching(Observer):
+    """Looks at the dataset, as a reader would, whenever a shard is done."""
+
+    def __init__(self, dataset: Path) -> None:
+        self._dataset, self._was, self.times = dataset, dataset.read_bytes(), 0
+
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - as it is called
+        """See that the dataset file is the old one, and true."""
+        assert self._dataset.read_bytes() == self._was
+        if shards:
+            assert _true(self._dataset.parent, json.loads(self._was))
+            self.times += 1
+
+
+def _true(folder: Path, listing: Any) -> bool:
+    """Tell whether all that a listing says of its shards is so."""
+    import crc32c
+
+    data = [(folder / shard["url"]).read_bytes() for shard in listing["shardlist"]]
+    told = [(shard["filesize"], shard["crc32c"]) for shard in listing["shardlist"]]
+    return [(len(one), f"{crc32c.crc32c(one):08x}") for one in data] == told
+
+
+def test_readers_go_on(new: Path, tars: Path, tar_pattern: str) -> None:
+    """Who opened the dataset before reads all of it afterwards; who opens it meanwhile gets the old one, whole."""
+    watching = _Watching(tars)
+    with tars.open("rb") as opened:
+        append(new, tar_pattern, watching)
+        listing = json.loads(opened.read())
+    assert watching.times == 2
+    assert len(listing["shardlist"]) == 3
+    assert _true(tars.parent, listing)
+    now = json.loads(tars.read_bytes())
+    assert now["shardlist"][:3] == listing["shardlist"]
+    assert _true(tars.parent, now)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from shardtool.storage import staging as storage
+from tests.publish.test_append import append
+left, rename = int(sys.argv[3]), os.rename
+def counted(*names):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(*names)
+storage.os.rename = counted
+append(Path(sys.argv[1]), sys.argv[2], on_error="skip", workers=2, resume=len(sys.argv) > 4)
+"""
+
+
+def _killed(source: Path, pattern: str, rename: int, *more: str) -> None:
+    """Append, and be killed at a rename, counted from 1."""
+    command = [sys.executable, "-W", "error", "-c", _KILLED, str(source), pattern, str(rename), *more]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.fixture
+def gaps(tmp_path: Path) -> Path:
+    """Give five samples, and two files that cannot be read."""
+    source = _tree(tmp_path / "gaps", "gaps", 5)
+    os.mkfifo(source / "gaps" / "007.txt")
+    os.mkfifo(source / "gaps" / "008.txt")
+    return source
+
+
+@pytest.fixture
+def holed(old: Path, tmp_path: Path) -> Path:
+    """Give a dataset that left something out."""
+    source = shutil.copytree(old, tmp_path / "holed")
+    os.mkfifo(source / "old" / "x\x1b.txt")
+    return _create(source, f"{tmp_path}/out/{STEM}.tar", on_error="skip")
+
+
+@pytest.mark.parametrize("rename", [1, 2, 3, 4, 5, 6])
+def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -> None:
+    """Killed at any rename, the old dataset is whole, an append is refused, and `--resume` gives the same bytes."""
+    output = f"{tmp_path}/out/{STEM}.tar"
+    safe = shutil.copytree(holed.parent, tmp_path / "safe")
+    append(gaps, f"{safe}/{STEM}.tar", on_error="skip")
+    expected = read_tree(safe)
+    was = read_tree(holed.parent)
+
+    _killed(gaps, output, rename)
+    there = read_tree(holed.parent)
+    assert {name: data for name, data in there.items() if name in was and name != "out.skipped"} == {
+        name: data for name, data in was.items() if name != "out.skipped"
+    }
+    assert {name: data for name, data in there.items() if name[0] != "."}.items() <= {
+        **expected, "out.json": was["out.json"], "out.skipped": there["out.skipped"]
+    }.items()  # fmt: skip
+    assert there["out.skipped"] in (was["out.skipped"], expected["out.skipped"])
+    if any(name[0] != "." and name not in was for name in there):
+        with pytest.raises(OutputExists, match="--append --resume"):
+            append(gaps, output, on_error="skip")
+        assert read_tree(holed.parent) == there
+    finished = identity(holed.parent)
+    append(gaps, output, resume=True, on_error="skip")
+    assert read_tree(holed.parent) == expected
+    done = {name: fact for name, fact in finished.items() if name.endswith((".tar", ".index")) and name[0] != "."}
+    assert {name: fact for name, fact in identity(holed.parent).items() if name in done} == done
+    _is_sound(holed)
+    assert len(skipped(holed)) == 3
+
+
+def test_killed_again_and_again(gaps: Path, holed: Path, tmp_path: Path) -> None:
+    """However often an append is killed and resumed, the end is the same bytes."""
+    output = f"{tmp_path}/out/{STEM}.tar"
+    safe = shutil.copytree(holed.parent, tmp_path / "safe")
+    append(gaps, f"{safe}/{STEM}.tar", on_error="skip", workers=2)
+    _killed(gaps, output, 2)
+    for rename in (2, 2):  # what one has finished is renamed no more
+        _killed(gaps, output, rename, "resume")
+    append(gaps, output, resume=True, on_error="skip")
+    assert read_tree(holed.parent) == read_tree(safe)
+
+
+def test_resumed_with_another_source(new: Path, dataset: Path, pattern: str, tmp_path: Path) -> None:
+    """What a killed append has left is replaced, and what goes beyond the new plan is removed."""
+    leftover = _create(_tree(tmp_path / "more", "more", 9), pattern.replace("/out/", "/more/"))
+    for number in (0, 2):
+        for name in (f"out-{number:03}{shards(dataset.parent)[0].suffix}", f"out-{number:03}.index"):
+            shutil.copy(leftover.parent / name, dataset.parent / name.replace(f"{number:03}", f"{number + 3:03}"))
+    append(new, pattern, resume=True)
+    assert [path.stem for path in shards(dataset.parent)] == [f"out-{number:03}" for number in range(5)]
+    _is_sound(dataset)
+
+
+def test_resumed_once_it_was_done(new: Path, dataset: Path, pattern: str) -> None:
+    """An append that was killed at its very end, so that it was done, is found done, and nothing is written."""
+    append(new, pattern)
+    before = identity(dataset.parent)
+    append(new, pattern, resume=True)
+    assert identity(dataset.parent) == before
+
+
+def test_resumed_once_it_was_done_with_gaps(gaps: Path, holed: Path, tmp_path: Path) -> None:
+    """That holds where files and samples were left out, too; with fewer of these, it is another append."""
+    output = f"{tmp_path}/out/{STEM}.tar"
+    asked: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000}
+    (gaps / "gaps" / "big.txt").write_bytes(bytes(8000))
+    append(gaps, output, **asked)
+    assert [one["code"] for one in skipped(holed)] == ["oversize", *["special-file"] * 3]
+    before = identity(holed.parent)
+    append(gaps, output, resume=True, **asked)
+    assert identity(holed.parent) == before
+    (gaps / "gaps" / "small.txt").write_bytes(b"small")
+    with pytest.raises(InvalidRequest, match="5 keys there already"):
+        append(gaps, output, resume=True, **asked)
+    assert identity(holed.parent) == before
+
+
+def test_done_means_the_same_content(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
+    """Other content under the keys of the last append is no append that was done: it is refused."""
+    append(new, tar_pattern)
+    before = read_tree(tars.parent)
+    other = shutil.copytree(new, tmp_path / new.name)
+    (other / "new" / "002.txt").write_bytes((other / "new" / "002.txt").read_bytes().swapcase())
+    with pytest.raises(InvalidRequest, match="other content"):
+        append(other, tar_pattern, resume=True)
+    (other / "new" / "002.txt").write_bytes(b"of another size")
+    with pytest.raises(InvalidRequest, match="other content"):
+        append(other, tar_pattern, resume=True)
+    assert read_tree(tars.parent) == before
+
+
+def test_resume_of_other_samples_appends_them(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
+    """`--append --resume` where nothing is to be resumed appends, though the last append looked alike."""
+    append(new, tar_pattern)
+    append(_tree(tmp_path / new.name, "more", 4), tar_pattern, resume=True)
+    assert _read(tars).appends == (3, 5)
+    assert len(_read(tars).shards) == 7
+    _is_sound(tars)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *, resume: bool) -> None:
+    """A key that the dataset has already is refused by name, and nothing is touched."""
+    before = identity(tars.parent)
+    with pytest.raises(InvalidRequest, match=r"all 7 keys there already: old/000, .* Was this source appended before"):
+        append(old, tar_pattern, resume=resume)
+    some = write_tree(tmp_path / "some", {"new/1.txt": b"1", "old/004.txt": b"2", "old/9.txt": b"3"})
+    with pytest.raises(InvalidRequest, match=r"1 key there already: old/004;"):
+        append(some, tar_pattern, resume=resume)
+    assert identity(tars.parent) == before
+
+
+@given(
+    st.lists(st.text("ab/\xe9", max_size=3), unique=True, max_size=20),
+    st.lists(st.text("ab/\xe9", max_size=3), max_size=20),
+)
+def test_which_keys_are_taken(keys: list[str], taken: list[str]) -> None:
+    """Keys are refused exactly where one of them is taken."""
+    names = Names.of([key.encode() for key in keys]), Names.of([key.encode() for key in taken])
+    shared = set(keys) & set(taken)
+    if not shared:
+        check_new_keys(*names, "out.json")
+        return
+    with pytest.raises(InvalidRequest) as raised:
+        check_new_keys(*names, "out.json")
+    assert f"{len(shared)} key" in raised.value.found
+    assert ("all" in raised.value.found) == (len(shared) == len(keys))
+
+
+def test_keys_come_from_sidecars(tars: Path) -> None:
+    """The keys of a dataset are read in the order of its samples, and a flipped bit in any sidecar is damage."""
+    folder = open_folder(str(tars.parent))
+    keys = existing_keys(folder, _read(tars).shards)
+    assert [keys[at].decode() for at in range(len(keys))] == list(contents(sound(tars)))
+    index = tars.parent / "out-001.index"
+    for at in range(0, index.stat().st_size, 97):
+        flip(index, at)
+        with pytest.raises(CorruptShard, match=r"out-001\.index"):
+            existing_keys(folder, _read(tars).shards)
+        flip(index, at)
+
+
+def test_resume_alone_removes_nothing(old: Path, new: Path, dataset: Path, pattern: str) -> None:
+    """`--resume` of the first run would remove what was appended since: it is refused, as long as anything tells so."""
+    append(new, pattern)
+    for at in (-20, 60):
+        before = identity(dataset.parent)
+        with pytest.raises(OutputExists, match="shards that were appended"):
+            create(old, pattern, _options(if_exists="resume"))
+        assert identity(dataset.parent) == before
+        flip(dataset, at)
+    create(old, pattern, _options(if_exists="overwrite"))
+    assert _read(dataset).appends == ()
+    assert len(shards(dataset.parent)) == 3
+
+
+def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], said: str) -> None:
+    before = identity(folder) if folder.exists() else None
+    for resume in (False, True):
+        with pytest.raises(error, match=said):
+            append(source, output, resume=resume)
+    assert before == (identity(folder) if folder.exists() else None)
+
+
+def test_there_must_be_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
+    """Without a dataset, or with half of one, there is nothing to append to."""
+    _refused(new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "--append out")
+    tars.unlink()
+    _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, beside 6 files")
+
+
+def _flip_dataset_file(dataset: Path) -> str:
+    flip(dataset, 400)
+    return r"out\.json.*checksum"
+
+
+def _cut_shard(dataset: Path) -> str:
+    path = shards(dataset.parent)[1]
+    os.truncate(path, path.stat().st_size - 1)
+    return rf"{path.name}: .* bytes"
+
+
+def _lose_shard(dataset: Path) -> str:
+    path = shards(dataset.parent)[2]
+    path.unlink()
+    return rf"{path.name}: no such file"
+
+
+def _lose_sidecar(dataset: Path) -> str:
+    (dataset.parent / "out-000.index").unlink()
+    return r"out-000\.index: no such file"
+
+
+def _flip_sidecar(dataset: Path) -> str:
+    flip(dataset.parent / "out-002.index", 40)
+    return r"out-002\.index: .*CRC-32C"
+
+
+def _list_what_was_not(dataset: Path) -> str:
+    (dataset.parent / "out.skipped").write_bytes(b'{"key": "", "path": "a", "code": "x", "message": ""}\n')
+    return r"out\.skipped: 1 row"
+
+
+@pytest.mark.parametrize(
+    "damage", [_flip_dataset_file, _cut_shard, _lose_shard, _lose_sidecar, _flip_sidecar, _list_what_was_not]
+)
+def test_what_is_damaged_is_not_built_upon(
+    new: Path, tars: Path, tar_pattern: str, damage: Callable[[Path], str]
+) -> None:
+    """A dataset with a file that is missing, cut or changed is refused, and stays as it is."""
+    _refused(new, tar_pattern, tars.parent, CorruptShard, damage(tars))
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "said"),
+    [
+        ("out-{001..}.tar", InvalidRequest, "the pattern calls a shard out-001.tar.*out-000.tar"),
+        ("out-{000..001}.tar", InvalidRequest, "2 names for 3 shards"),
+        ("out-{000..002}.tar", InvalidRequest, "all of its 3 names taken"),
+        ("out-{0..}.tar", InvalidRequest, "calls a shard out-0.tar; expected out-000.tar"),
+        ("out-{000..}.tfrecord", OutputExists, "shards of another format"),
+        (("out-000.tar", "out-002.tar", "out-001.tar", "out-003.tar"), InvalidRequest, "calls a shard out-002.tar"),
+    ],
+)
+def test_the_pattern_is_the_datasets_own(
+    new: Path, tars: Path, output: Any, error: type[ShardError], said: str
+) -> None:
+    """A pattern whose first names are not just those of the dataset's shards, in order, is refused."""
+    placed = [f"{tars.parent}/{name}" for name in ([output] if isinstance(output, str) else output)]
+    _refused(new, placed, tars.parent, error, said)
+
+
+@pytest.mark.parametrize(
+    ("names", "fits"),
+    [("out-{000..004}.tar", True), ("out-{000..003}.tar", False), (tuple("abcde"), True), (tuple("abcd"), False)],
+)
+def test_new_shards_must_fit_the_names(old: Path, new: Path, tmp_path: Path, names: Any, *, fits: bool) -> None:
+    """Of a closed range, and of a list of names, what the dataset left is the capacity."""
+    one = isinstance(names, str)
+    output = [f"{tmp_path}/{name}" for name in ([names] if one else [f"{name}.tar" for name in names])]
+    first = f"{tmp_path}/out-{{000..}}.tar" if one else output[:3]
+    dataset = tmp_path / ("out.json" if one else "dataset.json")
+    create(old, first, _options())
+    if not fits:
+        _refused(new, output, tmp_path, InvalidRequest, "1 names for 2 shards")
+        return
+    append(new, output)
+    assert verify(dataset).sound
+    assert len(_read(dataset).shards) == 5
+
+
+def test_a_closed_range_is_filled(old: Path, new: Path, tmp_path: Path) -> None:
+    """Where nothing bounds the shards, a closed range asks for as many as it has names left."""
+    _create(old, f"{tmp_path}/{STEM}.tar")
+    append(new, f"{tmp_path}/out-{{000..006}}.tar", max_count=None)
+    assert [len(samples) for samples in sound(tmp_path / "out.json")[3:]] == [2, 1, 1, 1]
+
+
+@given(st.integers(0, 2000), st.integers(0, 40), st.integers(1, 60), st.integers(0, 5))
+def test_names_that_are_left(first: int, width: int, count: int, taken: int) -> None:
+    """The names left of a pattern are its own, from where those taken end, and its text means just them."""
+    last = f"{first + count - 1:0{width}d}"
+    for end in ("", last):
+        pattern = parse_pattern(f"a/x{{{first:0{width}d}..{end}}}-0.tar")
+        if end and taken >= count:
+            if taken:
+                with pytest.raises(InvalidRequest):
+                    names_left(pattern, taken)
+            continue
+        left = names_left(pattern, taken)
+        numbers = range(count - taken if end else 3)
+        names = [left.shard(number) for number in numbers]
+        assert names == [pattern.shard(taken + number) for number in numbers]
+        assert [parse_pattern(f"a/{left.text}").shard(number) for number in numbers] == names
+        assert (left.base, left.format) == (pattern.base, pattern.format)
+
+
+@given(st.integers(0, 30), st.integers(0, 12), st.sampled_from(["-0.tar", ".tar", "x1.tar"]))
+def test_later_files(first: int, count: int, suffix: str) -> None:
+    """Of the files that a pattern owns, exactly the shards and sidecars from a number on are later ones."""
+    pattern = parse_pattern(f"{'n'}{{{first:02}..}}{suffix}")
+    owned = [pattern.dataset_file, pattern.skipped_file]
+    owned += [file for at in range(12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
+    below = [f"n{number:02}{suffix}" for number in range(first)]
+    assert all(map(pattern.owns, [*owned, *below]))
+    wanted = [file for at in range(count, 12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
+    assert later_files(pattern, [*owned, *below], count) == sorted(wanted)
+    listed = parse_pattern([pattern.shard(at) for at in (5, 3, 8)])
+    assert later_files(listed, owned, 2) == sorted([pattern.shard(8), sidecar_name(pattern.shard(8))])
+
+
+_TEXTS = st.text(st.sampled_from('ab"\\\x1b\n\udcff\xe9%'), max_size=3)
+_ROWS = st.lists(st.builds(Skipped, _TEXTS, _TEXTS, st.sampled_from(["x", "y"]), _TEXTS), max_size=8)
+
+
+@given(_ROWS, _ROWS)
+def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> None:
+    """A list is read back as it was written; joined ones hold the rows of both, and give the older one back."""
+    rows = read_skipped(encode_skipped(old), "out.skipped")
+    assert encode_skipped(rows) == encode_skipped(old)
+    both = merged(rows, new)
+    assert sorted(encode_skipped(both).splitlines()) == sorted(encode_skipped([*old, *new]).splitlines())
+    assert merged(rows, new[::-1]) == both
+    assert sorted(encode_skipped(without(both, new)).splitlines()) == sorted(encode_skipped(old).splitlines())
+
+
+@pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])
+def test_no_list_of_what_was_left_out(data: bytes) -> None:
+    """Anything else in its place is damage."""
+    with pytest.raises(CorruptShard, match="list of what was left out"):
+        read_skipped(data, "out.skipped")
+
+
+@settings(max_examples=6)
+@given(groups=st.lists(st.sets(st.integers(0, 9), min_size=1), min_size=1, max_size=4))
+def test_any_way_to_append(tmp_path_factory: pytest.TempPathFactory, groups: list[set[int]]) -> None:
+    """However samples come, in one run or several, the dataset tells of the same content."""
+    root, seen = tmp_path_factory.mktemp("groups"), set[int]()
+    fields = ("txt", "bin", "cls")
+    for at, group in enumerate(groups):
+        files = {f"{n}.{fields[n % 3]}": b"%d" % n for n in group - seen}
+        if not files:
+            continue
+        source = write_tree(root / f"{at}", files)
+        (append if seen else _create)(source, f"{root}/out-{{0..}}.tar")
+        write_tree(root / "all", files)
+        seen |= group
+    got, wanted = _read(root / "out.json"), _read(_create(root / "all", f"{root}/whole/out-{{0..}}.tar"))
+    assert (got.fields, got.field_bytes, got.fingerprint) == (wanted.fields, wanted.field_bytes, wanted.fingerprint)
+    assert verify(root / "out.json").sound
+
+
+def _table(keys: list[str], **columns: Any) -> pa.Table:
+    return pa.table({"key": keys, "text": [f"text of {key}" for key in keys], **columns})
+
+
+def _from_table(table: pa.Table, output: str, **more: Any) -> None:
+    append(table, output, key="key", values=("txt=text",), **more)
+
+
+@pytest.fixture
+def tabled(tmp_path: Path, ending: str) -> str:
+    """Give the pattern of a dataset whose samples have a column `width`."""
+    pattern = f"{tmp_path}/out/{STEM}.{ending}"
+    _create(_table(["a", "b", "c", "d"], width=[1, 2, 3, 4]), pattern, key="key", values=("txt=text",))
+    return pattern
+
+
+def test_columns_are_united(tabled: str, tmp_path: Path) -> None:
+    """New samples may lack columns and have others: the schema tells of all, and whatever reads sidecars can."""
+    _from_table(_table(["e", "f"], caption=["x", "y"], width=[5, 6]), tabled)
+    _from_table(_table(["g"]), tabled)
+    file = tmp_path / "out" / "out.json"
+    assert list(_read(file).schema.items())[5:] == [("width", "int64"), ("caption", "string")]
+    _is_sound(file)
+    rows = [sample.columns for shard in sound(file) for sample in shard]
+    assert [row.pop("text") for row in rows] == [f"text of {key}" for key in "abcdefg"]
+    assert rows[3:] == [{"width": 4}, {"width": 5, "caption": "x"}, {"width": 6, "caption": "y"}, {}]
+    sidecars = [str(path) for path in sorted(file.parent.glob("*.index"))]
+    frames = pd.concat([pd.read_parquet(path) for path in sidecars])
+    assert frames["caption"].tolist()[4:6] == ["x", "y"]
+    schema = pa.unify_schemas([pq.read_schema(path) for path in sidecars])
+    assert pads.dataset(sidecars, schema).to_table().column("width").to_pylist() == [1, 2, 3, 4, 5, 6, None]
+    summary = inspect(file)
+    assert summary.samples == 7
+    assert tool("inspect", file, "--full").code == 0
+
+
+def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> None:
+    """A column that is all null in the new samples has the type of the old ones, and the other way round."""
+    _from_table(_table(["e"], width=pa.array([None], pa.null()), more=pa.array([None], pa.null())), tabled)
+    _from_table(_table(["f"], more=["x"]), tabled)
+    file = tmp_path / "out" / "out.json"
+    assert list(_read(file).schema.items())[5:] == [("width", "int64"), ("more", "string")]
+    _is_sound(file)
+
+
+def test_a_column_of_another_type(tabled: str, tmp_path: Path) -> None:
+    """A column that has another type is refused by name before a byte is written."""
+    before = identity(tmp_path / "out")
+    with pytest.raises(InvalidRequest, match=r"column width: string in the new samples; expected int64"):
+        _from_table(_table(["e"], width=["wide"]), tabled)
+    assert identity(tmp_path / "out") == before
+
+
+def test_kinds_of_features_agree(tmp_path: Path) -> None:
+    """A TFRecord's feature is one kind in all samples: another is refused, one that some lack gets a default."""
+    pattern, values = f"{tmp_path}/out/{STEM}.tfrecord", ("n=n", "txt=text")
+    _create(_table(["a", "b"], n=[1, 2]), pattern, key="key", values=values)
+    before = identity(tmp_path / "out")
+    for kind, value in (("float", 0.5), ("bytes", "x")):
+        with pytest.raises(InvalidRequest, match=rf"field n: {kind} in the new samples; expected int64"):
+            append(_table(["c"], of=[value]), pattern, key="key", values=("n=of", "txt=text"))
+    assert identity(tmp_path / "out") == before
+    append(_table(["c"]), pattern, key="key", values=("txt=text",))
+    append(_table(["d"], x=[0.5], n=[3]), pattern, key="key", values=(*values, "x=x"))
+    features = _read(tmp_path / "out" / "out.json").features
+    assert features["n"] == "tf.io.FixedLenFeature([], tf.int64, default_value=-1)"
+    assert features["x"] == "tf.io.FixedLenFeature([], tf.float32, default_value=-1)"
+    assert features["txt"] == "tf.io.FixedLenFeature([], tf.string)"
+    assert verify(tmp_path / "out" / "out.json").sound
+
+
+def test_numbers_of_tar_shards(tmp_path: Path) -> None:
+    """Of a tar shard, texts stand for numbers where they do in all samples that have the field."""
+    pattern, values = f"{tmp_path}/out/{STEM}.tar", ("n=n", "m=m")
+    _create(_table(["a"], n=[1], m=[2]), pattern, key="key", values=values)
+    append(_table(["b"], n=[3], o=["x"], k=[0.5]), pattern, key="key", values=("n=n", "m=o", "k=k"))
+    assert _read(tmp_path / "out" / "out.json").numbers == {"k": "float", "n": "int64"}
+
+
+def _labelled(folder: Path, *names: str) -> Path:
+    return write_tree(folder, {f"{name}/{folder.name}.txt": name.encode() for name in names})
+
+
+def test_classes_agree(ending: str, tmp_path: Path) -> None:
+    """Class numbers mean the same in all samples: a list may go on, but not tell otherwise."""
+    pattern = f"{tmp_path}/out/{STEM}.{ending}"
+    _create(_labelled(tmp_path / "0", "cat", "dog"), pattern, label_from_folder=True)
+    file, before = tmp_path / "out" / "out.json", identity(tmp_path / "out")
+    with pytest.raises(InvalidRequest, match=r"classes of cls: 0 stands for 'dog'.*'cat'"):
+        append(_labelled(tmp_path / "1", "dog"), pattern, label_from_folder=True)
+    with pytest.raises(InvalidRequest, match=r"1 stands for 'cow'"):
+        append(_labelled(tmp_path / "2", "cat", "cow", "dog"), pattern, label_from_folder=True)
+    assert identity(tmp_path / "out") == before
+    append(_labelled(tmp_path / "3", "cat"), pattern, label_from_folder=True)
+    assert _read(file).classes == {"cls": ["cat", "dog"]}
+    append(_labelled(tmp_path / "4", "cat", "dog", "emu"), pattern, label_from_folder=True)
+    append(_table(["x"], cls=[2]), pattern, key="key", values=("cls=cls",))
+    assert _read(file).classes == {"cls": ["cat", "dog", "emu"]}
+    assert verify(file).sound
+
+
+def test_keys_end_where_they_did(tmp_path: Path) -> None:
+    """Readers know of one rule for where keys end in a tar: another `--dots` is refused."""
+    pattern = f"{tmp_path}/out/{STEM}.tar"
+    dataset = _create(write_tree(tmp_path / "0", {"a.b.txt": b"1"}), pattern, dots="last")
+    more = write_tree(tmp_path / "1", {"c.d.txt": b"2"})
+    with pytest.raises(InvalidRequest, match="keys that end at the first dot"):
+        append(more, pattern)
+    append(more, pattern, dots="last")
+    assert verify(dataset).sound
+
+
+def test_shards_of_another_tool(new: Path, tmp_path: Path) -> None:
+    """A dataset that `index` made of foreign shards can be appended to; what nobody has read stays unknown."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for number in range(2):
+        with tarfile.open(folder / f"out-{number:03}.tar", "w") as tar:
+            for at in range(3):
+                info = tarfile.TarInfo(f"foreign/{number}{at}.txt")
+                info.size = 5
+                tar.addfile(info, io.BytesIO(b"12345"))
+    index(folder)
+    append(new, f"{folder}/{STEM}.tar")
+    dataset = _read(folder / "out.json")
+    assert [one.crc is None for one in dataset.shards] == [True, True, False, False]
+    assert dataset.fingerprint == ""
+    assert dataset.fields == {"bin": 3, "txt": 11}
+    assert "crc32c: uint32>" in dataset.schema["__fields__"], "which may be null in some"
+    assert verify(folder / "out.json").sound
+    index(folder)
+    assert verify(folder / "out.json").sound
+
+
+def test_foreign_keys(tmp_path: Path) -> None:
+    """A foreign key may hold a NUL: it is one key of its dataset, which no other sample can have."""
+    for number, key in enumerate((b"a\0b", b"c")):
+        features = [(b"__key__", tfrecords.BYTES, key), (b"txt", tfrecords.BYTES, b"x")]
+        data = tfrecords.frame(tfrecords.example(features))
+        write_tree(tmp_path / "out", {f"out-{number:03}.tfrecord": data})
+    index(tmp_path / "out")
+    pattern = f"{tmp_path}/out/{STEM}.tfrecord"
+    with pytest.raises(InvalidRequest, match="1 key there already: c;"):
+        append(write_tree(tmp_path / "0", {"c.txt": b"1", "d.txt": b"2"}), pattern)
+    append(write_tree(tmp_path / "1", {"a.txt": b"1", "b.txt": b"2"}), pattern)
+    assert _read(tmp_path / "out" / "out.json").fields == {"txt": 4}
+
+
+def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
+    """A dataset that another run has changed since it was looked at is not replaced."""
+    parsed = parse_pattern(tar_pattern)
+    publisher = Publisher(open_folder(parsed.folder), parsed, "append")
+    publisher.check()
+    append(_tree(tmp_path / "quick", "quick", 2), tar_pattern)
+    before = identity(tars.parent)
+    with pytest.raises(OutputExists, match="changed meanwhile"):
+        publisher.check()
+    assert identity(tars.parent) == before
+    append(new, tar_pattern)
+
+
+def test_other_tools_indexes_grow_stale(new: Path, dataset: Path, pattern: str, ending: str) -> None:
+    """Where other tools' indexes lie beside the shards, an append tells that they want to be renewed."""
+    parsed = parse_pattern(pattern)
+    publisher = Publisher(open_folder(parsed.folder), parsed, "append")
+    publisher.check()
+    assert list(export_notes(publisher, ())) == []
+    formats = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}[ending]
+    export(dataset, formats)
+    (note,) = export_notes(publisher, ())
+    assert all(f"--export {name}" in note for name in formats)
+    (note,) = export_notes(publisher, formats[:1])
+    assert formats[0] not in note
+    append(new, pattern)
+    assert verify(dataset).sound
+
+
+def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> None:
+    """Each split is appended to its own dataset; a key is new to all of them; what is told of the run is the same."""
+    files = {}
+    for source, how in ((old, "error"), (new, "append")):
+        output = f"{tmp_path}/out/out-{{split}}-{{000..}}.tar"
+        asked = _options(split="train=0.5,val=0.5", if_exists=how)
+        create(source, output, asked)
+    for split in ("train", "val"):
+        files[split] = _read(tmp_path / "out" / f"out-{split}.json")
+        assert files[split].made["split"] == split
+        assert verify(tmp_path / "out" / f"out-{split}.json").sound
+    made = [{name: value for name, value in one.made.items() if name != "split"} for one in files.values()]
+    assert made[0] == made[1]
+    assert sum(len(one.made["appended"]) for one in files.values()) == 2
+
+
+def _publisher(pattern: str) -> Publisher:
+    parsed = parse_pattern(pattern)
+    publisher = Publisher(open_folder(parsed.folder), parsed, "append-resume")
+    publisher.check()
+    return publisher
+
+
+def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
+    """Of several splits, those that a killed run has finished are found done, and the others are appended to."""
+    patterns = [f"{tmp_path}/{name}/{STEM}.tar" for name in ("train", "val")]
+    for number, pattern in enumerate(patterns):
+        _create(write_tree(tmp_path / f"{number}", {f"{number}.txt": b"x"}), pattern)
+    append(new, patterns[0])
+    told = _read(tmp_path / "train" / "out.json").made["appended"][-1]
+    added = members(*shards(tmp_path / "train")[1:])
+    done = Names.of(dict.fromkeys(name.partition(".")[0].encode() for name, _ in added))
+    publishers = [_publisher(pattern) for pattern in patterns]
+    begin([Appended(publishers[0], done, told), Appended(publishers[1], Names.of([b"other"]), told)])
+    assert [publisher.done_from for publisher in publishers] == [1, None]
+    shared = Names.of([done[0]])
+    publishers = [_publisher(pattern) for pattern in patterns]
+    with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
+        begin([Appended(publishers[0], done, told), Appended(publishers[1], shared, told)])
+
+
+def test_keys_that_a_function_makes(tmp_path: Path) -> None:
+    """A key that `--map` gives, and the dataset has already, ends the append by name; the dataset stays as it is."""
+    pattern = f"{tmp_path}/out/{STEM}.tar"
+    dataset = _create(write_tree(tmp_path / "0", {"a.txt": b"1"}), pattern)
+    code = b'{"__key__": %r, "txt": b"x"}'
+    source = write_tree(tmp_path / "1", {"n.py": code % "m", "o.py": code % "a"})
+    before = dataset.read_bytes()
+    with pytest.raises(SampleFailed, match=r"a: a key .* the dataset appended to has already"):
+        append(source, pattern, map="tests.mapped:evaluated", max_count=1)
+    assert dataset.read_bytes() == before
+    (source / "o.py").write_bytes(code % "b")
+    append(source, pattern, map="tests.mapped:evaluated", max_count=1, resume=True)
+    assert sorted(contents(sound(dataset))) == ["a", "b", "m"]
+    assert verify(dataset).sound
+    names = identity(dataset.parent)
+    append(source, pattern, map="tests.mapped:evaluated", max_count=1, resume=True)
+    assert identity(dataset.parent) == names
+
+
+@pytest.mark.parametrize("appends", ["[0]", "[2, 2]", "[3]", "[true]", '"x"', "[1.0]", "[-1]"])
+def test_a_dataset_file_that_tells_of_impossible_appends(tars: Path, appends: str) -> None:
+    """An append starts at a shard of the dataset, after the one before it: anything else is damage."""
+    import crc32c
+
+    text = tars.read_text(encoding="ascii").replace('"made": {', '"made": {"appended": [{}, {}],')
+    text = text.replace('"fingerprint"', f'"appends": {appends}, "fingerprint"')
+    body = text[: -len('01234567"\n}\n')].encode()
+    with pytest.raises(CorruptShard):
+        read_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json")
+    sound_text = text.replace(f'"appends": {appends}', '"appends": [1, 2]')
+    body = sound_text[: -len('01234567"\n}\n')].encode()
+    assert read_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json").appends == (1, 2)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest
+from shardtool.cli import cli
+from shardtool.cli.reshard import divide_arguments
+from shardtool.execute.local import LocalPool, cores
+from shardtool.inspection.summary import InspectOptions
+from shardtool.names import Names
+from shardtool.pattern import parse_pattern
+from shardtool.request.options import OutputOptions
+from shardtool.request.ranges import MOST_WORKERS, RANGES
+from shardtool.select.splits import parse_shares
+from shardtool.select.subset import sample_by_key
+from shardtool.values import parse_size
+from shardtool.verbs.export import export
+from shardtool.verbs.index import IndexOptions
+from shardtool.verbs.reshard import ReshardOptions
+from shardtool.verbs.verify import VerifyOptions
+
+CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
+ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",
+       "1e999GB", "²", "٣", "0x10", "1_0", "", " ")  # fmt: skip
+
+
+def _numeric() -> list[tuple[str, str]]:
+    """Return (verb, option) for all options that take numbers or sizes."""
+    found = []
+    for verb in ("create", "inspect", "verify", "reshard", "index"):
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        found += [
+            (verb, one.opts[0]) for one in command.params
+            if isinstance(one, click.Option) and one.type.name in ("integer", "size", "integer range", "float")
+        ]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(("verb", "option"), _numeric())
+def test_no_number_breaks_a_verb(verb: str, option: str) -> None:
+    """Every number, and what only looks like one, is taken within the option's range, or refused by its name."""
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    for value in ODD:
+        try:
+            found = command.make_context(verb, ["a", "b", option, value]).params[option[2:].replace("-", "_")]
+        except click.BadParameter as error:
+            assert option in error.format_message()  # noqa: PT017 - either is right
+        else:
+            least, most = RANGES.get(option[2:].replace("-", "_"), (1, 10**18))
+            assert least <= found <= most
+
+
+def test_no_share_or_side_breaks_a_verb() -> None:
+    """The same of numbers within texts: shares, and the sides of images."""
+    for value in ODD:
+        with suppress(InvalidRequest):
+            CreateOptions(resize=value).recorded()
+        with suppress(InvalidRequest):
+            sample_by_key(Names.of([b"a"]), value)
+        with suppress(InvalidRequest):
+            parse_shares(f"a={value},b=1")
+    with pytest.raises(InvalidRequest, match="--resize: '65536'"):
+        CreateOptions(resize=65536).recorded()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_library_has_the_same_ranges(kind: type) -> None:
+    """What the command line refuses, the library does: by the option's name, whatever the type of the value."""
+    names = [one.name for one in fields(kind) if one.name in RANGES and one.name != "quality"]
+    assert names
+    for name in names:
+        least, most = RANGES[name]
+        for value in (least - 1, most + 1, 10**5000, -(10**5000), float("nan"), 1.5, "1", b"1"):
+            with pytest.raises(InvalidRequest, match=rf"--{name.replace('_', '-')}: .*; expected a whole number from"):
+                kind(**{name: value})
+        for value in (least, most):
+            assert getattr(kind(**{name: value}), name) == value
+    with pytest.raises(InvalidRequest, match="--workers"):
+        export("x.json", "wids", workers=0)
+
+
+def test_sizes_end_at_an_exabyte() -> None:
+    """A size is from 1 byte to 10^18, as text or as a number."""
+    assert parse_size("1000PB") == parse_size(10**18) == 10**18
+    for value in ("1001PB", 10**18 + 1, 10**5000, "9" * 5000, "99999999999999PB"):
+        with pytest.raises(InvalidRequest, match=r"too large a size|no size"):
+            parse_size(value)
+    with pytest.raises(InvalidRequest, match="too large a size"):
+        CreateOptions(max_size="99999999999999PB")
+
+
+@pytest.mark.parametrize(
+    "name", [f"x-{{0..{'9' * 5000}}}.tar", f"x-{{{'9' * 19}..}}.tar", "x-%0999999999d.tar", f"x-<0..{'9' * 400}>.tar"]
+)
+def test_numbers_in_patterns_are_bounded(name: str) -> None:
+    """A pattern's numbers have at most 18 digits, and its width fits into a name."""
+    with pytest.raises(InvalidRequest, match="a number that no shard can have"):
+        parse_pattern(name)
+
+
+def test_several_patterns_are_bounded() -> None:
+    """Patterns that mean more names than can be held are refused; a name with a long number is a name."""
+    with pytest.raises(InvalidRequest, match="more than 1,000,000 names"):
+        parse_pattern(["a-{0..9999999999}.tar", "b-{0..1}.tar"])
+    long = f"a{'1' * 5000}.tar"
+    assert divide_arguments((long, long)) == ([[long]], [long])
+
+
+def _pid(_task: Any) -> int:
+    import os
+
+    return os.getpid()
+
+
+def test_no_more_workers_than_tasks() -> None:
+    """However many workers may be used, beyond the cores there is one for a task that waits, and no more."""
+    for tasks in (1, cores() + 2):
+        with LocalPool(MOST_WORKERS) as pool:
+            assert len(pool._workers) == min(MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
+            found = [pid for _, pid in pool.map(_pid, range(tasks))]
+            assert len(found) == tasks
+            assert len(pool._workers) == max(tasks, cores())  # noqa: SLF001
+    with LocalPool(1) as pool:
+        assert len({pid for _, pid in pool.map(_pid, range(5))}) == 1

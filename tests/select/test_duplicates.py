@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.names import Names
+from shardtool.select import duplicates
+from shardtool.select.duplicates import resolve_duplicates
+from shardtool.values import Skipped, to_bytes
+from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEYS = st.sampled_from(["a", "a-2", "a-3", "a-2-2", "a-02", "b", "é", "d/a"])
+TAKEN = st.none() | st.lists(KEYS)  # what is appended to may have duplicates of its own
+SHARDS = ("x-0.tar", "x-1.tar", "y-0.tar")
+EARLIER = Skipped("", "x", "no-field", "before")
+
+
+def names(keys: list[str] | None) -> Names | None:
+    """Return the keys of a dataset appended to."""
+    return None if keys is None else Names.of(map(to_bytes, keys))
+
+
+def shard_of(samples: list[Sample]) -> Callable[[int], str]:
+    """Return what tells the shard of each sample."""
+    return lambda at: SHARDS[samples[at].file]
+
+
+@given(sample_lists(keys=KEYS), TAKEN)
+def test_the_later_ones_are_renamed(samples: list[Sample], taken: list[str] | None) -> None:
+    """The second of a key gets -2, the third -3 and so on, where nobody has that name; nothing else changes."""
+    held = [] if taken is None else taken
+    known = {*held, *(sample.key for sample in samples)}
+    seen, expected, renamed = dict.fromkeys(held, 1), [], []
+    for sample in samples:
+        number = seen.get(sample.key, 0) + 1
+        name = sample.key
+        if number > 1:
+            while (name := f"{sample.key}-{number}") in known:
+                number += 1
+            renamed.append(f"'{sample.key}' -> '{name}'")
+        seen[sample.key] = number
+        expected.append(replace(sample, key=name))
+    found, which, notes = resolve_duplicates(entries_of(samples), "rename", shard_of(samples), names(taken))
+    assert which is None
+    assert samples_of(found) == expected
+    keys = [sample.key for sample in samples_of(found)]
+    assert len({*keys, *held}) == len(keys) + len({*held})
+    some = ", ".join(renamed[:3]) + (f" and {len(renamed) - 3} more" if len(renamed) > 3 else "")
+    plural = "" if len(renamed) == 1 else "s"
+    assert notes == ((f"{len(renamed)} sample{plural} renamed: {some}",) if renamed else ())
+
+
+@given(sample_lists(keys=KEYS), TAKEN, st.sampled_from(["first", "last"]))
+def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rule: Literal["first", "last"]) -> None:
+    """Only the first, or the last, sample of a key stays, and none of those appended to; the others are listed."""
+    held = None if rule == "last" else taken
+    stays: dict[str, int] = {}
+    for at, sample in enumerate(samples):
+        if rule == "last" or sample.key not in stays:
+            stays[sample.key] = at
+    stays = {key: at for key, at in stays.items() if key not in (held or [])}
+    where = {key: SHARDS[samples[at].file] for key, at in stays.items()}
+    entries = entries_of(samples, left_out=(EARLIER,))
+    found, which, notes = resolve_duplicates(entries, rule, shard_of(samples), names(held))
+    kept = sorted(stays.values())
+    lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
+    assert samples_of(found) == [samples[at] for at in kept]
+    assert (which is None) == (not lost)
+    assert which is None or which.tolist() == kept
+    messages = [f"another sample of that key is in {where.get(key, 'the dataset appended to')}" for key in lost]
+    rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
+    assert found.left_out == (EARLIER, *rows)
+    assert len(notes) == bool(lost)
+    assert all(note.startswith(f"{len(lost)} sample") for note in notes)
+
+
+@given(sample_lists(keys=KEYS), TAKEN)
+@example([], ["a"])
+def test_several_of_a_key_are_refused(samples: list[Sample], taken: list[str] | None) -> None:
+    """Without a rule, samples whose keys are not their own are an error that names a key; others pass untouched."""
+    entries = entries_of(samples)
+    keys = [sample.key for sample in samples]
+    twice = [key for key in dict.fromkeys(keys) if keys.count(key) + (key in (taken or [])) > 1]
+    if not twice:
+        assert resolve_duplicates(entries, "error", shard_of(samples), names(taken)) == (entries, None, ())
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        resolve_duplicates(entries, "error", shard_of(samples), names(taken))
+    assert caught.value.found.startswith(
+        f"{len(twice)} key{'s' if len(twice) > 1 else ''} more than once: '{twice[0]}' ("
+    )
+
+
+def _sample(key: str, file: int, *fields: str) -> Sample:
+    return Sample(key, {name: Payload(1, at, 1) for at, name in enumerate(fields)}, file, 0)
+
+
+def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        resolve_duplicates(entries_of(samples), "error", shard_of(samples), names(taken))
+    return str(caught.value)
+
+
+def test_the_refusal_says_where() -> None:
+    """Keys are named with the shards of their samples, the first few of them, and the ways out."""
+    assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
+        "DATASET: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
+        "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
+    )
+    many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
+    assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
+    assert "and 1 more; expected" in _refused(many)
+    found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
+    assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
+    assert "rename gives the new samples other keys, first leaves them out." in found
+
+
+def test_torn_samples_are_told() -> None:
+    """Samples of one shard without a common field look like the parts of one, and like nothing to be renamed."""
+    hint = "looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`"
+    torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
+    assert hint in _refused(torn)
+    assert "--on-duplicate" not in _refused(torn)
+    for other in (
+        [*torn[:3], _sample("b", 0, "jpg")],  # a common field
+        [*torn[:3], _sample("b", 1, "json")],  # another shard
+    ):
+        assert "lie apart" not in _refused(other)
+    assert "lie apart" not in _refused(torn, ["a"])
+
+
+def test_shards_of_one_name_are_two() -> None:
+    """Two datasets may have shards of one name: samples of both are no parts of one sample."""
+    samples = [_sample("a", 0, "jpg"), _sample("a", 1, "json")]
+    with pytest.raises(InvalidRequest) as caught:
+        resolve_duplicates(entries_of(samples), "error", lambda _: "out-0.tar")
+    assert "'a' (out-0.tar, out-0.tar)" in caught.value.found
+    assert "--on-duplicate rename" in caught.value.remedy
+
+
+def test_nothing_that_is_appended_to_is_replaced() -> None:
+    """`last` would have to rewrite the dataset appended to: it is refused, whether or not a key is there twice."""
+    for taken in ([], ["b"], ["a"]):
+        with pytest.raises(InvalidRequest) as caught:
+            resolve_duplicates(entries_of([_sample("a", 0, "jpg")]), "last", str, names(taken))
+        assert caught.value.where == "--on-duplicate"
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are renamed alike wherever blocks of them end."""
+    samples = [_sample(key, 0, "jpg") for key in ["a", "b", "a-2", "a", "c", "b", "a", "d", "a"]]
+    expected, _, _ = resolve_duplicates(entries_of(samples), "rename", str)
+    for size in range(1, 10):
+        monkeypatch.setattr(duplicates, "_AT_ONCE", size)
+        found, _, _ = resolve_duplicates(entries_of(samples), "rename", str)
+        assert found.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
+        assert np.array_equal(found.keys.starts, expected.keys.starts)

@@ -1,0 +1,662 @@
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import InvalidRequest
+from shardtool.entries.entries import Entries
+from shardtool.names import Names
+from shardtool.pattern import parse_pattern
+from shardtool.plan.plan import Bounds, make_plan
+from shardtool.select import inline, join
+from shardtool.select.join import set_fields
+from shardtool.select.query import matching
+from shardtool.source.manifest.manifest import Manifest, ManifestOptions
+from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from shardtool.values import Number
+
+    Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for what lies in a shard
+
+_FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2))
+
+
+def _entries(
+    samples: Mapping[str, Fields], columns: Any = None, numbers: Mapping[str, Number] | None = None, **more: Any
+) -> Entries:
+    """Return the entries of shards with these samples; the place of a payload is told by its row."""
+    names = sorted({name for fields in samples.values() for name in fields}, key=to_bytes)
+    rows = [(name, fields[name]) for fields in samples.values() for name in sorted(fields, key=to_bytes)]
+    at = np.arange(len(rows))
+    spans = np.array([text is None for _, text in rows], bool)
+    numbered = {name for name, text in rows if text is not None}
+    return Entries(
+        root=b"",
+        keys=Names.of(to_bytes(key) for key in samples),
+        first=np.cumsum([0, *(len(fields) for fields in samples.values())]),
+        fields=tuple(names),
+        code=np.array([names.index(name) for name, _ in rows], np.uint16),
+        kind=np.where(spans, SPAN, INLINE).astype(np.uint8),
+        size=np.array([7 if text is None else len(text) for _, text in rows], np.int64),
+        mtime_ns=np.broadcast_to(np.int64(0), len(rows)),
+        changed_ns=np.where(spans, 5, 0),
+        inline={name: Names.of(fields.get(name) or b"" for fields in samples.values()) for name in numbered},
+        numbers=numbers or {},
+        offset=np.where(spans, 512 + at, 0),
+        files=_FILES,
+        file=(np.arange(len(samples)) % 2).astype(np.uint32),
+        expected=np.where(spans, 100 + at, -1),
+        identity="shards",
+        columns=columns,
+        **more,
+    )
+
+
+def _contents(entries: Entries) -> dict[str, dict[str, Any]]:
+    """Return each sample's fields: what was inlined, or the place and the checksum of what lies in a shard."""
+    assert entries.offset is not None
+    assert entries.expected is not None
+    assert entries.file is not None
+    kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
+    for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
+        values = getattr(entries, name)
+        assert values.dtype == kinds.get(name, "int64")
+        if name not in {"first", "file"}:
+            assert len(values) == entries.first[-1]
+    used = Counter(entries.code.tolist())
+    assert sorted(used) == list(range(len(entries.fields)))
+    assert {*entries.numbers} <= {*entries.inline} <= {*entries.fields}
+    assert {*entries.classes} <= {*entries.fields}
+    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.inline.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for sample in range(len(entries)):
+        fields = found[entries.key(sample)] = {}
+        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+            name = entries.fields[entries.code[row]]
+            rest = [int(one[row]) for one in (entries.offset, entries.expected, entries.changed_ns, entries.mtime_ns)]
+            if entries.kind[row] == INLINE:
+                assert rest == [0, -1, 0, 0]
+                assert int(entries.size[row]) == len(texts[name][sample])
+                fields[name] = texts[name][sample]
+            else:
+                fields[name] = (int(entries.file[sample]), *rest, int(entries.size[row]))
+        assert list(fields) == sorted(fields, key=to_bytes)
+    return found
+
+
+def _error(call: Any, *args: Any, **options: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        call(*args, **options)
+    return str(caught.value)
+
+
+_SAMPLES: dict[str, Fields] = {key: {"jpg": None, "cls": None} for key in ("a", "b", "007", "c")}
+
+
+def _labelled(values: Any = ("old", "old", None, "old"), kind: Any = None) -> Entries:
+    """Return samples that have a label already."""
+    return _entries(_SAMPLES, pa.table({"label": pa.array(values, kind)}))
+
+
+_KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=3)
+_INT = st.integers(-(2**63), 2**63 - 1)
+
+
+def _maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+@given(st.data(), st.integers(1, 4))
+def test_join_is_a_dictionarys(data: st.DataObject, chunk: int) -> None:
+    """Each sample gets the values of the row with its key; without one it keeps what it has, which may be nothing."""
+    keys = data.draw(st.lists(_KEYS, min_size=1, max_size=8, unique=True))
+    by_column = data.draw(st.booleans())
+    which = data.draw(st.lists(_maybe(_KEYS), min_size=len(keys), max_size=len(keys))) if by_column else [*keys]
+    rows = data.draw(st.lists(st.sampled_from(keys) | _KEYS, min_size=1, max_size=8, unique=True))
+    bare = not by_column and data.draw(st.booleans())  # no metadata yet
+    old = data.draw(st.lists(_maybe(_INT), min_size=len(keys), max_size=len(keys)))
+    new = data.draw(st.lists(st.tuples(_maybe(_INT), _maybe(st.text("xy é"))), min_size=len(rows), max_size=len(rows)))
+    by_key = dict(zip(rows, new, strict=True))
+    columns = {"n": pa.array(old, pa.int64())} | ({"who": pa.array(which, pa.string())} if by_column else {})
+    entries = _entries({key: {"jpg": None} for key in keys}, None if bare else pa.table(columns))
+    numbers, texts = pa.array([one for one, _ in new], pa.int64()), pa.array([one for _, one in new], pa.string())
+    table = pa.table({"t": texts, "who": pa.array(rows, pa.string()), "n": numbers})
+    half = len(rows) // 2
+    if data.draw(st.booleans()):
+        table = pa.concat_tables([table.slice(0, half), table.slice(half)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(join, "_CHUNK", chunk)
+        if not any(one in by_key for one in which):
+            assert "no row matches a sample" in _error(join.join, entries, table, "who")
+            return
+        joined = join.join(entries, table, "who")
+    had = [None] * len(keys) if bare else old
+    expected = [
+        by_key.get(one, (before, None)) if one else (before, None) for one, before in zip(which, had, strict=True)
+    ]
+    found = joined.entries.columns.to_pydict()
+    assert list(zip(found["n"], found["t"], strict=True)) == expected
+    assert joined.unmatched == sum(one not in by_key for one in which)
+    assert joined.unused == len({*rows} - {*which})
+    assert len(joined.notes) == (joined.unmatched > 0) + (joined.unused > 0) + (not bare)
+    assert all(column.num_chunks <= 1 for column in joined.entries.columns.columns)
+    assert _contents(joined.entries) == _contents(entries)
+    assert joined.entries.columns.column_names == (["t", "n"] if bare else [*columns, "t"])
+
+
+_CSV = "key,label,width\n007,cat,3\na,dog,\nzz,bird,5\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "feather", "frame", "arrow", "categories", "gz"])
+def test_every_form_of_table(tmp_path: Path, form: str) -> None:
+    """Whatever manifest formats there are can be joined, with keys such as 007 as they are written."""
+    rows = [{"key": "007", "label": "cat", "width": 3}, {"key": "a", "label": "dog"}, {"key": "zz", "label": "bird"}]
+    frame = pd.DataFrame({"key": ["007", "a", "zz"], "label": ["cat", "dog", "bird"], "width": [3, None, 5]})
+    path = tmp_path / f"labels.{form}"
+    table: Any = path
+    if form == "csv":
+        path.write_text(_CSV)
+    elif form == "tsv":
+        path.write_text(_CSV.replace(",", "\t"))
+    elif form == "gz":
+        table = tmp_path / "labels.csv.gz"
+        frame.to_csv(table, index=False)
+    elif form == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif form == "parquet":
+        frame.to_parquet(path)
+    elif form == "feather":
+        pyarrow.feather.write_feather(frame, str(path))
+    else:
+        table = frame.astype({"key": "category", "label": "category"}) if form == "categories" else frame
+        table = pa.Table.from_pandas(frame) if form == "arrow" else table
+    joined = join.join(_labelled(), table if form in {"frame", "arrow", "categories"} else str(table), "key")
+    found = joined.entries.columns.to_pydict()
+    assert found == {"label": ["dog", "old", "cat", "old"], "width": [None, None, 3, None]}
+    named = {"frame": "DataFrame", "categories": "DataFrame", "arrow": "Table"}
+    assert joined.name == named.get(form, "labels.csv.gz" if form == "gz" else f"labels.{form}")
+    assert (joined.unmatched, joined.unused) == (2, 1)
+    assert joined.notes == (
+        f"2 of 4 samples have no row in {joined.name}, such as 'b', 'c'",
+        f"1 row of {joined.name} matches no sample, such as 'zz'",
+        "column 'label' replaced for 2 samples",
+    )
+
+
+def test_a_perfect_match_needs_no_note() -> None:
+    """Where each sample has a row, each row a sample, and nothing was there before, there is nothing to tell."""
+    joined = join.join(_entries(_SAMPLES), pa.table({"key": [*_SAMPLES], "n": [1, 2, 3, 4]}), "key")
+    assert (joined.unmatched, joined.unused, joined.notes) == (0, 0, ())
+    assert joined.entries.columns.to_pydict() == {"n": [1, 2, 3, 4]}
+
+
+def test_the_notes_of_many() -> None:
+    """Notes count all, and show three."""
+    samples: dict[str, Fields] = {f"s{at}": {"jpg": None} for at in range(2000)}
+    table = pa.table({"id": [*(f"s{at}" for at in range(700)), *(f"x{at}" for at in range(1300))], "n": range(2000)})
+    assert join.join(_entries(samples), table, "id").notes == (
+        "1,300 of 2,000 samples have no row in Table, such as 's700', 's701', 's702'",
+        "1,300 rows of Table match no sample, such as 'x0', 'x1', 'x2'",
+    )
+    assert join.join(_entries({"s0": {}, "b\n": {}}), table.slice(0, 1), "id").notes == (
+        "1 of 2 samples has no row in Table, such as 'b\\x0a'",
+    )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([7, 8], pa.int8()), pa.array([7.0, 8.0]), pa.array(["7", "8"]), pa.array([7, 8], pa.uint64()),
+        pa.array([7, 8], pa.decimal128(5, 0)), pa.array(["7", "8"]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)  # fmt: skip
+def test_numbers_are_keys(column: Any) -> None:
+    """A whole number is the key that it is written as, on both sides."""
+    entries = _entries({"8": {"jpg": None}, "07": {"jpg": None}, "7": {"jpg": None}})
+    found = join.join(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
+    assert found.columns.to_pydict() == {"n": [2, None, 1]}
+    by_column = replace(entries, columns=pa.table({"k": pa.concat_arrays([column, pa.nulls(1, column.type)])}))
+    for other in (pa.table({"k": ["8", "7"], "n": [2, 1]}), pa.table({"k": pa.array([8, 7]), "n": [2, 1]})):
+        assert join.join(by_column, other, "k").entries.columns["n"].to_pylist() == [1, 2, None]
+
+
+def test_a_column_of_the_dataset_is_asked_first() -> None:
+    """Where the samples have a column of that name, many can match one row; what is no key matches nothing."""
+    columns = pa.table({"kind": [1.0, math.nan, 2.5, 1.0]})
+    table = pa.table({"kind": [1, 2], "name": ["one", "two"]})
+    joined = join.join(_entries(_SAMPLES, columns), table, "kind")
+    assert joined.entries.columns["name"].to_pylist() == ["one", None, None, "one"]
+    assert joined.entries.columns.column_names == ["kind", "name"]
+    assert (joined.unmatched, joined.unused) == (2, 1)
+    columns = pa.table({"kind": ["1", "1\0", "", None]})
+    assert join.join(_entries(_SAMPLES, columns), table, "kind").entries.columns["name"].to_pylist() == [
+        "one", None, None, None,
+    ]  # fmt: skip
+
+
+def test_text_stays_text(tmp_path: Path) -> None:
+    """A CSV's column is text where the dataset's is, and where a value has a leading zero, whatever it becomes."""
+    path = tmp_path / "t.csv"
+    path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
+    samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
+    entries = _entries(samples, pa.table({"label": ["x", "y", "z"]}))
+    found = join.join(entries, str(path), "key").entries.columns
+    assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
+    assert found.schema.field("n").type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "united"),
+    [
+        (pa.int32(), pa.int64(), pa.int64()),
+        (pa.int64(), pa.int8(), pa.int64()),
+        (pa.int64(), pa.uint64(), pa.int64()),
+        (pa.string(), pa.large_string(), pa.large_string()),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
+        (pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.string_view(), pa.string(), pa.large_string()),
+        (pa.int64(), pa.float64(), pa.float64()),
+        (pa.float32(), pa.int16(), pa.float32()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.null(), pa.int64(), pa.int64()),
+        (pa.bool_(), pa.null(), pa.bool_()),
+        (pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("us")),
+        (pa.decimal128(6, 2), pa.int8(), pa.decimal128(6, 2)),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+    ],
+    ids=str,
+)
+def test_types_unite(old: Any, new: Any, united: Any) -> None:
+    """A replaced column has the type that holds the values of both."""
+
+    def values(kind: Any, number: int) -> Any:
+        if pa.types.is_null(kind):
+            return pa.nulls(1)
+        if pa.types.is_list(kind):
+            return pa.array([[number]], kind)
+        if pa.types.is_boolean(kind):
+            return pa.array([True])
+        if "string" in str(kind):
+            return pa.array([str(number)]).cast(kind)
+        return pa.array([Decimal(number) if pa.types.is_decimal(kind) else number]).cast(kind)
+
+    columns = pa.table({"v": pa.chunked_array([values(old, 1), values(old, 2)], old)})
+    joined = join.join(_entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": values(new, 3)}), "key")
+    found = joined.entries.columns["v"]
+    assert found.type == united
+    assert found.to_pylist() == [*values(new, 3).to_pylist(), *values(old, 2).to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (pa.array(["x"]), pa.array([1])),
+        (pa.array([1]), pa.array(["x"])),
+        (pa.array([2**53 + 1]), pa.array([0.5])),
+        (pa.array([0.5]), pa.array([2**62 + 1])),
+        (pa.array([0.5], pa.float32()), pa.array([2**60 + 1])),
+        (pa.array([1]), pa.array([2**64 - 1], pa.uint64())),
+        (pa.array([True]), pa.array([1])),
+        (pa.array([0.1]), pa.array([1]).cast(pa.decimal128(21, 2))),
+        (pa.array([1]).cast(pa.decimal128(21, 2)), pa.array([0.1])),
+        (pa.array([1]).cast(pa.timestamp("s")), pa.array([1]).cast(pa.timestamp("s", "UTC"))),
+        (pa.array([1]).cast(pa.timestamp("s")), pa.array([1], pa.int32()).cast(pa.date32())),
+        (pa.array([[1]]), pa.array([1])),
+    ],
+    ids=lambda array: str(array.type),
+)  # fmt: skip
+def test_types_that_do_not(old: Any, new: Any) -> None:
+    """What would change a value, or has no common type, is refused with both types."""
+    columns = pa.table({"v": pa.concat_arrays([old, old])})
+    said = _error(join.join, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
+    assert said == (
+        f"Table: column 'v' holds {new.type}; expected {old.type}, as the dataset's column of that name does. "
+        "Give it that type, or another name."
+    )
+
+
+_NO_KEY = "column 'key': no key (empty, null or NaN) in "
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"id": ["a"], "n": [1]}, ("--on: no column 'key'; expected one of id, n",)),
+        ({"Key": ["a"], "n": [1]}, ("--on: no column 'key'", "Did you mean 'Key'?")),
+        ({"key": ["a"]}, ("Table: no column but 'key'; expected columns to be joined",)),
+        ({"key": pa.array([], pa.string()), "n": []}, ("Table: no rows; expected a row for each key",)),
+        (
+            {"key": ["a", None, "b", None], "n": [1, 2, 3, 4]},
+            (f"Table: {_NO_KEY}rows 2, 4; expected a key in each row", "Leave such rows out of the table."),
+        ),
+        ({"key": ["a", ""], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
+        ({"key": [1.0, math.nan], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
+        ({"key": ["a", "a\0"], "n": [1, 2]}, ("column 'key': a NUL in the text in row 2; ",)),
+        ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key that is no whole number in row 2; ",)),
+        (
+            {"key": [*"abaacab"], "n": range(7)},
+            (
+                "Table: 2 keys more than once: 'a' (rows 1, 3, 4, 6), 'b' (rows 2, 7); ",
+                "expected one row for each value of column 'key'. df.drop_duplicates leaves one of each.",
+            ),
+        ),
+        (
+            {"key": [*"pqrsuvwx"] * 2, "n": range(16)},
+            ("8 keys more than once: 'p' (rows 1, 9), 'q' (rows 2, 10), 'r' (rows 3, 11) and 5 more; ",),
+        ),
+        (
+            {"key": ["x", "y"], "n": [1, 2]},
+            (
+                "Table: no row matches a sample: column 'key' holds 'x'; expected keys of the dataset, such as 'a'. ",
+                "--on names another column.",
+            ),
+        ),
+        ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
+        ({"key": [True], "n": [1]}, ("Table: column 'key' (key) holds bool; expected text or whole numbers",)),
+        (
+            {"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]},
+            (
+                "Table: column 'jpg', 'png': bytes; expected text, numbers, times, or lists of these. ",
+                "Leave it out: df.drop(columns=['jpg', 'png']) does.",
+            ),
+        ),
+        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: column 'jpg': list<item: binary>; expected text, numbers, ",)),
+        (
+            {"key": ["a"], "__size__": [1]},
+            (
+                "Table: column '__size__': names that start with two underscores are the sidecar's own. ",
+                "Rename them, or leave them out of the table.",
+            ),
+        ),
+        ({"key": ["a"], " ": [1]}, ("Table: column 2 without a name; ",)),
+    ],
+)
+def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ...]) -> None:
+    """What is wrong with a table is said with its rows, and what to do."""
+    found = _error(join.join, _labelled(), pa.table(table), "key")
+    assert all(one in found for one in said), found
+
+
+def test_columns_of_one_name() -> None:
+    """A table that has a column twice is refused."""
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["key", "n", "n"])
+    assert "columns of the same name: 'n'" in _error(join.join, _labelled(), table, "key")
+
+
+def test_the_datasets_side_is_named(tmp_path: Path) -> None:
+    """Where a column of the dataset is what does not match, it is what the message names."""
+    table = pa.table({"label": ["x"], "n": [1]})
+    assert _error(join.join, _labelled((None, "p", "q", "r")), table, "label") == (
+        "Table: no row matches a sample: column 'label' holds 'x'; expected values of the dataset's column 'label', "
+        "such as 'p'. --on names another column."
+    )
+    assert _error(join.join, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
+    dated = _labelled((0, 1, 2, 3), pa.date32())
+    assert _error(join.join, dated, table, "label") == (
+        "--on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
+    )
+    assert "no such file" in _error(join.join, _labelled(), str(tmp_path / "no.csv"), "key")
+    (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
+    assert "text that is no UTF-8 in row 1" in _error(join.join, _labelled(), str(tmp_path / "t.csv"), "key")
+
+
+def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
+    """What pandas writes for an index without a name is no metadata; an index with a name is a column."""
+    frame = pd.DataFrame({"key": ["a", "b"], "n": [3, 4]}, index=[5, 2])
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "t.parquet").names
+    found = join.join(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries.columns
+    assert found.to_pydict() == {"n": [3, 4, None, None]}
+    assert join.join(_entries(_SAMPLES), frame.set_index("key"), "key").entries.columns.equals(found)
+
+
+def test_keys_of_any_bytes() -> None:
+    """A key that is no UTF-8 is nobody's row, and no trouble."""
+    entries = replace(_entries({"a": {}, "b": {}}), keys=Names.of([b"\xff", "é".encode()]))
+    joined = join.join(entries, pa.table({"key": ["é", "a"], "n": [1, 2]}), "key")
+    assert joined.entries.columns["n"].to_pylist() == [None, 1]
+    assert joined.notes[0].endswith("such as '\\xff'")
+
+
+_COLUMNS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "int": (pa.int64(), _INT),
+    "float": (pa.float64(), st.floats(allow_nan=True, allow_infinity=False)),
+    "truth": (pa.bool_(), st.booleans()),
+    "text": (pa.string(), st.text("xy\n é", max_size=3)),
+    "list": (pa.list_(pa.int8()), st.lists(st.integers(-9, 9), max_size=2)),
+}
+_FIELD = st.sampled_from(["jpg", "cls", "a.b", "z", "é", "num", "lab"])
+
+
+def _text(value: Any) -> bytes:
+    """Return the payload that a value is."""
+    if isinstance(value, list):
+        return json.dumps(value, separators=(",", ":")).encode()
+    return str(int(value) if isinstance(value, bool) else value).encode()
+
+
+@given(st.data())
+def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
+    """Each sample has the values as fields, in place of those of the names; one without a value keeps what it has.
+
+    That may not be where the values, or what is there, are numbers or labels.
+    """
+    keys = data.draw(st.lists(_KEYS, min_size=1, max_size=6, unique=True))
+    null, may = data.draw(st.sampled_from([(False, True), (True, False), (True, True)]))  # values may be missing, where
+    samples: dict[str, Fields] = {}  # they may not be
+    for key in keys:
+        names = data.draw(st.sets(_FIELD, min_size=1)) if may else {"jpg", "cls", "a.b", "z", "é"}
+        samples[key] = {name: _text(data.draw(_INT)) if name == "num" else None for name in names}
+    table = {
+        name: data.draw(st.lists(_maybe(one) if null else one, min_size=len(keys), max_size=len(keys)))
+        for name, (_, one) in _COLUMNS.items()
+    }
+    columns = pa.table({name: pa.array(values, _COLUMNS[name][0]) for name, values in table.items()})
+    at_hand = {name for fields in samples.values() for name in fields}
+    numbers: dict[str, Number] = {"num": "int64"} if "num" in at_hand else {}
+    before = _entries(samples, columns, numbers)
+    if "lab" in at_hand:
+        before = replace(before, classes={"lab": ["x", "y"]})
+    named = st.sampled_from([*_COLUMNS] if may else ["text", "list"])
+    wanted = data.draw(
+        st.dictionaries(_FIELD if may else st.sampled_from(["jpg", "z", "é"]), named, min_size=1, max_size=4)
+    )
+    classes = data.draw(st.sets(st.sampled_from([*wanted]) if may else st.nothing()))
+    classes -= {name for name, one in wanted.items() if one == "list"}
+
+    expected: dict[str, dict[str, Any]] = _contents(before)
+    wrong, labels = False, {}
+    for name, column in wanted.items():
+        texts = [None if one is None or one != one else _text(one) for one in table[column]]  # noqa: PLR0124 - NaN
+        if name in classes:
+            labels[name] = sorted({one for one in texts if one is not None})
+        alike = column in {"int", "float", "truth"} or name in {*classes, *numbers} or name in before.classes
+        for key, text in zip(keys, texts, strict=True):
+            if text is not None:
+                expected[key][name] = str(labels[name].index(text)).encode() if name in labels else text
+            elif alike or name not in samples[key]:
+                wrong = True
+    if wrong:
+        assert "no value (null or NaN)" in _error(set_fields, before, (*wanted.items(),), (*classes,))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "_CHUNK", 2)
+        after, notes = set_fields(before, (*wanted.items(),), (*classes,))
+    assert _contents(after) == expected
+    assert len(notes) == len(wanted)
+    kinds: dict[str, Number] = {"int": "int64", "float": "float", "truth": "int64"}
+    of_values = {name: kinds[column] for name, column in wanted.items() if column in kinds}
+    kept = {name: number for name, number in numbers.items() if name not in wanted}
+    assert after.numbers == {**kept, **of_values, **dict.fromkeys(classes, "int64")}
+    assert {
+        name: [to_bytes(one) for one in names] for name, names in after.classes.items() if name in classes
+    } == labels
+    assert {*after.classes} == classes | ({*before.classes} - {*wanted})
+    assert (after.keys, after.files, after.columns) == (before.keys, before.files, before.columns)
+
+
+def test_the_fields_of_a_manifest() -> None:
+    """A column becomes the field that it would have become in `create`: the same texts, numbers and names."""
+    table = pa.table(
+        {
+            "key": [*_SAMPLES], "label": ["dog", "cat", "é", "dog"], "score": [1.0, 0.5, 1e-7, 3.0], "n": [1, 2, 3, 4],
+            "box": [[1, 2], [], [3], [4]], "truth": [True, False, True, True], "rank": [10, 9, 10, 8],
+            "day": pa.array([0, 1, 2, 3], pa.int32()).cast(pa.date32()),
+            "big": pa.array([1, 2, 3, 2**63 - 1], pa.uint64()),
+        }
+    )  # fmt: skip
+    fields = tuple((f"{name}.x", name) for name in table.column_names[1:])
+    classes = ("label.x", "rank.x")
+    manifest = Manifest(table, ManifestOptions(key="key", fields=fields, classes=classes, meta="none"))
+    manifest.check()
+    made = manifest.entries([])
+    after, _ = set_fields(join.join(_entries(_SAMPLES), table, "key").entries, fields, classes)
+    assert (after.numbers, after.classes) == (made.numbers, made.classes)
+    assert after.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}
+    assert {*after.inline} == {*made.inline}
+    assert all(after.inline[name].span(0, 4) == made.inline[name].span(0, 4) for name in made.inline)
+
+
+def test_what_the_plan_makes_of_it() -> None:
+    """A field that is a value in some samples and lies in the shard of others is planned as what it is in each."""
+    entries = _labelled()
+    after, notes = set_fields(entries, (("cls", "label"),), ())
+    assert notes == ("field 'cls' of column 'label': replaced in 3 samples, kept in 1 sample where that is null",)
+    assert after.fields == ("cls", "jpg")
+    plan = make_plan(after, parse_pattern("out-{000000..}.tar"), Bounds(), shuffle_seed=3)
+    samples = plan.samples(0)
+    keys = samples.keys.decode().split("\0")[:-1]
+    assert sorted(keys) == sorted(_SAMPLES)
+    wanted = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]
+    assert (samples.inline or b"").split(b"\0")[:-1] == wanted
+    sizes = np.frombuffer(samples.sizes, np.int64).tolist()
+    assert sizes == [3 if text else 7 for text in wanted]
+
+
+def test_the_notes_of_fields() -> None:
+    """It is told how many samples had a field of that name, and how many have now."""
+    entries = _entries({"a": {"txt": None}, "b": {"jpg": None}, "c": {"txt": None}}, pa.table({"t": ["x", "y", None]}))
+    assert set_fields(entries, (("txt", "t"),), ())[1] == (
+        "field 'txt' of column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where that is null",
+    )
+    none = replace(entries, columns=pa.table({"t": pa.nulls(3, pa.string())}))
+    one = none.take(np.array([0]))
+    after, notes = set_fields(one, (("txt", "t"),), ())
+    assert notes == ("field 'txt' of column 't': kept in 1 sample where that is null",)
+    assert after is one
+
+
+def test_what_no_sample_has_is_no_field() -> None:
+    """A name that no row has any more leaves the fields, and whatever is said of it."""
+    samples: dict[str, Fields] = {"a": {"n": b"1", "x": None}, "b": {"x": None}}
+    entries = _entries(samples, pa.table({"v": [5, 6]}), {"n": "int64"}).take(np.array([1]))
+    after, _ = set_fields(entries, (("x", "v"),), ())
+    assert (after.fields, [*after.inline], after.numbers) == (("x",), ["x"], {"x": "int64"})
+    assert _contents(after) == {"b": {"x": b"6"}}
+    labelled = replace(entries, columns=pa.table({"v": ["p"]}), classes={"x": ["one", "two"], "n": ["three"]})
+    after, _ = set_fields(labelled, (("x", "v"),), ())
+    assert (after.classes, after.numbers) == ({}, {})
+
+
+def test_paths_and_times_that_nobody_has() -> None:
+    """Values have no path; a time that is the same for all rows stays in no memory."""
+    samples: dict[str, Fields] = {key: {"jpg": None, "txt": None} for key in "abc"}
+    columns = pa.table({"t": ["1", "2", None]})
+    entries = _entries(samples, columns, paths=Names.of(f"{at}".encode() for at in range(6)))
+    after, _ = set_fields(entries, (("txt", "t"),), ())
+    assert after.paths is not None
+    assert after.paths.span(0, 6).split(b"\0")[:-1] == [b"0", b"", b"2", b"", b"4", b"5"]
+    assert after.mtime_ns.strides == (0,)
+    same = set_fields(replace(entries, changed_ns=np.broadcast_to(np.int64(9), 6)), (("txt", "t"),), ())[0]
+    assert same.changed_ns.tolist() == [9, 0, 9, 0, 9, 9]
+    bare = replace(entries, offset=None, expected=None, file=None, paths=None)
+    after, _ = set_fields(bare, (("txt", "t"),), ())
+    assert (after.offset, after.expected, after.file, after.paths) == (None, None, None, None)
+
+
+_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever stands there
+_VALUES = pa.table(
+    {
+        "label": ["x", None, "y", None], "n": [1, None, 3, 4], "f": [0.5, math.nan, 1.0, 2.0],
+        "nul": ["a", "b\0", "c", None],
+        "big": pa.Array.from_buffers(pa.uint64(), 4, [pa.py_buffer(b"\x0b"), _BIG]),
+        "b": [b"x"] * 4, "bs": [[b"x"]] * 4,
+        "my col": [None, "x", "x", "x"], "class": [None, "x", "x", "x"], "list": [[1]] * 4,
+    }
+)  # fmt: skip
+
+
+_NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', 'c'; expected a value for each sample"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "said"),
+    [
+        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. --where \"label.notna()\" leaves them out."),
+        ("cls!", "label", f"{_NO_VALUE}. "),
+        ("num", "label", f"{_NO_VALUE}. "),
+        ("lab", "label", f"{_NO_VALUE}. "),
+        ("cls", "n", "column 'n': no value (null or NaN) in 1 sample, such as 'b'; expected a value for each sample. "),
+        ("cls", "f", "column 'f': no value (null or NaN) in 1 sample, such as 'b'; expected a value for each sample. "),
+        ("cls", "nul", "column 'nul': a NUL in the text in 1 sample, such as 'b'; expected text without"),
+        (
+            "cls",
+            "big",
+            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected what fits into int64",
+        ),
+        ("cls", "b", "column 'b' (field cls) holds binary; expected text or numbers"),
+        ("cls", "bs", "column 'bs' (field cls) holds list<item: binary>; expected text or numbers"),
+        ("cls!", "list", "column 'list' (labels) holds list<item: int64>; expected text or numbers"),
+        ("cls", "labels", "no column 'labels'; expected one of label, n, f, "),
+        ("cls", "labels", "Did you mean 'label'"),
+        ("a/b", "n", "field 'a/b': no name for a field; "),
+    ],
+)
+def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
+    """What is wrong with a column is said with the keys of its samples, and what to do; `cls!` are labels."""
+    samples: dict[str, Fields] = {key: {"cls": None, "num": b"1", "lab": None} for key in "abzc"}
+    entries = _entries(samples, _VALUES, {"num": "int64"}, classes={"lab": ["one"]})
+    field = name.removesuffix("!")
+    found = _error(set_fields, entries, ((field, column),), (field,) if field != name else ())
+    assert said in found
+    assert found.startswith(("--field: ", "field '"))
+
+
+def test_remedies_can_be_typed() -> None:
+    """The query that leaves samples out quotes what is no plain name, and is one."""
+    entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
+    for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
+        assert f'--where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
+        left = entries.take(matching(_VALUES, query))
+        assert "txt" in set_fields(left, (("txt", column),), ())[0].fields
+
+
+def test_fields_that_were_not_asked_for() -> None:
+    """Labels must be fields, fields each one's own, and there must be metadata."""
+    entries = _labelled()
+    assert _error(set_fields, entries, (("cls", "label"),), ("cl",)) == (
+        "--classes: no field 'cl'. Name its column: --field cl=COLUMN."
+    )
+    twice = (("cls", "label"), ("cls", "label"))
+    assert _error(set_fields, entries, twice, ()) == "--field: several columns become the field 'cls'. Name them apart."
+    assert _error(set_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
+        "--field: no column 'label', nor any other. --join adds a table's."
+    )

@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import datetime as dt
+import math
+import operator
+import subprocess
+import sys
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.select.query import matching
+from tests.helpers import ENVIRONMENT, REPO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Row = dict[str, Any]
+UTC = dt.timezone.utc
+
+
+def table(**columns: Any) -> Any:
+    """Return a table of these columns; `None` is null."""
+    return pa.table({name: one if isinstance(one, pa.Array) else pa.array(one) for name, one in columns.items()})
+
+
+MADE = table(
+    bi=["dog", "cat", None, "Dog.x"],
+    width=pa.array([100, 300, None, 500], pa.int16()),
+    part=[0.5, math.nan, None, 2.5],
+    good=[True, False, None, True],
+    day=[dt.date(2020, 1, 1), dt.date(2021, 5, 1), None, dt.date(2022, 1, 1)],
+    seen=pa.array(["2020-01-01 12:30", "2021-05-01", None, "2022-01-01"]).cast(pa.timestamp("ns")),
+    zoned=pa.array(
+        [dt.datetime(2020, 1, 1, 12, 30, tzinfo=UTC), None, None, dt.datetime(2022, 1, 1, tzinfo=UTC)],
+        pa.timestamp("us", "Asia/Tokyo"),
+    ),
+    price=[Decimal("1.10"), None, Decimal("2.10"), Decimal("-1.10")],
+    kind=pa.array(["x", "y", None, "x"]).dictionary_encode(),
+    size=pa.array([0, 2**64 - 1, None, 5], pa.uint64()),
+    ratio=pa.array([0.1, 0.2, None, 0.3], pa.float32()),
+    tags=[["a"], None, [], ["b"]],
+    none=pa.nulls(4),
+    **{
+        "a b": [1, 2, 3, 4],
+        "class": [1, 2, 3, 4],
+        "meta.w": [1, 2, 3, 4],
+        "it's `&`"[:4]: [1, 2, 3, 4],
+        "1": [1, 2, 3, 4],
+    },
+)
+
+TAKEN: list[tuple[str, list[int]]] = [
+    ("bi == 'dog' and width > 50", [0]),
+    ('bi == "dog" or width >= 500', [0, 3]),
+    ("bi=='dog'&width>50|part>2", [0, 3]),
+    ("not (bi == 'dog') & width > 100", [1, 3]),
+    ("~(width > 100) and bi == 'dog'", [0]),
+    ("'dog' == bi", [0]),
+    ("bi < 'b'", [3]),
+    ("bi == bi", [0, 1, 3]),
+    ("kind == 'x'", [0, 3]),
+    ("bi != kind", [0, 1, 2, 3]),
+    ("100 < width <= 500", [1, 3]),
+    ("width\n> 100\n and\tbi == 'cat'", [1]),
+    # numbers
+    ("width * 1000 == 500000", [3]),
+    ("-width < -100", [1, 3]),
+    ("(width - 300).abs() >= 200", [0, 3]),
+    ("width % 200 == 100", [0, 1, 3]),
+    ("width // 200 == 1", [1]),
+    ("width / 200 == 0.5", [0]),
+    ("width ** 2 > 2 ** 16 + 0x10", [1, 3]),
+    ("width > 10 ** 30", []),
+    ("price == 1.1", [0]),
+    ("price < 0", [3]),
+    ("ratio == 0.1", [0]),
+    ("size == 18446744073709551615", [1]),
+    ("size > -1", [0, 1, 3]),
+    ("width > part", [0, 3]),
+    # truth
+    ("good", [0, 3]),
+    ("not good", [1, 2]),
+    ("good == True", [0, 3]),
+    ("good == 0", [1]),
+    ("good in [False]", [1]),
+    ("(width > 200) == good", [3]),
+    # nulls and NaN
+    ("bi != 'dog'", [1, 2, 3]),
+    ("not bi == 'dog'", [1, 2, 3]),
+    ("width != 100", [1, 2, 3]),
+    ("not width > 100", [0, 2]),
+    ("part != 0.5", [1, 2, 3]),
+    ("part > 0 or part <= 0", [0, 3]),
+    ("part.isna()", [1, 2]),
+    ("part.notnull()", [0, 3]),
+    ("(part + width).isnull()", [1, 2]),
+    ("bi.notna() and good.notna() and day.notna() and tags.notna()", [0, 3]),
+    ("none == 'x'", []),
+    ("none > 1", []),
+    ("none != 1", [0, 1, 2, 3]),
+    ("none.isna()", [0, 1, 2, 3]),
+    ("none", []),
+    ("none + 1 > 0 or none.str.len() > 0 or none.dt.year > 0 or none in ['a']", []),
+    # lists
+    ("bi in ['dog', 'cat']", [0, 1]),
+    ("bi not in ('dog', 'cat')", [2, 3]),
+    ("bi == ['dog', 'cat']", [0, 1]),
+    ("bi != ['dog', 'cat']", [2, 3]),
+    ("bi.isin(['dog'])", [0]),
+    ("width in [100, 500.0, -7]", [0, 3]),
+    ("width in []", []),
+    ("width not in []", [0, 1, 2, 3]),
+    ("day in ['2020-01-01']", [0]),
+    # methods
+    ("width.between(100, 300)", [0, 1]),
+    ("width.between(100, 300, inclusive='neither')", []),
+    ("width.between(100, 300, inclusive='left')", [0]),
+    ("width.between(100, 300, inclusive='right')", [1]),
+    ("day.between('2020-06-01', '2021-12-31')", [1]),
+    ("bi.str.contains('o')", [0, 3]),
+    ("not bi.str.contains('o')", [1, 2]),
+    (r"bi.str.contains('g\.|^c')", [1, 3]),
+    ("bi.str.contains('(o)g')", [0, 3]),
+    ("bi.str.contains('g.x', regex=False)", [3]),
+    ("bi.str.contains('d.g', regex=False)", []),
+    ("bi.str.contains('DOG', case=False)", [0, 3]),
+    ("bi.str.match('o|a')", []),
+    ("bi.str.match('d|c')", [0, 1]),
+    ("bi.str.startswith('d')", [0]),
+    ("bi.str.startswith(('d', 'c'))", [0, 1]),
+    ("bi.str.endswith(['g', 'x'])", [0, 3]),
+    ("bi.str.lower().str.startswith('dog')", [0, 3]),
+    ("bi.str.upper() == 'CAT'", [1]),
+    ("bi.str.strip('dg') == 'o'", [0]),
+    ("bi.str.strip().str.len() % 2 == 1", [0, 1, 3]),
+    # times
+    ("day > '2020-06-01'", [1, 3]),
+    ("'2021' <= day", [1, 3]),
+    ("day != '2020-01-01'", [1, 2, 3]),
+    ("day.dt.year == 2021 or day.dt.month == 1", [0, 1, 3]),
+    ("seen == '2020-01-01 12:30'", [0]),
+    ("seen > day", [0]),
+    ("seen.dt.hour == 12 and seen.dt.minute == 30 and seen.dt.second == 0", [0]),
+    ("zoned == '2020-01-01 21:30'", [0]),
+    ("zoned == '2020-01-01T12:30:00Z'", [0]),
+    ("zoned.dt.hour == 9", [3]),
+    # names
+    ("`a b` > 3", [3]),
+    ("`class` > `meta.w` - 1 and `1` == 2", [1]),
+    ("`it's` == 1 | bi == 'it\\'s & `x` @y #'", [0]),
+]
+
+
+@pytest.mark.parametrize(("query", "rows"), TAKEN)
+def test_queries(query: str, rows: list[int]) -> None:
+    """Each form of a query takes these rows: a null is unequal to everything, and `not` is the opposite."""
+    found = matching(MADE, query)
+    assert found.dtype == np.int64
+    assert found.tolist() == rows
+
+
+@pytest.mark.parametrize(("query", "rows"), TAKEN)
+def test_a_row_is_judged_by_itself(query: str, rows: list[int]) -> None:
+    """A row is taken or not whatever rows stand beside it: queries have the same answer on any part of a table."""
+    assert [at for at in range(4) if len(matching(MADE.slice(at, 1), query))] == rows
+    assert matching(MADE.slice(0, 0), query).tolist() == []
+
+
+class Meant(NamedTuple):
+    """A part of a query, and what it means for a row of Python values."""
+
+    text: str
+    of: Callable[[Row], Any]
+
+
+NAMES = {
+    "n": st.integers(-3, 3),
+    "m": st.integers(-3, 3),
+    "f": st.sampled_from([-1.5, 0.0, 0.5, 2.0]),
+    "s": st.text("ab'&", max_size=3),
+    "b": st.booleans(),
+}
+TYPES = {"n": pa.int64(), "m": pa.int8(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_()}
+COMPARE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+def rows_of(*, nulls: bool) -> st.SearchStrategy[list[Row]]:
+    """Return rows, with nulls or without."""
+    maybe = {name: st.none() | values if nulls else values for name, values in NAMES.items()}
+    return st.lists(st.fixed_dictionaries(maybe), max_size=12)
+
+
+def compared(left: Meant, sign: str, right: Meant) -> Meant:
+    """Return a comparison by the law of nulls."""
+
+    def holds(row: Row) -> bool:
+        one, two = left.of(row), right.of(row)
+        return sign == "!=" if one is None or two is None else bool(COMPARE[sign](one, two))
+
+    return Meant(f"{left.text} {sign} {right.text}", holds)
+
+
+def computed(left: Meant, sign: str, right: Meant) -> Meant:
+    """Return arithmetic; with a null it gives none."""
+
+    def value(row: Row) -> Any:
+        one, two = left.of(row), right.of(row)
+        return None if one is None or two is None else ARITHMETIC[sign](one, two)
+
+    return Meant(f"({left.text} {sign} {right.text})", value)
+
+
+def listed(left: Meant, items: list[Any], word: str) -> Meant:
+    """Return `left in items`, or `not in`."""
+    return Meant(f"{left.text} {word} {items!r}", lambda row: (left.of(row) in items) == (word == "in"))
+
+
+def both(one: Meant, two: Meant) -> Meant:
+    """Return `one and two`."""
+    return Meant(f"({one.text} and {two.text})", lambda row: one.of(row) and two.of(row))
+
+
+def either(one: Meant, two: Meant) -> Meant:
+    """Return `one | two`, without the parentheses that Python would need."""
+    return Meant(f"({one.text} | {two.text})", lambda row: one.of(row) or two.of(row))
+
+
+def column(name: str) -> Meant:
+    """Return the column of a name."""
+    return Meant(name, lambda row: row[name])
+
+
+SIGNS = st.sampled_from([*COMPARE])
+WORDS = st.sampled_from(["in", "not in"])
+NUMBER_COLUMNS = st.sampled_from(["n", "m", "f"]).map(column)
+NUMBERS = st.recursive(
+    NUMBER_COLUMNS, lambda inner: st.builds(computed, inner, st.sampled_from([*ARITHMETIC]), inner), max_leaves=3
+)
+CONSTANTS = (st.integers(-3, 3) | st.sampled_from([0.5, -1.5])).map(lambda value: Meant(repr(value), lambda _: value))
+TEXTS = NAMES["s"].map(lambda value: Meant(repr(value), lambda _: value))
+LEAVES = st.one_of(
+    st.builds(compared, NUMBERS, SIGNS, CONSTANTS | NUMBERS),
+    st.builds(compared, CONSTANTS, SIGNS, NUMBERS),
+    st.builds(compared, st.just(column("s")), SIGNS, TEXTS),
+    st.builds(listed, st.just(column("s")), st.lists(NAMES["s"], min_size=1, max_size=3), WORDS),
+    st.builds(listed, NUMBER_COLUMNS, st.lists(st.integers(-3, 3), min_size=1, max_size=3), WORDS),
+    st.just(Meant("b", lambda row: row["b"] is True)),
+)
+QUERIES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda one: Meant(f"not ({one.text})", lambda row: not one.of(row)), inner),
+        st.builds(both, inner, inner),
+        st.builds(either, inner, inner),
+    ),
+    max_leaves=5,
+)
+
+
+def as_table(rows: list[Row]) -> Any:
+    """Return rows as a table."""
+    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()})
+
+
+@given(rows_of(nulls=True), QUERIES)
+def test_a_query_is_a_filter_in_python(rows: list[Row], query: Meant) -> None:
+    """Any query takes the rows that the same condition takes in plain Python, where a null is unequal to everything."""
+    assert matching(as_table(rows), query.text).tolist() == [at for at, row in enumerate(rows) if query.of(row)]
+
+
+@given(rows_of(nulls=False), QUERIES)
+def test_a_query_is_a_query_of_pandas(rows: list[Row], query: Meant) -> None:
+    """Without nulls, any query takes the rows that `DataFrame.query` takes."""
+    frame = as_table(rows).to_pandas()
+    assert matching(as_table(rows), query.text).tolist() == frame.query(query.text, engine="python").index.tolist()
+
+
+def test_blocks_change_nothing() -> None:
+    """A table of several blocks and chunks gives the rows that NumPy takes, in order."""
+    width = np.random.default_rng(1).integers(0, 1000, 150_000)
+    words = np.array(["dog", "cat", "eel"])[width % 3]
+    parts = [
+        pa.table({"bi": words[at : at + 40_000], "width": width[at : at + 40_000]}) for at in range(0, 150_000, 40_000)
+    ]
+    found = matching(pa.concat_tables(parts), "bi in ['dog', 'eel'] and width % 7 > 2")
+    assert found.tolist() == np.flatnonzero((words != "cat") & (width % 7 > 2)).tolist()
+
+
+def test_whole_numbers_stay_exact_beside_nulls() -> None:
+    """A null in a column does not make its numbers floats, and no width of integers wraps round."""
+    large = table(n=[2**53 + 1, None, 2**53], tiny=pa.array([100, -100, None], pa.int8()))
+    assert matching(large, "n == 9007199254740993").tolist() == [0]
+    assert matching(large, "n % 2 == 1").tolist() == [0]
+    assert matching(large, "tiny * 100 == 10000").tolist() == [0]
+    assert matching(large, "tiny + tiny + tiny == -300").tolist() == [1]
+
+
+def test_text_that_is_no_utf8_is_unequal() -> None:
+    """Text that is no UTF-8 is text like any other, and equals none that a query can hold."""
+    raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
+    assert matching(table(raw=raw), "raw == 'a'").tolist() == [1]
+    assert matching(table(raw=raw), "raw != 'a'").tolist() == [0]
+
+
+HOSTILE = [
+    "__import__('os').system('echo x')", "bi.__class__", "bi.__class__.__mro__[1]", "bi.str.__init__.__globals__",
+    "(bi == 'dog').__class__", "@bi == 'dog'", "@pd.io", "pd.io", "bi.pd", "np.load('x')", "lambda: 1",
+    "(lambda: bi)()", "(x := bi) == 'dog'", "bi[0] == 'dog'", "bi.str[0] == 'd'", "[1][0] == width", "{}",
+    "{1} == width", "{'a': 1}", "[x for x in bi]", "(x for x in bi)", "f'{bi}' == 'dog'", "b'dog' == bi", "bi == ...",
+    "width > 1j", "await bi", "yield", "(yield bi)", "bi if good else bi", "*bi", "width.mean() > 1",
+    "width > width.mean()", "bi.str.cat()", "bi.apply('len') > 1", "bi.pipe(1)", "bi.map('x')", "bi.eval('1')",
+    "bi.query('1')", "bi.to_csv('x')", "len(bi) > 1", "sin(width) > 1", "bi.str", "bi.str.contains", "width.abs",
+    "day.dt", "day.dt.date == 1", "day.dt.tz", "bi.dt.year.abs", "bi.str.contains(bi)",
+    "bi.str.contains('a', flags=2)", "bi.str.contains('a', **{})", "bi.str.contains(*['a'])",
+    "bi.str.contains('a', na=True)", "bi.isin(width)", "bi.isin([bi])", "bi.isin([['dog']])", "bi.isna(1)",
+    "width @ width > 1", "width << 2 > 1", "width ^ 1 > 1", "index > 1", "True", "1 == 1",
+    "1 < 2 < width or 'a' == 'a'", "width > None", "bi is None", "9 ** 9 ** 9 > width", "width > 2 ** -(10 ** 9)",
+    "'a' * 10 ** 9 == bi", "bi * 10 ** 9 == 'x'", "'%s' % bi == 'x'", "bi == 'dog'; import os", "import os",
+    "bi = 'dog'", "del bi", "width > 1 # ", "bi == '''dog'''`", "(" * 500 + "good" + ")" * 500,
+    "-" * 100_000 + "width > 1", "not " * 20_000 + "good", "+".join(["width"] * 20_000) + " > 1",
+    "width > " + "9" * 5000, "((((2 ** 64) ** 64) ** 64) ** 64) ** 64 > width",
+    "\0", "width > 1 \0", "", " \n", "`", "`nothing`", "\ud800 > 1", "width > 1 &&",
+    "| width > 1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", HOSTILE, ids=lambda query: query[:30].encode("unicode_escape").decode())
+def test_hostile_queries_are_refused(query: str) -> None:
+    """What is not in the language is refused in one short line that names the option."""
+    with pytest.raises(InvalidRequest) as caught:
+        matching(MADE, query)
+    assert caught.value.where == "--where"
+    assert len(str(caught.value)) < 900
+    assert "\n" not in str(caught.value)
+
+
+_NOTHING_RUNS = """
+import os, sys
+from shardtool.select.query import matching
+from shardtool.errors import InvalidRequest
+from tests.select.test_query import HOSTILE, MADE, TAKEN
+for query, _ in TAKEN:
+    matching(MADE, query)  # imports what is needed
+watched = {"exec", "import", "open", "os.system", "os.posix_spawn", "subprocess.Popen", "os.listdir", "os.scandir"}
+sys.addaudithook(lambda event, _: event in watched and (print(event), os._exit(1)))
+refused = 0
+for query in [*HOSTILE, *(query for query, _ in TAKEN)]:
+    try:
+        matching(MADE, query)
+    except InvalidRequest:
+        refused += 1
+print(refused == len(HOSTILE))
+"""
+
+
+def test_nothing_of_a_query_runs() -> None:
+    """No query, hostile or not, executes code, imports, opens a file or starts a program."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NOTHING_RUNS], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+
+
+@given(st.text(st.sampled_from("bi width'\"`&|@.()[]=<>!~+-*/%0123,:\\\n é"), max_size=30))
+@example("`a b`>3")
+@example("width>1e999")
+def test_any_text_is_a_query_or_refused(query: str) -> None:
+    """Any text gives rows or an error of ours."""
+    try:
+        rows = matching(MADE, query).tolist()
+    except InvalidRequest as error:
+        assert error.found  # noqa: PT017 - either is right
+    else:
+        assert set(rows) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("Width > 3", "Width: no such column; expected one of bi, width, part, good"),
+        ("wdith > 3", "Did you mean width? Text stands in quotes"),
+        ("bi == dog", "dog: no such column"),
+        ("bi == dog", "Text stands in quotes: 'dog'"),
+        ("`a  b` > 1", "`a  b`: no such column"),
+        ("`a  b` > 1", "Did you mean a b?"),
+        ("meta.w > 2", "Write `meta.w` in backticks"),
+        ("width > 'a'", "width is a number and 'a' is text"),
+        ("bi >= 3", "bi is text and 3 is a number"),
+        ("bi in ['dog', 3]", "bi is text and 3 is a number"),
+        ("bi == good", "bi is text and good is true or false"),
+        ("width in 'dog'", "'dog': is text; expected a list"),
+        ("day > 5", "day is a time and 5 is a number"),
+        ("day > 'now'", "'now': no time; expected such as '2026-01-31'"),
+        ("day > '12:30'", "'12:30': no time"),
+        ("day > '2020-01-01 12:30 EST'", "no time"),
+        ("day > '2020-13-01'", "'2020-13-01': no time"),
+        ("day > '2020-01-01T00:00Z'", "only one of two times has a time zone"),
+        ("zoned > day", "only one of two times has a time zone"),
+        ("tags == 'a'", "tags holds list<"),
+        ("width", "width: is a number; expected true or false"),
+        ("width and good", "width: is a number; expected true or false"),
+        ("not bi", "bi: is text; expected true or false"),
+        ("bi + 1 > 2", "bi: is text; expected a number"),
+        ("width.str.len() > 1", "width: is a number; expected text"),
+        ("bi.dt.year > 1", "bi: is text; expected a time"),
+        ("bi.abs() > 1", "bi: is text; expected a number"),
+        ("bi.str.contains(bi)", "bi: is text; expected text in quotes"),
+        ("bi == None", "Write column.isna() or column.notna()"),
+        ("@limit > 1", "@ reads a variable of a program"),
+        ("width.mean() > 1", "width.mean(): not in the language of queries; expected columns, numbers, 'text'"),
+        ("width.between(1)", "arguments that it does not take; expected 2 arguments, and inclusive="),
+        ("width.between(1, 2, inclusive='all')", "expected one of both, neither, left, right"),
+        ("bi.str.strip('a', 'b') == 'c'", "expected at most 1 argument"),
+        ("bi.str.contains('(')", "bi.str.contains('(') cannot be evaluated: "),
+        ("bi.str.contains('(?=o)')", "cannot be evaluated: "),
+        ("width == = 1", "invalid syntax: width == <HERE> = 1"),
+        ("`a b` > 1 and and good", "invalid syntax: `a b` > 1 and <HERE> and good"),
+        ("width ==", "invalid syntax: width == <HERE>"),
+        ("bi == 'dog", "unterminated string literal (detected at line 1): bi == <HERE> 'dog"),
+        ("class == 1", "names with blanks, or such as class, in `backticks`"),
+        ("bi = 'dog'", "Equality is =="),
+    ],
+)
+def test_messages(query: str, found: str) -> None:
+    """An error says which part of the query is wrong, what was found, and what to write instead."""
+    with pytest.raises(InvalidRequest) as caught:
+        matching(MADE, query, where="where of the manifest")
+    assert caught.value.where == "where of the manifest"
+    assert found in str(caught.value)
+
+
+def test_a_column_twice_is_refused() -> None:
+    """A name that two columns have is refused, if the query names it."""
+    twice = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], names=["a", "a", "b"])
+    assert matching(twice, "b > 5").tolist() == [1]
+    with pytest.raises(InvalidRequest, match="2 columns of this name"):
+        matching(twice, "a > 1")

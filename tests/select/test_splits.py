@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.names import Names
+from shardtool.select.splits import SplitOptions, Splits, divide, parse_shares
+from tests.helpers import ENVIRONMENT, REPO
+
+THREE = parse_shares("train=0.8,val=0.1,test=0.1")
+HALVES = parse_shares("a=50,b=50")
+
+KEYS = st.lists(st.binary(min_size=1, max_size=8).filter(lambda key: b"\0" not in key), unique=True, max_size=60)
+SEEDS = st.integers(-5, 2**70)
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
+    """Return the shares of one to five splits, 1 in all."""
+    weights = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+    parts = [Decimal(weight * 10**8 // sum(weights)).scaleb(-8) for weight in weights]
+    parts[0] += 1 - sum(parts)
+    return tuple((f"split-{at}", part) for at, part in enumerate(parts))
+
+
+def made_keys(count: int) -> Names:
+    """Return keys as a manifest has them."""
+    return Names.of(b"imgs/%06d" % at for at in range(count))
+
+
+def column(values: list[Any], kind: Any = None) -> Any:
+    """Return values as a column of two chunks."""
+    middle = len(values) // 3
+    kind = kind or pa.array(values).type
+    return pa.chunked_array([pa.array(values[:middle], kind), pa.array(values[middle:], kind)])
+
+
+def by_key(keys: list[bytes], splits: Splits) -> dict[bytes, str]:
+    """Return the name of each key's split."""
+    return {key: splits.names[number] for key, number in zip(keys, splits.number.tolist(), strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("train=0.8,val=0.1,test=0.1", [("train", "0.8"), ("val", "0.1"), ("test", "0.1")]),
+        ("train=80%,val=10 %,test=10%", [("train", "0.80"), ("val", "0.10"), ("test", "0.10")]),
+        ("train=80,val=10,test=10", [("train", "0.80"), ("val", "0.10"), ("test", "0.10")]),
+        (" train = .9 , val=0.1 ", [("train", "0.9"), ("val", "0.1")]),
+        ("all=1", [("all", "1")]),
+        ("all=100", [("all", "1")]),
+        ("a=33.4,b=33.3,c=33.3", [("a", "0.334"), ("b", "0.333"), ("c", "0.333")]),
+        ("0=0.5,x_Y-9=0.5", [("0", "0.5"), ("x_Y-9", "0.5")]),
+        ("a=0.00000001,b=0.99999999", [("a", "0.00000001"), ("b", "0.99999999")]),
+    ],
+)
+def test_shares(text: str, means: list[tuple[str, str]]) -> None:
+    """Shares are read exactly, whether they are 1 or 100 in all, and keep their order."""
+    assert parse_shares(text) == tuple((name, Decimal(share)) for name, share in means)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "''"),
+        (",", "''"),
+        ("train", "'train'"),
+        ("train=", "'train='"),
+        ("=1", "'=1'"),
+        ("train=0.8,", "''"),
+        ("train=much,val=0.2", "'train=much'"),
+        ("train=1e0", "'train=1e0'"),
+        ("train=-1,val=2", "'train=-1'"),
+        ("train=nan", "'train=nan'"),
+        ("train=\uff11", "'train=\uff11'"),
+        ("train=0,val=1", "the share 0 of train"),
+        ("train=0.8,val=0.1", "0.9 in all"),
+        ("train=8,val=1,test=1", "10 in all"),
+        ("train=80,val=10,test=11", "101 in all"),
+        ("train=80%,val=20", "some shares with % and some without"),
+        ("train=0.8%,val=0.2%", "0.01 in all"),
+        ("train=0.5,train=0.5", "train twice"),
+        ("train=0.5,Train=0.5", "train and Train"),
+        ("a/b=0.5,..=0.5", "'a/b', '..'"),
+        ("a b=1", "'a b'"),
+        ("ä=1", "'ä'"),
+        (f"{'x' * 65}=1", "xxx"),
+        ("a=0.000000001,b=0.999999999", "0.000000001".replace("0.000000001", "1E-9")),
+    ],
+)
+def test_shares_that_make_no_sense(text: str, found: str) -> None:
+    """Anything but positive shares of safely named splits, each once and 1 or 100 in all, is refused by name."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse_shares(text)
+    assert caught.value.where == "--split"
+    assert found in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({}, "--split"),
+        ({"stratify": "x"}, "--split"),
+        ({"shares": (("a", Decimal("NaN")),)}, "--split"),
+        ({"shares": (("a", Decimal("0.5")), ("a", Decimal("0.5")))}, "--split"),
+        ({"shares": THREE, "column": "x"}, "--split-column"),
+        ({"column": "x", "group_by": "y"}, "--split-column"),
+        ({"column": "x", "stratify": "y"}, "--split-column"),
+        ({"shares": THREE, "stratify": "x", "group_by": "y"}, "--group-by"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], where: str) -> None:
+    """Options that cannot hold together are refused, and the message says which."""
+    with pytest.raises(InvalidRequest) as caught:
+        SplitOptions(**options)
+    assert caught.value.where == where
+
+
+def test_the_column_that_is_read() -> None:
+    """The options tell which column they need, and for which option."""
+    assert SplitOptions(THREE).reads is None
+    assert SplitOptions(THREE, stratify="x").reads == ("--stratify", "x")
+    assert SplitOptions(THREE, group_by="x").reads == ("--group-by", "x")
+    assert SplitOptions(column="x").reads == ("--split-column", "x")
+
+
+@given(KEYS, shares(), SEEDS, st.data())
+def test_a_sample_keeps_its_split(
+    keys: list[bytes], parts: tuple[tuple[str, Decimal], ...], seed: int, data: st.DataObject
+) -> None:
+    """A split depends on the key, the seed and the shares alone: others come, go and change places, and it stays."""
+    options = SplitOptions(parts, seed=seed)
+    whole = by_key(keys, divide(Names.of(keys), options))
+    some = data.draw(st.permutations(keys))[: len(keys) // 2]
+    assert by_key(some, divide(Names.of(some), options)) == {key: whole[key] for key in some}
+
+
+def test_splits_are_the_same_everywhere() -> None:
+    """A seed divides these keys this way on every machine, in every version."""
+    keys = made_keys(40)
+    splits = divide(keys, SplitOptions(HALVES, seed=7))
+    assert "".join(map(str, splits.number.tolist())) == "0100010010110010001010101101001101000110"
+    same = divide(made_keys(40), SplitOptions(HALVES, group_by="g", seed=7), column([keys[at] for at in range(40)]))
+    assert same.number.tolist() == splits.number.tolist()
+
+
+@given(KEYS, SEEDS)
+def test_few_samples_move_when_shares_change(keys: list[bytes], seed: int) -> None:
+    """A split that grows at its end takes samples from its neighbour only, and loses none."""
+    small = by_key(keys, divide(Names.of(keys), SplitOptions(parse_shares("a=0.5,b=0.3,c=0.2"), seed=seed)))
+    large = by_key(keys, divide(Names.of(keys), SplitOptions(parse_shares("a=0.7,b=0.1,c=0.2"), seed=seed)))
+    assert {(small[key], large[key]) for key in keys} <= {("a", "a"), ("b", "a"), ("b", "b"), ("c", "c")}
+
+
+def test_the_hash_is_uniform() -> None:
+    """Of 100,000 keys, each split has its share by a chi-square bound, for several seeds."""
+    keys, expected = made_keys(100_000), np.array([80_000, 10_000, 10_000])
+    for seed in range(5):
+        counts = np.bincount(divide(keys, SplitOptions(THREE, seed=seed)).number, minlength=3)
+        assert ((counts - expected) ** 2 / expected).sum() < 18.4  # 2 degrees of freedom: 1 in 10,000
+
+
+def test_seeds_are_independent() -> None:
+    """The splits of two seeds, or of neighbouring keys, say nothing of each other: chi-square of the joint counts."""
+    keys = made_keys(100_000)
+    one, two = (divide(keys, SplitOptions(parse_shares("a=50,b=30,c=20"), seed=seed)).number for seed in (1, 2))
+    part = np.array([0.5, 0.3, 0.2])
+    for left, right in ((one, two), (one[1:], one[:-1])):
+        joint = np.bincount(left * 3 + right, minlength=9).reshape(3, 3)
+        expected = np.outer(part, part) * len(left)
+        assert ((joint - expected) ** 2 / expected).sum() < 31.8  # 8 degrees of freedom: 1 in 10,000
+
+
+@given(st.lists(st.integers(0, 12), max_size=60), shares(), SEEDS)
+def test_groups_stay_whole(groups: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
+    """All samples of a group are in one split, and it is the same one whatever other groups there are."""
+    options = SplitOptions(parts, group_by="patient", seed=seed)
+    splits = divide(made_keys(len(groups)), options, column(groups, pa.int64()))
+    found = dict(zip(groups, splits.number.tolist(), strict=True))
+    assert [found[group] for group in groups] == splits.number.tolist()
+    for group, split in found.items():
+        assert divide(Names.of([b"another"]), options, column([group])).number.tolist() == [split]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.binary(), pa.binary(1),
+        pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64()),
+    ],
+)  # fmt: skip
+def test_a_group_is_its_value_not_its_type(kind: Any) -> None:
+    """The group 7 is in one split whether a format gives a narrow integer, a float, text, bytes or a category."""
+    numbers, options = list(range(10)), SplitOptions(HALVES, group_by="g")
+    text = "dictionary<values=string" in str(kind) or kind in (pa.string(), pa.large_string())
+    values: list[Any] = [str(one) if text else b"%d" % one if "binary" in str(kind) else one for one in numbers]
+    expected = divide(made_keys(10), options, column(numbers)).number
+    assert sorted(set(expected.tolist())) == [0, 1]
+    assert divide(made_keys(10), options, column(values, kind)).number.tolist() == expected.tolist()
+
+
+def test_a_time_is_the_same_in_every_unit_and_zone() -> None:
+    """A group of times does not change with the unit or the time zone that a format gives."""
+    times = [dt.datetime(2020, 1, day, 12, 30, day, tzinfo=dt.timezone.utc) for day in range(1, 20)]
+    kinds = [pa.timestamp(unit, zone) for unit in ("s", "us", "ns") for zone in ("UTC", "Europe/Berlin")]
+    options = SplitOptions(HALVES, group_by="g")
+    found = {tuple(divide(made_keys(19), options, column(times, kind)).number.tolist()) for kind in kinds}
+    assert len(found) == 1
+
+
+LABELS = st.lists(st.integers(0, 7), max_size=80)
+
+
+@given(LABELS, shares(), SEEDS)
+def test_labels_keep_their_shares(labels: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
+    """Each label has its exact share in each split, rounded down or up, and totals are off by less than two samples."""
+    splits = divide(made_keys(len(labels)), SplitOptions(parts, stratify="x", seed=seed), column(labels, pa.int64()))
+    counts = Counter(zip(labels, splits.number.tolist(), strict=True))
+    for label, size in Counter(labels).items():
+        for split, (_, share) in enumerate(parts):
+            assert abs(counts[label, split] - size * share) < 1
+    for split, (_, share) in enumerate(parts):
+        assert abs(len(splits.samples(split)) - len(labels) * share) < 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([10], [[8, 1, 1]]),
+        ([1], [[1, 0, 0]]),
+        ([5], [[4, 1, 0]]),
+        ([7], [[5, 1, 1]]),
+        ([1, 1, 1, 1, 10], [[1, 0, 0], [1, 0, 0], [1, 0, 0], [0, 1, 0], [8, 1, 1]]),
+        ([10, 5, 5], [[8, 1, 1], [4, 1, 0], [4, 0, 1]]),
+    ],
+)
+def test_the_largest_remainder(sizes: list[int], counts: list[list[int]]) -> None:
+    """What is left of a label goes to the largest remainders, and many tiny labels do not all go to one split."""
+    labels = [f"{label:02}" for label, size in enumerate(sizes) for _ in range(size)]
+    splits = divide(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
+    found = Counter(zip(labels, splits.number.tolist(), strict=True))
+    assert [[found[f"{label:02}", split] for split in range(3)] for label in range(len(sizes))] == counts
+
+
+def test_ten_thousand_tiny_labels_keep_the_totals() -> None:
+    """Labels of one to three samples leave every split within two samples of its share."""
+    sizes = np.random.default_rng(5).integers(1, 4, 10_000)
+    labels = np.repeat(np.arange(10_000), sizes).tolist()
+    splits = divide(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
+    for split, (_, share) in enumerate(THREE):
+        assert abs(len(splits.samples(split)) - len(labels) * share) < 2
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.randoms(use_true_random=False))
+def test_labels_do_not_depend_on_the_order(labels: list[int], random: Any) -> None:
+    """The order of the input changes no sample's split, with labels either."""
+    keys = [b"%03d" % at for at in range(len(labels))]
+    options = SplitOptions(THREE, stratify="x", seed=3)
+    order = random.sample(range(len(labels)), len(labels))
+    straight = by_key(keys, divide(Names.of(keys), options, column(labels)))
+    mixed_keys, mixed = [keys[at] for at in order], column([labels[at] for at in order])
+    assert by_key(mixed_keys, divide(Names.of(mixed_keys), options, mixed)) == straight
+
+
+@given(LABELS, shares(), st.sampled_from(["shares", "stratify", "group_by", "column"]))
+def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decimal], ...], how: str) -> None:
+    """Each sample is in exactly one split, in order, however samples are divided."""
+    options = SplitOptions(**{"shares": parts if how != "column" else (), how: parts if how == "shares" else "x"})  # type: ignore[arg-type]
+    splits = divide(made_keys(len(labels)), options, column(labels, pa.int64()))
+    samples = [splits.samples(split).tolist() for split in range(len(splits.names))]
+    assert all(one == sorted(one) for one in samples)
+    assert sorted(at for one in samples for at in one) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["val", "train", "val", "Test"], ("Test", "train", "val")),
+        ([2, 10, 2, -1], ("-1", "10", "2")),
+        ([True, False, True, True], ("false", "true")),
+        ([0.0, 1.0, 1.0, 0.0], ("0", "1")),
+        ([dt.date(2020, 1, 2), dt.date(2019, 1, 2)], ("2019-01-02", "2020-01-02")),
+        (pa.array(["b", "a", "b", "b"]).dictionary_encode(), ("a", "b")),
+    ],
+)
+def test_a_column_says_the_split(values: Any, names: tuple[str, ...]) -> None:
+    """The splits are the column's values as text, in the order of their bytes, and each sample is in its own."""
+    rows = pa.chunked_array([values]) if isinstance(values, pa.Array) else column(values)
+    splits = divide(made_keys(len(rows)), SplitOptions(column="part"), rows)
+    assert splits.names == names
+    said = [splits.names[number].lower() for number in splits.number.tolist()]
+    assert said == [str(one).lower().removesuffix(".0") for one in rows.to_pylist()]
+    assert splits.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (["train", "../val"], "'../val'"),
+        (["train", ""], "''"),
+        (["train", "val "], "'val '"),
+        (["train", "Train"], "Train and train"),
+        ([0.5, 1.5], "'0.5', '1.5'"),
+        ([b"\xff", b"a"], r"'\udcff'"),
+        ([[1], [2]], "list<"),
+        ([{"a": 1}], "struct<"),
+        ([*map(str, range(1001))], "more than 1,000 different values of part, such as 0, 1, 2"),
+    ],
+)
+def test_a_column_that_names_no_splits(values: list[Any], found: str) -> None:
+    """Values that cannot be part of a file name, or far too many of them, are refused by name."""
+    with pytest.raises(InvalidRequest) as caught:
+        divide(made_keys(len(values)), SplitOptions(column="part"), column(values))
+    assert caught.value.where == "--split-column"
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shares": THREE, "stratify": "x y"}, {"shares": THREE, "group_by": "x"}, {"column": "x"}]
+)
+@pytest.mark.parametrize(
+    "missing",
+    [[None, 1.5], [float("nan"), 1.0], [None, "a"], [None, True], [None, b"a"], [None, dt.date(2020, 1, 1)]],
+)
+def test_samples_without_a_value_are_refused(options: dict[str, Any], missing: list[Any]) -> None:
+    """Nulls and NaN are refused with their number, the keys of the first five, and how to leave them out."""
+    values = [missing[1], *[missing[0]] * 6, missing[1]]
+    with pytest.raises(InvalidRequest) as caught:
+        divide(made_keys(8), SplitOptions(**options), column(values))
+    assert caught.value.found.startswith("6 samples without a value of x")
+    assert caught.value.found.endswith(": " + ", ".join(f"imgs/{at:06}" for at in range(1, 6)) + " and 1 more")
+    assert ("`x y`.notna()" if "stratify" in options else "x.notna()") in caught.value.remedy
+
+
+def test_nulls_inside_a_category_are_refused() -> None:
+    """A category that is itself null is no value; nor is a column of nothing else."""
+    category = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x", None]))
+    for values in (category, pa.nulls(2)):
+        with pytest.raises(InvalidRequest, match="without a value of g"):
+            divide(made_keys(2), SplitOptions(THREE, group_by="g"), pa.chunked_array([values]))
+
+
+def test_text_that_is_no_utf8_is_a_value() -> None:
+    """A label that is no UTF-8 is divided, and printed safely."""
+    raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
+    splits = divide(made_keys(2), SplitOptions(THREE, stratify="x"), pa.chunked_array([raw]))
+    assert r"\xff (1 sample, none in val, test)" in " ".join(splits.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "notes"),
+    [
+        ({"shares": parse_shares("all=1")}, ["a"] * 5, []),
+        ({"shares": HALVES, "stratify": "x"}, ["dog"] * 4, []),
+        ({"shares": THREE, "stratify": "x"}, ["dog"] * 30, []),
+        (
+            {"shares": THREE, "stratify": "x"}, ["cat"] * 2 + ["dog"] * 30 + ["eel"],
+            [
+                ("2 labels of x too small for every split: "
+                 "cat (2 samples, none in val, test), eel (1 sample, none in val, test)"),
+            ],
+        ),
+        (
+            {"shares": THREE, "stratify": "x"}, ["cat"],
+            [
+                "2 splits without samples: val, test",
+                "1 label of x too small for every split: cat (1 sample, none in val, test)",
+            ],
+        ),
+        (
+            {"shares": HALVES, "group_by": "x"}, ["cat"] * 4,
+            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups stay whole)"],
+        ),
+    ],
+)  # fmt: skip
+def test_notes(options: dict[str, Any], values: list[str], notes: list[str]) -> None:
+    """Told are splits without samples, labels that are not in every split, and shares that came out far off."""
+    assert list(divide(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
+
+
+def test_a_small_dataset_tells_its_shares() -> None:
+    """Where a hash of few keys leaves shares far from what was asked for, the note says so; of many it says nothing."""
+    [note] = divide(made_keys(4), SplitOptions(HALVES)).notes
+    assert note == (
+        "a has 1 of 4 samples instead of 50 %, b has 3 of 4 samples instead of 50 % "
+        "(a hash decides; --stratify keeps shares exact)"
+    )
+    assert divide(made_keys(20_000), SplitOptions(HALVES)).notes == ()
+
+
+_MANY = """
+import resource, sys, time
+import numpy as np
+from shardtool.names import Names
+from shardtool.select.splits import SplitOptions, divide, parse_shares
+count = 1_000_000
+keys = Names.parse(b"".join(b"imgs/%09d\\0" % at for at in range(count)))
+before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+splits = divide(keys, SplitOptions(parse_shares("train=0.9,test=0.1")))
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(splits.number.dtype, grown * 1024 < 30 * count, time.process_time() - begun < 10)
+print(*{"pandas", "pyarrow"} & {*sys.modules})
+"""
+
+
+def test_keys_are_divided_in_little_memory() -> None:
+    """A million keys take well under 100 bytes each and a few seconds, and import neither pyarrow nor pandas."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("int16 True True\n\n", "", 0)

@@ -1,0 +1,480 @@
+from __future__ import annotations
+
+import datetime as dt
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.names import Names
+from shardtool.select.query import matching
+from shardtool.select.splits import SplitOptions, divide, parse_shares
+from shardtool.select.subset import column_of, sample_by_key, select_fields, sort_order, table_of
+from shardtool.values import Skipped, to_bytes
+from tests.helpers import ENVIRONMENT, REPO
+from tests.source.spans import FIELDS, Payload, Sample, entries_of, sample_lists, samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardtool.entries.entries import Entries
+
+NAMES = st.lists(st.sampled_from(FIELDS), unique=True, max_size=5).map(tuple)
+EARLIER = Skipped("", "x", "no-field", "before")
+
+
+class Change(NamedTuple):
+    """What is done to fields."""
+
+    select: tuple[str, ...]
+    drop: tuple[str, ...]
+    rename: tuple[tuple[str, str], ...]
+
+    def becomes(self) -> dict[str, str]:
+        """Return the fields that stay, and what they are called then."""
+        stay = [name for name in FIELDS if name not in self.drop and (not self.select or name in self.select)]
+        return {name: dict(self.rename).get(name, name) for name in stay}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Change:
+    """Return a change that makes sense."""
+    select = draw(NAMES)
+    drop = tuple(name for name in draw(NAMES) if name not in select)
+    stay = [*Change(select, drop, ()).becomes()]
+    renamed = draw(st.lists(st.sampled_from(stay), unique=True)) if stay else []
+    names = (*(name for name in FIELDS if name.isprintable()), "a", "z.z")
+    free = [name for name in names if name not in stay or name in renamed]
+    return Change(select, drop, tuple(zip(renamed, draw(st.permutations(free)), strict=False)))
+
+
+def _changed(samples: list[Sample], change: Change) -> list[Sample]:
+    """Return what `select_fields` should make of samples, those without fields among them."""
+    becomes = change.becomes()
+    return [
+        replace(sample, fields={becomes[name]: held for name, held in sample.fields.items() if name in becomes})
+        for sample in samples
+    ]
+
+
+@given(sample_lists(), st.permutations(FIELDS), changes())
+def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str], change: Change) -> None:
+    """Each sample keeps the payloads of the fields that stay, under their new names, in the order of their bytes."""
+    assume(any(change))
+    entries, expected = entries_of(samples, fields, left_out=(EARLIER,)), _changed(samples, change)
+    kept = [sample for sample in expected if sample.fields]
+    if samples and not kept:
+        with pytest.raises(InvalidRequest, match="no sample keeps a field"):
+            select_fields(entries, *change)
+        return
+    found = select_fields(entries, *change)
+    assert samples_of(found) == kept
+    for sample in samples_of(found):
+        assert [*sample.fields] == sorted(sample.fields, key=to_bytes)
+    lost = [sample.key for sample in expected if not sample.fields]
+    message = "none of the fields that were selected"
+    assert found.left_out == (EARLIER, *(Skipped(key, "", "no-field", message) for key in lost))
+
+
+@given(sample_lists(least=1), changes())
+def test_only_fields_in_use_are_left(samples: list[Sample], change: Change) -> None:
+    """Names that no row has leave `fields`, and what is told of a field goes with it or takes its new name."""
+    used = {name for sample in _changed(samples, change) for name in sample.fields}
+    assume(any(change) and used)
+    found = select_fields(entries_of(samples), *change)
+    assert found.fields == tuple(sorted(used, key=to_bytes))
+    label = {change.becomes().get("cls")} & used
+    assert set(found.inline) == set(found.numbers) == set(found.classes) == label
+    for name in label:
+        assert found.classes[str(name)] == ["cat", "dog"]
+        assert found.numbers[str(name)] == "int64"
+
+
+def test_nothing_asked_for_changes_nothing() -> None:
+    """Without a change, the entries are the same object."""
+    entries = entries_of([])
+    assert select_fields(entries) is entries
+
+
+def _one(**fields: Payload) -> Entries:
+    return entries_of([Sample("k", fields, 0, 0)])
+
+
+def test_fields_change_places() -> None:
+    """Renaming is done all at once: two fields can change places, three can go round."""
+    entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2), json=Payload(3, 3, 3))
+    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls"))))
+    assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 2), ("jpg", 1), ("json", 3)]
+    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "json"), ("json", "cls"))))
+    assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 3), ("jpg", 1), ("json", 2)]
+
+
+def test_a_name_can_follow_a_field_that_goes() -> None:
+    """A field can take the name of one that is dropped, or not selected."""
+    entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2))
+    for change in ({"drop": ("jpg",)}, {"select": ("cls",)}):
+        (found,) = samples_of(select_fields(entries, **change, rename=(("cls", "jpg"),)))
+        assert {name: payload.size for name, payload in found.fields.items()} == {"jpg": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "said"),
+    [
+        (
+            {"select": ("jgp",)},
+            "--select-fields",
+            "no field 'jgp'; expected one of cls, jpg, json, seg.png, Txt, é, \\x80. Did",
+        ),
+        ({"select": ("TXT",)}, "--select-fields", "Did you mean 'Txt'?"),
+        ({"drop": ("png",)}, "--drop-fields", "no field 'png'"),
+        ({"rename": (("jpeg", "jpg"),)}, "--rename-field", "no field 'jpeg'"),
+        ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "--drop-fields", "'jpg', which --select-fields names too"),
+        ({"select": ("jpg",), "rename": (("cls", "x"),)}, "--rename-field", "'cls', which does not stay; expected of"),
+        ({"drop": ("cls",), "rename": (("cls", "x"),)}, "--rename-field", "'cls', which does not stay"),
+        ({"rename": (("cls", "x"), ("cls", "y"))}, "--rename-field", "'cls' more than once"),
+        ({"rename": (("cls", "__key__"),)}, "--rename-field", "'__key__', a name that readers keep for themselves"),
+        ({"rename": (("cls", ""),)}, "--rename-field", "no name for a field; expected an ending"),
+        ({"rename": (("cls", ".jpg"),)}, "--rename-field", "no name for a field"),
+        ({"rename": (("cls", "jpg."),)}, "--rename-field", "no name for a field"),
+        ({"rename": (("cls", "a/b"),)}, "--rename-field", "no name for a field"),
+        ({"rename": (("cls", "a\0"),)}, "--rename-field", "no name for a field"),
+        ({"rename": (("cls", "a\n"),)}, "--rename-field", "no name for a field"),
+        ({"rename": (("cls", "a\udcff"),)}, "--rename-field", "no name for a field"),
+        ({"select": ("jpg", "json")}, "--select-fields", "no sample keeps a field"),
+        ({"drop": ("cls",)}, "--drop-fields", "no sample keeps a field"),
+    ],
+)
+def test_fields_that_make_no_sense(change: dict[str, Any], where: str, said: str) -> None:
+    """Names that are not there, contradict each other or cannot be fields are refused by the option that has them."""
+    with pytest.raises(InvalidRequest) as caught:
+        select_fields(_one(cls=Payload(1, 1, 1)), **change)
+    assert caught.value.where == where
+    assert said in str(caught.value)
+
+
+def test_two_fields_become_one_where_no_sample_has_both() -> None:
+    """So that shards with jpeg and shards with jpg can be merged; a sample that has both is named."""
+    apart = [Sample("a", {"jpeg": Payload(1, 1, 1)}, 0, 0), Sample("b", {"jpg": Payload(1, 2, 1)}, 0, 1)]
+    found = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
+    assert [[*sample.fields] for sample in samples_of(found)] == [["jpg"], ["jpg"]]
+    both = [*apart, Sample("c", {"jpeg": Payload(1, 3, 1), "jpg": Payload(1, 4, 1)}, 0, 2)]
+    with pytest.raises(InvalidRequest, match="'jpeg', 'jpg' of 'c' would all be called 'jpg'"):
+        select_fields(entries_of(both, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_source_paths_stay_with_their_fields(chunks: int) -> None:
+    """The names that a portable dataset's files had, a value a field in their order, go and move with the fields."""
+    samples = [
+        Sample("a", {"cls": Payload(1, 1, 1), "jpg": Payload(1, 2, 1), "json": Payload(1, 3, 1)}, 0, 0),
+        Sample("b", {"cls": Payload(1, 4, 1)}, 0, 1),
+        Sample("c", {"cls": Payload(1, 5, 1), "json": Payload(1, 6, 1)}, 0, 2),
+    ]
+    entries = entries_of(samples)
+    rows = pa.array([["unseen"], ["", "a.JPG", "a.JSON"], [""], ["", "c.JSON"]], pa.list_(pa.string()))
+    paths = pa.chunked_array([rows[1:]] if chunks == 1 else [rows[1:2], rows[2:]])
+    entries = replace(entries, columns=entries.columns.append_column("source_paths", paths))
+    found = select_fields(entries, drop=("cls",), rename=(("jpg", "z"),))
+    assert [[*sample.fields] for sample in samples_of(found)] == [["json", "z"], ["json"]]
+    assert found.columns.column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
+    assert found.columns.schema == entries.columns.schema
+
+
+def test_other_source_paths_are_left_alone() -> None:
+    """A column of that name that has not a value a field is metadata like any other."""
+    samples = [Sample(key, {"cls": Payload(1, 1, 1), "jpg": Payload(1, 2, 1)}, 0, 0) for key in "ab"]
+    masked = pa.ListArray.from_arrays(
+        pa.array([0, 2, 4], pa.int32()), pa.array(["1", "2", "3", "4"]), mask=pa.array([False, True])
+    )
+    for column in (masked, pa.array([["1"], ["2"]]), pa.array(["1", "2"]), pa.array([[1], [2, 3, 4]])):
+        entries = replace(entries_of(samples), columns=pa.table({"number": [0, 0], "source_paths": column}))
+        found = select_fields(entries, drop=("cls",))
+        assert found.columns.column("source_paths").to_pylist() == column.to_pylist()
+
+
+KEYS = st.lists(st.binary(min_size=1, max_size=8).filter(lambda key: b"\0" not in key), unique=True, max_size=60)
+SHARES = (
+    st.fractions(Fraction(1, 10**6), 1).map(lambda share: f"{float(share):.8f}").filter(lambda text: float(text) > 0)
+)
+
+
+def _sampled(keys: list[bytes], share: float | str) -> list[bytes]:
+    found = sample_by_key(Names.of(keys), share)
+    assert found.dtype == np.int64
+    return [keys[at] for at in found.tolist()]
+
+
+@given(KEYS, SHARES)
+def test_a_share_is_of_hashes(keys: list[bytes], share: str) -> None:
+    """A sample is taken if and only if the BLAKE2b hash of its key is, exactly, below the share of 2^64."""
+    hashes = {key: int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys}
+    assert _sampled(keys, share) == [key for key in keys if hashes[key] < Fraction(share) * 2**64]
+
+
+@given(KEYS, SHARES, SHARES, st.data())
+def test_a_share_is_stable_and_nested(keys: list[bytes], one: str, two: str, data: st.DataObject) -> None:
+    """Samples stay in or out whoever else is there, in any order, and those of a smaller share are in a larger one."""
+    small, large = sorted((one, two), key=float)
+    others = data.draw(st.permutations(keys))[: data.draw(st.integers(0, len(keys)))]
+    assert set(_sampled(others, small)) == set(_sampled(keys, small)) & set(others)
+    assert set(_sampled(keys, small)) <= set(_sampled(keys, large))
+    assert _sampled(keys, 1) == keys
+
+
+def test_a_share_has_its_size() -> None:
+    """Of 200,000 keys that look alike, each share takes its part within five standard deviations, in every range."""
+    keys = Names.of(b"imgs/%06d" % at for at in range(200_000))
+    for share in (0.001, 0.01, 0.1, 0.5, 0.9):
+        found = sample_by_key(keys, share)
+        assert abs(len(found) - 200_000 * share) < 5 * math.sqrt(200_000 * share * (1 - share))
+        assert (np.diff(found) > 0).all()
+        bins = np.bincount(found // 20_000, minlength=10)
+        expected = 20_000 * share
+        assert ((bins - expected) ** 2 / (expected * (1 - share))).sum() < 35  # 10 degrees of freedom: p = 1e-4
+
+
+def test_a_share_is_independent_of_the_split() -> None:
+    """A sample of the keys has the shares of the splits that all keys have: its hash is another one."""
+    keys = Names.of(b"imgs/%06d" % at for at in range(50_000))
+    found = divide(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
+    val = np.count_nonzero(found.number == 1) / len(found.number)
+    assert abs(val - 0.2) < 5 * math.sqrt(0.2 * 0.8 / 10_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("1%", "0.01"), (" 12.5 % ", "0.125"), (".5", "0.5"), ("1.", "1"), ("100%", "1"), ("1e-2", "0.01"),
+     (0.01, "0.01"), (1, "1"), (1e-05, "0.00001"), (np.float64(0.1), "0.1"), (Decimal("1E-3"), "0.001")],
+)  # fmt: skip
+def test_shares_are_exact(text: Any, means: str) -> None:
+    """A share is what was written, in any of its forms."""
+    keys = [b"%d" % at for at in range(3000)]
+    hashes = {key: int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys}
+    assert _sampled(keys, text) == [key for key in keys if Fraction(hashes[key], 2**64) < Fraction(means)]
+
+
+@pytest.mark.parametrize(
+    "share",
+    ["", "0", "0.0", "-0.1", "1.0001", "101%", "0%", "nan", "inf", "one", "1/2", "1_0", "\uff11", "0.5x", "%", ".",
+     "9" * 5000, "1e9999", 0, -1, 2, math.nan, math.inf],
+)  # fmt: skip
+def test_shares_that_make_no_sense(share: Any) -> None:
+    """What is no number above 0 and at most 1 is refused."""
+    with pytest.raises(InvalidRequest) as caught:
+        sample_by_key(Names.of([b"a"]), share)
+    assert caught.value.where == "--sample"
+    assert "such as 0.01 or 1%" in str(caught.value)
+
+
+ZONE = dt.timezone(dt.timedelta(hours=9))
+SOME_TEXT = st.text("ab\0é\uffff\U00010000", max_size=3)
+SORTED: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "small": (pa.int8(), st.integers(-3, 3)),
+    "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2)),
+    "unsigned": (pa.uint64(), st.integers(0, 2**64 - 1)),
+    "float": (pa.float64(), st.floats(allow_nan=True) | st.sampled_from([0.0, -0.0, 1.0, math.nan])),
+    "single": (pa.float32(), st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, math.nan])),
+    "half": (pa.float16(), st.sampled_from([0.0, -0.0, 1.5, math.inf, -math.inf, math.nan])),
+    "bool": (pa.bool_(), st.booleans()),
+    "decimal": (pa.decimal128(9, 2), st.integers(-300, 300).map(lambda cents: Decimal(cents) / 100)),
+    "text": (pa.string(), SOME_TEXT),
+    "large": (pa.large_string(), SOME_TEXT),
+    "coded": (pa.dictionary(pa.int32(), pa.string()), SOME_TEXT),
+    "coded numbers": (pa.dictionary(pa.int8(), pa.float64()), st.sampled_from([-1.5, 2.0, math.nan])),
+    "date": (pa.date32(), st.dates()),
+    "time": (pa.time64("us"), st.times()),
+    "instant": (pa.timestamp("us"), st.datetimes()),
+    "zoned": (pa.timestamp("us", "Asia/Tokyo"), st.datetimes(dt.datetime(1900, 1, 1), timezones=st.just(ZONE))),  # noqa: DTZ001
+    "span": (pa.duration("us"), st.timedeltas(dt.timedelta(-99), dt.timedelta(99))),
+    "nothing": (pa.null(), st.none()),
+}
+
+
+def _model(values: list[Any], *, descending: bool) -> list[int]:
+    """Return the order by Python's stable sort: text by its bytes, what is missing last."""
+
+    def is_missing(value: Any) -> bool:
+        return value is None or value != value  # noqa: PLR0124 - NaN
+
+    def rank(at: int) -> Any:
+        return values[at].encode() if isinstance(values[at], str) else values[at]
+
+    there = [at for at, value in enumerate(values) if not is_missing(value)]
+    return sorted(there, key=rank, reverse=descending) + [at for at, value in enumerate(values) if is_missing(value)]
+
+
+@pytest.mark.parametrize("name", SORTED)
+@given(data=st.data())
+def test_order_is_pythons(name: str, data: st.DataObject) -> None:
+    """Either way, values stand as Python's stable sort has them, nulls and NaN last, wherever chunks end."""
+    kind, values = SORTED[name]
+    rows = data.draw(
+        st.lists(st.none() | values | st.sampled_from(data.draw(st.lists(values, min_size=1))), max_size=20)
+    )
+    cut = data.draw(st.integers(0, len(rows)))
+    descending = data.draw(st.booleans())
+    typed = np.float16 if name == "half" else lambda value: value
+    parts = [[None if value is None else typed(value) for value in part] for part in (rows[:cut], rows[cut:])]
+    column = pa.chunked_array([pa.array(part, kind) for part in parts])
+    found = sort_order(column, name, descending=descending)
+    assert found.dtype == np.int64
+    assert found.tolist() == _model(rows, descending=descending)
+
+
+def test_order_is_stable_in_large_columns() -> None:
+    """Ties keep their order in columns of many chunks and few values, which are sorted by counting, either way."""
+    values = np.random.default_rng(5).integers(0, 7, 100_000)
+    for column in (values, values.astype(np.int8), values.astype(np.float64), values.astype(str)):
+        parts = pa.chunked_array([pa.array(column[at : at + 9_000]) for at in range(0, len(column), 9_000)])
+        for one in (parts, parts.slice(5), pa.chunked_array([parts.combine_chunks()])):
+            offset = len(values) - len(one)
+            up, down = sort_order(one, "n"), sort_order(one, "n", descending=True)
+            assert up.tolist() == np.argsort(values[offset:], kind="stable").tolist()
+            assert down.tolist() == np.argsort(-values[offset:], kind="stable").tolist()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1], [2]]), pa.array([{"a": 1}]), pa.array([b"x"]), pa.array([b"x"], pa.binary(1)),
+        pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), pa.array([b"x"]).dictionary_encode(),
+        pa.array([], pa.list_(pa.string())), pa.array([None], pa.month_day_nano_interval()),
+    ],
+    ids=lambda values: str(values.type),
+)  # fmt: skip
+def test_what_has_no_order(values: Any) -> None:
+    """Lists, structs, maps, bytes and intervals are refused by the column's name and type."""
+    with pytest.raises(InvalidRequest) as caught:
+        sort_order(pa.chunked_array([values]), "tags")
+    assert caught.value.where == "--sort-by"
+    assert str(caught.value.found) == f"column 'tags' holds {values.type}"
+
+
+SHARDS = ("a-0.tar", "a-1.tar", "b\udcff.tar")
+
+
+@given(sample_lists(keys=st.text("ab/é-", min_size=1, max_size=3)))
+def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
+    """Beside the metadata, each row has its sample's key, shard, bytes and number of fields."""
+    entries = entries_of(samples)
+    assert entries.file is not None
+    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    table.validate(full=True)
+    shown = ("a-0.tar", "a-1.tar", "b\\xff.tar")
+    assert table.to_pylist() == [
+        {
+            "number": sample.number, "key": sample.key, "shard": shown[sample.file], "size": sample.size,
+            "fields": len(sample.fields),
+        }
+        for sample in samples
+    ]  # fmt: skip
+    bare = table_of(replace(entries, columns=None), entries.file.astype(np.int32), SHARDS)
+    assert bare.column_names == ["key", "shard", "size", "fields"]
+    assert bare.to_pylist() == table.select(bare.column_names).to_pylist()
+
+
+QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
+    ("key == 'a'", lambda sample: sample.key == "a"),
+    ("key.str.startswith('b') and size > 20", lambda sample: sample.key.startswith("b") and sample.size > 20),
+    ("shard == 'a-1.tar'", lambda sample: sample.file == 1),
+    ("shard in ['a-0.tar', 'a-1.tar'] and fields >= 2", lambda sample: sample.file < 2 and len(sample.fields) >= 2),
+    ("not shard.str.endswith('.tar')", lambda _: False),
+    ("size == 0 or fields == 0", lambda sample: sample.size == 0),
+    ("number % 2 == 1 and fields != 1", lambda sample: sample.number % 2 == 1 and len(sample.fields) != 1),
+]
+
+
+@pytest.mark.parametrize(("query", "means"), QUERIES)
+@given(samples=sample_lists(keys=st.text("ab", min_size=1, max_size=2)))
+def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:
+    """A query of `--where` takes the samples for which it holds, whichever columns it names."""
+    entries = entries_of(samples)
+    assert entries.file is not None
+    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    assert matching(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
+
+
+def test_the_table_can_be_sorted_and_divided() -> None:
+    """Samples can be ordered by any column of the table, and divided by it."""
+    samples = [Sample(key, {"jpg": Payload(size, 0, 0)}, file, 0) for key, size, file in
+               (("b", 3, 1), ("a", 2, 0), ("é", 9, 1), ("C", 1, 0))]  # fmt: skip
+    entries = entries_of(samples)
+    assert entries.file is not None
+    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    order = {name: sort_order(column_of(table, name, "--sort-by"), name).tolist() for name in table.column_names}
+    assert order == {
+        "number": [0, 1, 2, 3], "key": [3, 1, 0, 2], "shard": [1, 3, 0, 2], "size": [3, 1, 0, 2],
+        "fields": [0, 1, 2, 3],
+    }  # fmt: skip
+    shares = parse_shares("x=0.5,y=0.5")
+    grouped = divide(entries.keys, SplitOptions(shares, group_by="shard"), column_of(table, "shard", "--group-by"))
+    assert grouped.number[0] == grouped.number[2]
+    assert grouped.number[1] == grouped.number[3]
+
+
+def test_keys_of_a_part_of_a_buffer() -> None:
+    """Keys that are a part of a longer buffer are told alone."""
+    keys = Names.of([b"a", b"bc", b"def", b"g"])
+    entries = entries_of([Sample("x", {}, 0, 0), Sample("y", {}, 0, 0)])
+    entries = replace(entries, keys=Names(keys.data, keys.starts[1:4]))
+    assert table_of(entries, np.zeros(2, np.int32), SHARDS).column("key").to_pylist() == ["bc", "def"]
+
+
+def test_metadata_comes_first() -> None:
+    """A metadata column called as one of ours is the one that counts."""
+    entries = entries_of([Sample("a", {"jpg": Payload(5, 0, 0)}, 0, 7)])
+    entries = replace(entries, columns=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
+    assert table_of(entries, np.zeros(1, np.int32), SHARDS).to_pylist() == [
+        {"size": "large", "shard": None, "key": 1.5, "fields": 1}
+    ]
+
+
+def test_columns_that_are_not_there() -> None:
+    """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
+    entries = entries_of([Sample("a", {}, 0, 7)])
+    table = table_of(entries, np.zeros(1, np.int32), SHARDS)
+    assert column_of(table, "number", "--sort-by").to_pylist() == [7]
+    with pytest.raises(InvalidRequest) as caught:
+        column_of(table, "Sise", "--group-by")
+    said = "--group-by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
+    assert str(caught.value) == said
+    with pytest.raises(InvalidRequest, match="2 columns 'number'"):
+        column_of(table.append_column("number", table.column(0)), "number", "--sort-by")
+
+
+_WITHOUT_PANDAS = """
+import sys
+import numpy as np
+from shardtool.names import Names
+from shardtool.select.duplicates import resolve_duplicates
+from shardtool.entries.entries import Entries
+from shardtool.select.subset import column_of, sample_by_key, select_fields, sort_order, table_of
+wide, narrow = np.arange(2), np.zeros(2, np.uint16)
+entries = Entries(b"", Names.of([b"a", b"b"]), np.arange(3), ("x",), narrow, narrow.astype(np.uint8), wide, wide, wide)
+entries = select_fields(entries, rename=(("x", "y"),))
+entries, _, _ = resolve_duplicates(entries, "rename", str, Names.of([b"a"]))
+table = table_of(entries, np.zeros(2, np.int32), ("s",))
+for name in table.column_names:
+    sort_order(column_of(table, name, "--sort-by"), name)
+sample_by_key(entries.keys, 0.5)
+print("pandas" in sys.modules, entries.keys.data)
+"""
+
+
+def test_pandas_is_not_imported() -> None:
+    """None of this imports pandas, which takes a quarter of a second."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_PANDAS], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("False b'a-2\\x00b\\x00'\n", "")

@@ -1,0 +1,634 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool import InvalidRequest, SampleFailed
+from shardtool.names import Names
+from shardtool.source.folder.scan import ALWAYS
+from shardtool.source.manifest import binary_columns as spool
+from shardtool.source.manifest import paths as places
+from shardtool.source.manifest.layout import lay_out
+from shardtool.source.manifest.manifest import Manifest, ManifestOptions
+from shardtool.source.manifest.stat import stat_listed
+from shardtool.table import keys
+from shardtool.table.open import MemoryTable
+from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
+from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.entries.entries import Entries
+
+_FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the third", "masks/1.png": b"m"}
+
+
+@dataclass
+class Spool:
+    """Takes what `write_binary` writes."""
+
+    data: bytes = b""
+
+    def write(self, data: memoryview) -> None:
+        self.data += bytes(data)
+
+
+def _entries(source: Any, *, rows: list[int] | None = None, **options: Any) -> tuple[Manifest, Entries]:
+    manifest = Manifest(source, ManifestOptions(**options))
+    if rows is not None:
+        manifest.keep(np.array(rows, np.int64))
+    manifest.check()
+    return manifest, manifest.entries([stat_listed(task) for task in manifest.tasks(3)])
+
+
+def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
+    """Return each sample's fields with their payloads, read the way that `Entries` says."""
+    manifest, entries = _entries(source, **options)
+    spool = Spool()
+    manifest.write_binary(spool)
+    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.inline.items()}
+    found: dict[str, dict[str, bytes]] = {}
+    for sample in range(len(entries)):
+        fields = found[entries.key(sample)] = {}
+        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+            name, kind, size = entries.fields[entries.code[row]], entries.kind[row], int(entries.size[row])
+            if kind == INLINE:
+                fields[name] = texts[name][sample]
+            elif kind == SPAN:
+                assert entries.offset is not None
+                start = int(entries.offset[row])
+                fields[name] = spool.data[start : start + size]
+            else:
+                with open(entries.root + entries.path(row), "rb") as file:
+                    fields[name] = file.read()
+            assert len(fields[name]) == size
+            assert (entries.path(row) == b"") == (kind in {INLINE, SPAN})
+        assert list(fields) == sorted(fields, key=str.encode)
+    return found
+
+
+def _error(source: Any, kind: type[Exception] = InvalidRequest, **options: Any) -> str:
+    with pytest.raises(kind) as caught:
+        _entries(source, **options)
+    return str(caught.value)
+
+
+def _table(path: Path, text: str, files: dict[str, bytes] | None = None) -> Path:
+    """Write a manifest, and the files that it lists."""
+    write_tree(path.parent, _FILES if files is None else files)
+    path.write_text(text)
+    return path
+
+
+_THREE = "id,path,label,n\n007,imgs/1.jpg,dog,1\n008,imgs/2.png,cat,\n009,imgs/3.jpg,dog,3\n"
+
+
+def test_the_usual_table(tmp_path: Path) -> None:
+    """Columns with the usual names need no option: key, file, and a JSON of all the rest; what was chosen is told."""
+    path = _table(tmp_path / "t.csv", _THREE)
+    assert _samples(path) == {
+        "007": {"jpg": b"one", "json": b'{"label":"dog","n":1}'},
+        "008": {"json": b'{"label":"cat","n":null}', "png": b"second"},
+        "009": {"jpg": b"the third", "json": b'{"label":"dog","n":3}'},
+    }
+    manifest, entries = _entries(path)
+    assert manifest.name == "t.csv"
+    assert manifest.notes == [
+        "path column: path (--path names another)",
+        "key column: id (--key names another)",
+        "columns in the field json: label, n (--meta chooses)",
+    ]
+    assert entries.columns.to_pydict() == {
+        "path": ["imgs/1.jpg", "imgs/2.png", "imgs/3.jpg"], "label": ["dog", "cat", "dog"], "n": [1, None, 3],
+    }  # fmt: skip
+
+
+def test_every_role(tmp_path: Path) -> None:
+    """Several files, bytes, values and chosen metadata make one sample."""
+    write_tree(tmp_path, _FILES)
+    table = pa.table(
+        {
+            "name": ["b", "a"], "photo": ["imgs/1.jpg", "imgs/3.jpg"], "mask": ["masks/1.png", "imgs/2.png"],
+            "sound": [b"la", b"li-li"], "thumb": [{"bytes": b"T", "path": "x.png"}, {"bytes": b"", "path": None}],
+            "label": ["dog", "cat"], "score": [1.0, 0.5], "width": [3, 4], "height": [5, 6],
+        }
+    )  # fmt: skip
+    options: dict[str, Any] = {
+        "key": "name", "files": (("jpg", "photo"), ("mask.png", "mask")),
+        "binary": (("wav", "sound"), ("png", "thumb")),
+        "fields": (("cls", "label"), ("score", "score")), "classes": ("cls",), "meta": ("height", "label"),
+        "root": str(tmp_path),
+    }  # fmt: skip
+    samples = _samples(table, **options)
+    assert list(samples) == ["b", "a"]
+    assert samples["b"] == {
+        "cls": b"1", "jpg": b"one", "json": b'{"label":"dog","height":5}', "mask.png": b"m", "png": b"T",
+        "score": b"1.0", "wav": b"la",
+    }  # fmt: skip
+    assert samples["a"]["png"] == b""
+    assert samples["a"]["wav"] == b"li-li"
+    manifest, entries = _entries(table, **options)
+    assert entries.classes == {"cls": ["cat", "dog"]}
+    assert entries.numbers == {"cls": "int64", "score": "float"}
+    assert entries.columns.column_names == ["label", "height"]
+    assert manifest.notes == []
+    assert manifest.column("width").to_pylist() == [3, 4]
+
+
+def test_the_photos_in_every_format() -> None:
+    """The sample manifests give the same samples from each format, and in each the bytes of the files."""
+    folder = PHOTOS.parent
+    rows = pd.read_csv(folder / "photos.csv")
+    expected = _samples(folder / "photos.csv", fields=(("cls", "multi"),), classes=("cls",))
+    assert list(expected) == [str(key) for key in rows.object_id]
+    for key, path, caption in zip(rows.object_id, rows.path, rows.caption, strict=True):
+        sample = expected[str(key)]
+        assert sample["jpg"] == (folder / path).read_bytes()
+        assert json.loads(sample["json"])["caption"] == caption
+    for ending in ("tsv", "jsonl", "parquet", "feather"):
+        assert _samples(folder / f"photos.{ending}", fields=(("cls", "multi"),), classes=("cls",)) == expected
+    assert _samples(rows, fields=(("cls", "multi"),), classes=("cls",), root=str(folder)) == expected
+
+
+def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
+    """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
+    path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
+    assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
+    assert "keys: the paths without their endings (--key COLUMN names a column)" in Manifest(path).notes
+    assert _samples(path, key="path") == _samples(path)
+    assert list(_samples(_table(tmp_path / "t.csv", _THREE), key="path")) == ["imgs/1", "imgs/2", "imgs/3"]
+
+
+def test_the_column_of_paths_as_keys(tmp_path: Path) -> None:
+    """`--key` may name the column of paths where `--file` does, too."""
+    path = _table(tmp_path / "t.csv", _THREE)
+    samples = _samples(path, key="path", files=(("jpg", "path"),), meta="none")
+    assert list(samples) == ["imgs/1", "imgs/2", "imgs/3"]
+
+
+def test_a_root_of_any_name(tmp_path: Path) -> None:
+    """Paths below a root whose name means something to a regular expression are found to be below it."""
+    folder = tmp_path / "a b+(c)\n[é]$"
+    path = _table(folder / "t.csv", "")
+    names = [f"{folder}/imgs/1.jpg", "imgs/2.png", f"{folder}//imgs/./3.jpg"]
+    path.write_text("id,path\n" + "".join(f'{at},"{name}"\n' for at, name in enumerate(names)))
+    assert [sorted(sample) for sample in _samples(path).values()] == [["jpg"], ["png"], ["jpg"]]
+    assert [_entries(path)[1].path(row) for row in range(3)] == [b"imgs/1.jpg", b"imgs/2.png", b"imgs/3.jpg"]
+
+
+def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
+    """What pandas writes for an index without a name is no metadata."""
+    path = _table(tmp_path / "t.parquet", "")
+    pd.DataFrame({"id": [1, 2], "path": ["imgs/1.jpg", "imgs/2.png"], "n": [3, 4]}, index=[5, 2]).to_parquet(path)
+    assert "__index_level_0__" in pq.read_schema(path).names
+    assert _samples(path)["2"]["json"] == b'{"n":4}'
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    """A column that no sample needs is read when it is asked for, for the rows that are left."""
+    table = pa.table({"id": [1, 2, 3], "txt": ["a", "b", "c"], "n": [4, 5, 6]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    manifest, entries = _entries(tmp_path / "t.parquet", rows=[0, 2], fields=(("txt", "txt"),), meta="none")
+    assert entries.columns is None
+    assert manifest.column("n").to_pylist() == [4, 6]
+    assert manifest.table.to_pydict() == {"id": [1, 3], "txt": ["a", "c"], "n": [4, 6]}
+    with pytest.raises(InvalidRequest, match="no column 'm'; expected one of id, txt, n"):
+        manifest.column("m")
+
+
+def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
+    """Bytes without keys and paths are called by the numbers of their rows, whichever rows are chosen."""
+    table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
+    assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
+    assert "bytes column: image, as the field png (--bytes FIELD=COLUMN names another)" in Manifest(table).notes
+    assert list(_samples(table, rows=[1])) == ["000000001"]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([10, -2], pa.int8()), ["10", "-2"]),
+        (pa.array([2**64 - 1, 0], pa.uint64()), [str(2**64 - 1), "0"]),
+        (pa.array([1.0, 2.0]), ["1", "2"]),
+        (pa.array([" a ", "b/c.d"]), [" a ", "b/c.d"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    ],
+)
+def test_keys_are_text(column: Any, expected: list[str]) -> None:
+    """Whole numbers are keys in decimal, also where pandas has made floats of them; text is a key as it is."""
+    assert list(_samples(pa.table({"id": column, "t": ["x", "y"]}), fields=(("txt", "t"),))) == expected
+
+
+def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
+    """With `stat=False` nothing is looked up: sizes are what a column says."""
+    path = _table(tmp_path / "t.csv", "id,path,size\n1,gone/1.jpg,10\n2,gone/2.png,0\n", {})
+    manifest, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
+    assert list(manifest.tasks(3)) == []
+    assert entries.size.tolist() == [10, 0]
+    assert entries.mtime_ns.tolist() == entries.changed_ns.tolist() == [0, 0]
+    assert "nothing says how large it is; expected --size COLUMN" in _error(path, stat=False)
+    for value, said in (("-1", "a negative size in row 2"), ("1.5", "no whole number in row 2"), ("x", "no numbers")):
+        path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
+        assert said in _error(path, stat=False, size="size")
+
+
+def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
+    """`--bytes` takes text, too, and then it is not held: such columns are read a batch at a time."""
+    table = pa.table({"key": ["a", "b"], "text": ["é", "long"]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("key,text\na,é\nb,long\n")
+    for source in (table, tmp_path / "t.parquet", tmp_path / "t.csv"):
+        samples = _samples(source, binary=(("txt", "text"),))
+        assert samples == {"a": {"txt": "é".encode()}, "b": {"txt": b"long"}}
+
+
+def test_labels_keep_their_numbers(tmp_path: Path) -> None:
+    """Classes are numbered in the order of their bytes, those of samples that cannot be packed counted too."""
+    text = "id,path,label\n1,imgs/1.jpg,é\n2,imgs/gone.jpg,B\n3,imgs/2.png,a\n4,imgs/3.jpg,10%\n"
+    path = _table(tmp_path / "t.csv", text)
+    _, entries = _entries(path, fields=(("cls", "label"),), classes=("cls",))
+    assert entries.classes == {"cls": ["10%25", "B", "a", "é"]}
+    assert entries.inline["cls"].span(0, 3) == b"3\x002\x000\x00"
+    assert [one.key for one in entries.left_out] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "payload", "number"),
+    [
+        (["1", "2"], [b"1", b"2"], "int64"),
+        (["1", "2.5"], [b"1.0", b"2.5"], "float"),
+        (["007", "1"], [b"007", b"1"], None),
+        (["007", "NA"], [b"007", b"NA"], None),
+        (["-07", "1.5"], [b"-07", b"1.5"], None),
+        (["True", "false"], [b"1", b"0"], "int64"),
+        (["2024-01-01 10:00", "2024-01-01"], [b"2024-01-01T10:00:00", b"2024-01-01T00:00:00"], None),
+        (["2024-01-01", "2023-01-01"], [b"2024-01-01", b"2023-01-01"], None),
+    ],
+)
+def test_a_value_in_a_csv(cells: list[str], payload: list[bytes], number: str | None, tmp_path: Path) -> None:
+    """A column has the type that its values tell, the same as payload and as metadata: 007 is text, True is a truth."""
+    path = tmp_path / "t.csv"
+    path.write_text("key,v,path\n" + "".join(f"{at},{cell},imgs/1.jpg\n" for at, cell in enumerate(cells)))
+    write_tree(tmp_path, _FILES)
+    _, entries = _entries(path, fields=(("v", "v"),))
+    _, others = _entries(path, meta=("v",))
+    assert entries.columns["v"] == others.columns["v"]
+    assert entries.inline["v"].span(0, 2).split(b"\0")[:-1] == payload
+    assert entries.numbers == ({"v": number} if number else {})
+
+
+_BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
+    ("id,path\n1,a.jpg\n", {"key": "ID"}, "--key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
+    ("id,path\n1,a.jpg\n", {"path": "paht"}, "no column 'paht'; expected one of id, path. Did you mean 'path'?"),
+    ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "--meta: no column 'zzz'; expected one of id, path"),
+    ("id,path\n", {}, "no rows; expected a row a sample"),
+    (",path\n1,a.jpg\n", {}, "column 1 without a name"),
+    ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
+    ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one called"),
+    ("id,path\n,a.jpg\n/b,b.jpg\nc/../d,c.jpg\n4,d.jpg\n", {},
+     "column 'id': 3 values that cannot be keys, such as '', '/b', 'c/../d', in rows 1, 2, 3"),
+    ('id,path\n"a\nb",a.jpg\n', {}, r"column 'id': 1 value that cannot be keys, such as 'a\x0ab', in row 1"),
+    ("id,path\n1,a.jpg\n2,b.jpg\n1,c.jpg\n2,d.jpg\n1,e.jpg\n", {},
+     "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a key of its own for each row"),
+    ("path\na.jpg\na.png\n", {}, "1 key more than once: 'a' (rows 1, 2)"),
+    ("id,path\n1,a.jpg\n2,\n3,\n", {}, "column 'path': an empty path in rows 2, 3"),
+    ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an ending, such as 'b', in rows 2, 3"),
+    ("id,path\n1,a.jpg\n2,https://x/y.jpg\n", {}, "column 'path': a URL, such as 'https://x/y.jpg', in row 2"),
+    ("id,path\n1,../a.jpg\n2,b/../../c.jpg\n3,/etc/d.jpg\n4,b/../e.jpg\n", {},
+     "column 'path': a path that leaves the root, such as '../a.jpg', in rows 1, 2, 3; "),
+    ("id,path\n1,a.jpg\n2,b.json\n3,c.jpg\n", {"meta": ("id",)},
+     "column 'path': a file whose ending is another column's field 'json' in row 2"),
+    ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
+     "several columns become the field 'json'. The metadata is the field json: call the other something else, or"),
+    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "--classes: no field 'cls'. Name its column: --field cls="),
+    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
+    ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
+    ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "options", "said"), _BAD_ROWS)
+def test_what_a_manifest_may_not_be(text: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """What is wrong in one way is one error that names all rows, the first after the header being row 1."""
+    path = _table(tmp_path / "t.csv", text, {})
+    assert said in _error(path, **options)
+
+
+_BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"id": [1, 2], "path": ["a.jpg", None]}, {}, "column 'path': no path (null or NaN) in row 2"),
+    ({"id": [1.0, float("nan")], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': no key (null or NaN) in row 2"),
+    ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key that is no whole number in row 2"),
+    ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
+    ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
+    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. --bytes takes"),
+    ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {},
+     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (--bytes jpg=b), or"),
+    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
+    ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
+    ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
+    ({"id": [1, 2], "v": pa.array([1, 2**63], pa.uint64())}, {"fields": (("n", "v"),)}, "a number over 2^63 in row 2"),
+    ({"id": [1], "v": [["a"]]}, {"fields": (("cls", "v"),), "classes": ("cls",)}, "column 'v' (labels) holds list<"),
+    ({"id": [1, 2], "path": ["a.jpg"] * 2, "v": [[1.0], [2.0, float("inf")]]}, {}, "'v': an infinite number in row 2"),
+    ({"id": [1, 2, 3], "jpg": [b"x", None, None]}, {}, "column 'jpg': no bytes in rows 2, 3; expected bytes in each"),
+    ({"id": [1, 2], "image": [{"bytes": b"x", "path": "a.jpg"}, {"bytes": None, "path": "b.jpg"}]}, {},
+     "column 'image': no bytes in row 2; expected bytes in each row; a path beside them is not followed"),
+    ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Say which, and the fields that"),
+    ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes, and nothing says of what kind"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "options", "said"), _BAD_TABLES)
+def test_what_columns_may_not_be(columns: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    """Types that cannot be what they are used for, nulls, and what cannot be written, are named with their rows."""
+    assert said in _error(pa.table(columns), **options)
+
+
+def test_text_that_is_no_utf8(tmp_path: Path) -> None:
+    """Text in another encoding is found before anything is done with it, with its rows."""
+    path = tmp_path / "t.csv"
+    path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
+    assert "column 'text': text that is no UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
+
+
+def test_rows_keep_their_numbers(tmp_path: Path) -> None:
+    """Messages about rows that a query has left name them by their place in the table."""
+    path = _table(tmp_path / "t.csv", "id,path\n1,a.jpg\n2,b.jpg\n2,\n2,c.jpg\n5,imgs/1.jpg\n")
+    assert "an empty path in row 3" in _error(path, rows=[1, 2, 4])
+    assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
+    assert "no row is left" in _error(path, rows=[])
+    manifest, entries = _entries(path, rows=[3, 4])
+    assert [one.message for one in entries.left_out] == ["no such file or directory, row 4"]
+    assert manifest.column("path").to_pylist() == ["imgs/1.jpg"]
+    assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
+
+
+def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
+    """A sample with a file that is missing, or is none, is left out whole, once, by name and with its reason."""
+    rows = ["1,imgs/1.jpg,gone", "2,gone.jpg,gone", "3,imgs/3.jpg,masks/1.png", "4,imgs/1.jpg,imgs",
+            "5,imgs/1.jpg/x.jpg,imgs", "6,pipe.jpg,masks/1.png"]  # fmt: skip
+    os.mkfifo(tmp_path / "pipe.jpg")
+    path = _table(tmp_path / "t.csv", "\n".join(["id,path,mask", *rows]))
+    _, entries = _entries(path, path="path", files=(("png", "mask"),))
+    assert entries.keys.data == b"3\0"
+    assert entries.columns.num_rows == 1
+    assert [(one.key, one.path, one.code) for one in entries.left_out] == [
+        ("1", "gone", "vanished"), ("2", "gone.jpg", "vanished"), ("4", "imgs", "special-file"),
+        ("5", "imgs/1.jpg/x.jpg", "vanished"), ("6", "pipe.jpg", "special-file"),
+    ]  # fmt: skip
+    assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
+    path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
+    assert (
+        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. --root"
+        in _error(path)
+    )
+
+
+def _linked(tmp_path: Path) -> Path:
+    root = write_tree(tmp_path / "root", _FILES)
+    write_tree(tmp_path / "outside", {"o.jpg": b"outside"})
+    (root / "in.jpg").symlink_to("imgs/1.jpg")
+    (root / "folder").symlink_to("imgs")
+    write_tree(root / "imgs" / "deep", {"4.jpg": b"deep"})
+    (root / "imgs" / "up").symlink_to("..")
+    (root / "out.jpg").symlink_to("../outside/o.jpg")
+    (root / "outer").symlink_to("../outside")
+    (root / "dangling.jpg").symlink_to("nothing")
+    (root / "loop.jpg").symlink_to("loop.jpg")
+    names = ["in.jpg", "folder/1.jpg", "imgs/3.jpg", "out.jpg", "outer/o.jpg", "dangling.jpg", "loop.jpg",
+             "folder/../../outside/o.jpg", "folder/../in.jpg", "folder/deep/4.jpg",
+             "imgs/up/../outside/o.jpg"]  # fmt: skip
+    (root / "t.csv").write_text("id,path\n" + "".join(f"{at},{name}\n" for at, name in enumerate(names)))
+    return root / "t.csv"
+
+
+def test_links_stay_inside(tmp_path: Path) -> None:
+    """Links are followed within the root; what leads out of it by one is left out, as are links to nothing."""
+    _, entries = _entries(_linked(tmp_path), rows=[0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
+    assert entries.keys.data == b"0\x001\x002\x008\x009\x00"
+    assert entries.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
+    assert entries.size.tolist() == [3, 3, 9, 3, 4]
+    always = [int(when) == ALWAYS for when in entries.changed_ns]
+    assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
+    codes = {one.key: one.code for one in entries.left_out}
+    assert codes.pop("6") in {"link-loop", "dangling-link"}
+    assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}
+
+
+def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
+    """`--allow-outside` follows every link and path; an absolute path outside counts from the root, by `..`."""
+    path = _linked(tmp_path)
+    _, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
+    assert entries.size.tolist() == [3, 7, 7, 7]
+    assert entries.root == os.fsencode(path.parent) + b"/"
+    away = tmp_path / "outside" / "o.jpg"
+    path.write_text(f"id,path\n1,imgs/1.jpg\n2,{away}\n3,../outside/o.jpg\n4,{path.parent}/imgs/3.jpg\n")
+    _, entries = _entries(path, allow_outside=True)
+    assert entries.root == os.fsencode(path.parent) + b"/"
+    sizes = [os.path.getsize(entries.root + entries.path(row)) for row in range(4)]
+    assert sizes == entries.size.tolist() == [3, 7, 7, 9]
+    inside, outside = ["imgs/1.jpg", "imgs/3.jpg"], ["../outside/o.jpg"] * 2
+    assert entries.columns["path"].to_pylist() == [inside[0], *outside, inside[1]]
+
+
+def test_when_a_file_changed(tmp_path: Path) -> None:
+    """The time of change covers the folders on the way, as resuming needs it."""
+    path = _table(tmp_path / "t.csv", "id,path\n1,a/b/1.jpg\n", {"a/b/1.jpg": b"x"})
+    _, before = _entries(path)
+    assert before.mtime_ns.tolist() == [(tmp_path / "a" / "b" / "1.jpg").stat().st_mtime_ns]
+    for folder in (tmp_path / "a" / "b", tmp_path / "a", tmp_path):
+        (folder / "new").write_bytes(b"")
+        _, after = _entries(path)
+        assert after.changed_ns.tolist() == [folder.stat().st_ctime_ns]
+        assert after.changed_ns[0] >= before.changed_ns[0]
+
+
+def test_bytes_that_changed(tmp_path: Path) -> None:
+    """Bytes that are others when they are written than when they were measured end the run."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "jpg": [b"x", b"y"]}), path)
+    manifest, _ = _entries(path)
+    pq.write_table(pa.table({"id": [1, 2], "jpg": [b"x", b"yy"]}), path)
+    with pytest.raises(SampleFailed, match="changed while it was"):
+        manifest.write_binary(Spool())
+
+
+def test_bytes_of_another_length() -> None:
+    """Nothing is written where it does not belong: bytes of another length than the plan has end the writing."""
+    table = MemoryTable("t", ".", pa.table({"a": [b"%d" % (at % 10) for at in range(600)]}))
+    lengths = np.ones(600, np.int64)
+    assert spool.write(table, ["a"], None, [lengths], whole := Spool())
+    assert len(whole.data) == 600
+    lengths[300] = 2
+    assert not spool.write(table, ["a"], None, [lengths], part := Spool())
+    assert len(part.data) < 300
+    assert not spool.write(table, ["a"], None, [np.ones(601, np.int64)], Spool())
+
+
+def test_bytes_of_chosen_rows(tmp_path: Path) -> None:
+    """Only the bytes of rows that are left are written, in order, over any number of batches and columns."""
+    table = pa.table(
+        {"id": range(700), "a": [b"%d" % at for at in range(700)], "b": [b"x" * (at % 5) for at in range(700)]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=300)
+    rows = [0, 1, 255, 256, 299, 300, 699]
+    samples = _samples(tmp_path / "t.parquet", binary=(("b", "b"), ("a", "a")), rows=rows)
+    assert samples == {str(at): {"a": b"%d" % at, "b": b"x" * (at % 5)} for at in rows}
+
+
+_PART = st.text("a.b/+ \né", max_size=6)
+
+
+@given(st.lists(_PART, min_size=1, max_size=12), st.sampled_from(["first", "last"]), st.integers(1, 4))
+@example(["a.jpg", "b.jpg", "x/.a", ".a.b", "a..", "..a", "a.b.c", "é/a.b"], "first", 3)
+def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: int) -> None:
+    """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "_CHUNK", chunk)
+        endings = places.Endings(pa.array(paths), dots)
+        stems = [stem for part in endings.stems() for stem in part.to_pylist()]
+    for path, code, stem in zip(paths, endings.codes.tolist(), stems, strict=True):
+        folder, slash, name = path.rpartition("/")
+        split = split_name(name.encode(), dots)
+        assert endings.names[code] == (split[1].decode() if split else "")
+        assert stem == (folder + slash + split[0].decode() if split else path)
+
+
+@given(
+    st.lists(st.binary(min_size=0, max_size=3).map(lambda key: key.replace(b"\0", b"")), max_size=40), st.integers(1, 5)
+)
+def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
+    """Exactly the keys that occur more than once are told, with all of their places."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "_CHUNK", chunk)
+        found = keys.repeated(Names.of(names))
+    expected: dict[bytes, list[int]] = {}
+    for at, name in enumerate(names):
+        expected.setdefault(name, []).append(at)
+    assert found == {name: at for name, at in expected.items() if len(at) > 1}
+
+
+def test_keys_are_told_apart_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes only say where to look: keys that share one are not taken for the same."""
+    monkeypatch.setattr(keys, "hashes", lambda names: np.zeros(len(names), np.uint64))
+    assert keys.repeated(Names.of([b"a", b"b", b"c", b"b"])) == {b"b": [1, 3]}
+
+
+@given(st.lists(st.text("a./\x01\x7f é", max_size=5), min_size=1, max_size=8))
+@example(["", "a", ".", "a/..", "a//b", "/a", "a/", "...", ".a", "a\x85"])
+def test_what_can_be_a_key(names: list[str]) -> None:
+    """A key has no control characters, and no part that is empty, `.` or `..`."""
+    found, bad = keys.gather([pa.array(names)])
+    sound = [
+        not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in name)
+        and not {"", ".", ".."} & set(name.split("/"))
+        for name in names
+    ]
+    assert bad.tolist() == [at for at, right in enumerate(sound) if not right]
+    if all(sound):
+        assert found.data == b"".join(name.encode() + b"\0" for name in names)
+
+
+_NAME = st.sampled_from(["jpg", "a.jpg", "json", "png", "z", "é", "B"])
+
+
+@given(st.sets(_NAME, max_size=3), st.lists(_NAME, unique=True, min_size=1, max_size=4), st.data())
+def test_fields_are_ordered(several: set[str], named: list[str], data: st.DataObject) -> None:
+    """The fields of each sample stand in the order of their bytes, whatever its path's ending, and keep their own."""
+    endings, known = sorted(several - set(named)), named
+    count = data.draw(st.integers(1, 6))
+    codes = np.array(
+        data.draw(st.lists(st.integers(0, max(0, len(endings) - 1)), min_size=count, max_size=count)), np.uint16
+    )
+    layout = lay_out(endings, known, codes if endings else None)
+    width = len(known) + bool(endings)
+    code = layout.codes(count).reshape(count, width)
+    parts = [np.arange(count) * 10 + part for part in range(width)]
+    spread = layout.spread(parts, count, np.int64).reshape(count, width)
+    columns = [pa.array([f"{sample * 10}" for sample in range(count)])] if endings else []
+    paths = places.RowPaths(count, columns, np.where(layout.part < len(columns), layout.part, -1), layout.endings)
+    for sample in range(count):
+        names = [*([endings[codes[sample]]] if endings else []), *known]
+        order = sorted(range(width), key=lambda part: to_bytes(names[part]))
+        assert [layout.fields[at] for at in code[sample]] == [names[part] for part in order]
+        assert spread[sample].tolist() == [sample * 10 + part for part in order]
+        expected = [b"%d" % (sample * 10) if endings and part == 0 else b"" for part in order]
+        assert [paths[sample * width + place] for place in range(width)] == expected
+    which = np.array(data.draw(st.lists(st.integers(0, count * width - 1))), np.int64)
+    assert paths.gather(which) == b"".join(paths[row] + b"\0" for row in which.tolist())
+    assert paths.take(which).span(0, len(which)) == paths.gather(which)
+    assert paths.span(0, len(paths)).count(b"\0") == count * width
+
+
+def test_without_pandas(tmp_path: Path) -> None:
+    """A manifest in a file is planned without pandas, whose import takes as long as packing thousands of files."""
+    pq.write_table(
+        pa.table({"id": [1, 2], "path": ["imgs/1.jpg", "imgs/2.png"], "x": [0.5, None], "n": [1, 2]}),
+        tmp_path / "t.parquet",
+    )
+    path = _table(tmp_path / "t.csv", _THREE)
+    code = (
+        "import sys\n"
+        "from shardtool.source.manifest.manifest import Manifest\n"
+        "from shardtool.source.manifest.stat import stat_listed\n"
+        "for source in sys.argv[1:]:\n"
+        "    m = Manifest(source); m.check(); e = m.entries([stat_listed(t) for t in m.tasks(2)])\n"
+        "    e.paths.span(0, 2), e.inline['json'].span(0, 2), m.column('n')\n"
+        "print('pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "t.parquet")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("meta", ["all", "none", ("path",)])
+@pytest.mark.parametrize("outside", [False, True])
+def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_path: Path) -> None:
+    """The same manifest with another absolute prefix gives the same paths and columns, and none of them is absolute."""
+    found = []
+    for name in ("one", "another/place"):
+        root = tmp_path / name / "r"
+        write_tree(root, {"imgs/1.jpg": b"one"})
+        write_tree(root.parent / "away", {"2.jpg": b"two"})
+        second = root.parent / "away" / "2.jpg" if outside else root / "gone.jpg"
+        (root / "t.csv").write_text(f"key,path\na,{root}/imgs/1.jpg\nb,{second}\n")
+        _, entries = _entries(str(root / "t.csv"), meta=meta, allow_outside=outside)
+        columns = None if entries.columns is None else entries.columns.to_pydict()
+        assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
+        paths = [entries.path(row) for row in range(len(entries.code))]
+        found.append((columns, paths, [one.path for one in entries.left_out]))
+    assert found[0] == found[1]
+    assert found[0][2] == ([] if outside else ["gone.jpg"])
+
+
+def test_a_path_of_any_depth(tmp_path: Path) -> None:
+    """A path of more parts than Python has calls is a file that is not there, like any other."""
+    path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
+    _, entries = _entries(path)
+    assert [one.code for one in entries.left_out] == ["vanished"]
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
+    path = _table(tmp_path / "t.csv", "")
+    for count, said in (
+        (3000, ""),
+        (10_001, "10,001 columns; expected at most 10,000"),
+        (200_000, "columns; expected at most 10,000"),
+    ):
+        header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
+        path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
+        assert said in _error(path) if said else len(_entries(path)[1].columns.column_names) == count

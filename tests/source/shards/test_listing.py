@@ -1,0 +1,1067 @@
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, IndexOptions, create, index
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import PackedFile
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError
+from shardtool.execute.local import LocalPool
+from shardtool.pattern import sidecar_name
+from shardtool.request.observer import Observer
+from shardtool.source.shards.listing import Listed, list_datasets
+from shardtool.source.shards.number_text import TextTask, Wanted, float_text, int_text, read_texts
+from shardtool.values import INLINE, SPAN, to_bytes
+from shardtool.verbs.reshard import ReshardOptions, reshard
+from tests import tfrecords
+from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
+from tests.tfrecords import BYTES, FLOAT, INT64
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+KEYS = st.lists(
+    st.sampled_from(
+        ["a", "b/c", "b/c.d", "ü", "v1.5/x", "n" * 60 + "/" + "n" * 70, "z" * 40 + "/" + "y" * 90, ".h", "p%20q"]
+    ),
+    unique=True, max_size=6,
+)  # fmt: skip
+FIELDS = st.lists(st.sampled_from(["jpg", "cls", "seg.png", "Jpeg", "ü"]), unique=True, min_size=1, max_size=4)
+DATA = st.sampled_from([b"", b"x", b"17", bytes(511), bytes(range(256)) * 3])
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+Samples = list[tuple[str, list[tuple[str, bytes]]]]
+Records = list[tuple[str, list[tuple[str, int, list[Any]]]]]
+
+
+class Here:
+    """A pool of this process; tasks and results cross it as they cross pipes."""
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[object], /) -> Iterator[tuple[int, Any]]:
+        """Yield the results, the last ones first: order is not promised."""
+        done = [(number, function(_crossed(task))) for number, task in enumerate(tasks)]
+        yield from _crossed(done[::-1])
+
+
+def _crossed(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - it was ours a moment ago
+
+
+class Count(Observer):
+    """Counts what was found."""
+
+    found = 0
+
+    def listed(self, samples: int) -> None:
+        self.found += samples
+
+
+def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
+    """List datasets; what comes back fits together."""
+    texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
+    count = Count()
+    found = list_datasets(texts, Here(), count, to_format=to, **more)
+    entries, rows = found.entries, len(found.entries.code)
+    assert entries.offset is not None
+    assert entries.expected is not None
+    assert entries.file is not None
+    assert count.found == len(entries) == len(entries.first) - 1 == len(entries.file)
+    columns = (entries.kind, entries.size, entries.mtime_ns, entries.changed_ns, entries.offset, entries.expected)
+    assert {len(column) for column in columns} == {rows} == {int(entries.first[-1])}
+    kinds = [entries.code.dtype, entries.kind.dtype, entries.file.dtype]
+    assert kinds == [np.uint16, np.uint8, np.uint32]
+    assert list(entries.fields) == sorted({*entries.fields}, key=to_bytes)
+    owners = np.repeat(np.arange(len(entries)), entries.counts())
+    ordered = np.diff(owners * 2**16 + entries.code)
+    assert np.all(ordered > 0), "fields of a sample are in the order of their names"
+    assert found.entries.take(np.arange(len(entries))).keys.data == entries.keys.data
+    return found
+
+
+def contents(found: Listed) -> Samples:
+    """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
+    entries, texts = found.entries, {}
+    assert entries.offset is not None
+    assert entries.expected is not None
+    assert entries.file is not None
+    for name, column in entries.inline.items():
+        texts[name] = column.span(0, len(entries))[:-1].split(b"\0")
+        assert len(texts[name]) == len(entries)
+    read = [unpacked(os.fsdecode(file.path)) for file in entries.files]
+    samples = []
+    for sample in range(len(entries)):
+        fields = []
+        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+            name, size = entries.fields[entries.code[row]], int(entries.size[row])
+            if entries.kind[row] == INLINE:
+                data = texts[name][sample]
+                assert (len(data), entries.expected[row]) == (size, -1)
+            else:
+                assert entries.kind[row] == SPAN
+                data = read[entries.file[sample]][int(entries.offset[row]) :][:size]
+                assert len(data) == size
+                assert entries.expected[row] in (-1, crc32c.crc32c(data))
+            fields.append((name, data))
+        samples.append((entries.key(sample), fields))
+    return samples
+
+
+def unpacked(path: str) -> bytes:
+    """Return the bytes of a shard, which may be compressed."""
+    if not path.endswith(("gz", "zst")):
+        with open(path, "rb") as file:
+            return file.read()
+    with PackedFile(path) as file:
+        return bytes(file.read(0, 2**30))
+
+
+def in_order(samples: Samples) -> Samples:
+    """Return samples whose fields stand in the order of their names."""
+    return [(key, sorted(fields, key=lambda one: to_bytes(one[0]))) for key, fields in samples]
+
+
+def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Path:
+    """Write a tar shard as another tool does."""
+    with tarfile.open(path, mode, **more) as out:
+        for key, fields in samples:
+            for name, data in fields:
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size, info.mtime, info.uname = len(data), 12345, "somebody"
+                out.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_records(path: Path, samples: Records) -> Path:
+    """Write a TFRecord shard as another tool does: each feature is a list."""
+    encode: dict[int, Callable[[Any], bytes]] = {
+        BYTES: bytes,
+        FLOAT: lambda value: struct.pack("<f", value),
+        INT64: tfrecords.varint,
+    }
+    out = []
+    for key, features in samples:
+        entries = []
+        for name, kind, values in [("__key__", BYTES, [key.encode()]), *features]:
+            parts = [encode[kind](value) for value in values]
+            packed = kind != BYTES
+            body = b"".join(delimited(1, part) for part in ([b"".join(parts)] if packed else parts))
+            entries.append(delimited(1, delimited(1, name.encode()) + delimited(2, delimited(kind, body))))
+        out.append(tfrecords.frame(delimited(1, b"".join(entries))))
+    path.write_bytes(b"".join(out))
+    return path
+
+
+def delimited(number: int, body: bytes) -> bytes:
+    """Return a length-delimited field of a message."""
+    return tfrecords.varint(number << 3 | 2) + tfrecords.varint(len(body)) + body
+
+
+def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
+    """Write a manifest with a row a sample."""
+    count = len(next(iter(columns.values())))
+    folder.mkdir(exist_ok=True)
+    keys = columns.pop("key", [f"k/{at:04}" for at in range(count)])
+    pq.write_table(pa.table({"key": keys, **columns}), folder / "m.parquet")
+    return folder / "m.parquet"
+
+
+def make(source: Path, pattern: Path | str, **options: Any) -> Path:
+    """Make a dataset of ours; return its dataset file."""
+    return type(source)(create(source, str(pattern), CreateOptions(workers=1, **options)).dataset_file)
+
+
+def again(dataset: Path, **changes: Any) -> None:
+    """Let a dataset file of ours tell something else."""
+    dataset.write_bytes(replace(read_dataset(dataset.read_bytes(), "x"), **changes).encode())
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Give the same 7 samples as datasets of ours, of either format: 3 shards with metadata, a label and numbers."""
+    root = tmp_path_factory.mktemp("ours")
+    rows: dict[str, Sequence[Any]] = {
+        "text": [f"text {at}" for at in range(7)],
+        "label": ["dog", "cat", "dog", "cat", "dog", "cat", "emu"],
+        "n": [at - 3 for at in range(7)],
+        "score": [0.5, 0.1, 1e-5, 1e20, -2.0, 16777216.0, 0.0],
+        "list": [[at, at + 1] for at in range(7)],
+    }
+    source = manifest(root, **rows)
+    values = ("txt=text", "cls=label", "n=n", "score=score")
+    return {
+        ending: make(source, root / f"{ending}-{{0..}}.{ending}", max_count=3, values=values, classes=("cls",))
+        for ending in ("tar", "tfrecord")
+    }
+
+
+def copied(dataset: Path, folder: Path) -> Path:
+    """Return a copy of a dataset of ours in a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    for path in dataset.parent.glob(f"{dataset.stem}*"):
+        shutil.copy2(path, folder)
+    return folder / dataset.name
+
+
+def field(samples: Samples, name: str) -> list[bytes | None]:
+    """Return what each sample has in a field."""
+    return [dict(fields).get(name) for _, fields in samples]
+
+
+@settings(max_examples=30)
+@given(
+    made=st.lists(st.tuples(KEYS, FIELDS, DATA), min_size=1, max_size=3), kind=st.sampled_from([*FORMATS]),
+    mode=st.sampled_from(["w", "w:gz"]),
+)  # fmt: skip
+def test_foreign_tar_shards_are_walked(
+    made: list[tuple[list[str], list[str], bytes]], kind: str, mode: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The samples of tar shards that another tool made are listed in order, and lie where the listing says."""
+    folder = tmp_path_factory.mktemp("tars")
+    wanted: Samples = []
+    paths = []
+    for number, (keys, names, data) in enumerate(made):
+        samples: Samples = [(f"{number}{key}", [(name, data + name.encode()) for name in names]) for key in keys]
+        wanted += samples
+        path = folder / f"s-{number}.tar{mode[1:].replace(':', '.')}"
+        paths.append(write_tar(path, samples, mode, format=FORMATS[kind]))
+    found = listed(paths)
+    torn = [(*split(f"{key}.{name}"), data) for key, fields in wanted for name, data in fields]
+    told = [(key, name, data) for key, fields in contents(found) for name, data in fields]
+    assert sorted(told) == sorted(torn)
+    assert (found.packed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
+    assert found.entries.file is not None
+    assert found.entries.file.tolist() == sorted(found.entries.file.tolist())
+    if not any("." in key.rpartition("/")[2] for key, _ in wanted):
+        assert contents(found) == in_order(wanted)
+        assert found.dots == "first"
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return key and field of a member, by WebDataset's rule."""
+    folder, slash, base = name.rpartition("/")
+    at = base.index(".", 1)
+    return folder + slash + base[:at], base[at + 1 :]
+
+
+@settings(max_examples=8)
+@given(
+    keys=KEYS.filter(bool), names=st.lists(st.sampled_from(["jpg", "cls", "ü"]), unique=True, min_size=1), data=DATA,
+    ending=st.sampled_from(["tar", "tfrecord"]),
+)  # fmt: skip
+def test_datasets_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str], names: list[str], data: bytes, ending: str
+) -> None:
+    """What `create` made is listed as it was, with the checksums of all payloads; a walk finds the same."""
+    folder = tmp_path_factory.mktemp("ours")
+    samples = in_order([(f"k{key}", [(name, data + name.encode()) for name in names]) for key in keys])
+    files = {f"{key}.{name}": data for key, fields in samples for name, data in fields}
+    dataset = make(write_tree(folder / "in", files), folder / f"o-{{0..}}.{ending}", max_count=2, dots="last")
+    samples.sort(key=lambda one: to_bytes(one[0]))
+    found = listed(dataset)
+    assert contents(found) == samples
+    assert (found.dots, found.name, found.notes) == ("last", "o", ())
+    assert found.digest == int(read_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
+    assert found.entries.expected is not None
+    assert np.all(found.entries.expected >= 0)
+    for path in [dataset, *folder.glob("*.index")]:
+        path.unlink()
+    walked = listed(f"{folder}/o-*.{ending}")
+    assert walked.digest is None
+    if ending == "tfrecord" or not any("." in key.rpartition("/")[2] for key, _ in samples):
+        assert contents(walked) == samples
+
+
+def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Datasets of any kind make one, in the order given, samples in the order of shards; each one's shard is told."""
+    foreign = write_tar(tmp_path / "f.tar", [("f/1", [("txt", b"1")]), ("f/0", [("txt", b"0")])])
+    copy = copied(ours["tfrecord"], tmp_path / "copy")
+    again(copy, name="other")
+    one, two = contents(listed(ours["tar"])), contents(listed(foreign))
+    found = listed(copy, foreign, to="tar")
+    assert [key for key, _ in contents(found)] == [key for key, _ in one + two]
+    assert contents(found) == one + two, "numbers are the text that a tar has"
+    assert found.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
+    assert found.entries.file is not None
+    assert found.entries.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
+    assert found.name == "other, f.tar"
+    assert (found.digest, found.packed, found.dots) == (None, False, "first")
+    assert [os.path.basename(file.path).decode() for file in found.entries.files] == list(found.shards)
+    assert contents(listed(foreign, copy)) == two + one
+
+
+@pytest.mark.parametrize("given", ["file", "pattern", "glob", "folder", "list"])
+def test_all_ways_to_give_a_dataset(given: str, ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """A dataset is the same, however it is given; only its parts need not be all."""
+    dataset = copied(ours[ending], tmp_path / "in")
+    paths = shards(tmp_path / "in")
+    ways: dict[str, Any] = {
+        "file": dataset, "pattern": tmp_path / "in" / f"{ending}-{{0..}}.{ending}", "folder": tmp_path / "in",
+        "glob": tmp_path / "in" / f"*.{ending}", "list": paths,
+    }  # fmt: skip
+    found = listed(ways[given])
+    assert contents(found) == contents(listed(ours[ending]))
+    assert found.entries.classes == {"cls": ["cat", "dog", "emu"]}
+    assert found.entries.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+    assert (found.name, found.notes) == (ending, ())
+    part = listed(paths[1:2])
+    assert contents(part) == contents(found)[3:6]
+    assert part.entries.classes == {"cls": ["cat", "dog", "emu"]}
+    assert part.digest is None
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    """What is no dataset is refused by name; an empty shard is one."""
+    for none, what in (("s3://b/x.tar", "a URL"), (tmp_path / "x.tar", "no shards"), ([], "nothing given")):
+        with pytest.raises(InvalidRequest, match=what):
+            listed(none)
+    write_tar(tmp_path / "empty.tar", [])
+    assert contents(listed(tmp_path / "empty.tar")) == []
+    (tmp_path / "empty.tfrecord").write_bytes(b"")
+    both = listed(
+        tmp_path / "empty.tar", write_tar(tmp_path / "a.tar", [("a", [("x", b"1")])]), tmp_path / "empty.tfrecord"
+    )
+    assert contents(both) == [("a", [("x", b"1")])]
+
+
+def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Worker processes walk and read as this one does; nothing that is imported is pandas."""
+    write_tar(tmp_path / "a.tar.gz", [(f"{at}", [("txt", b"%d" % at)]) for at in range(50)], "w:gz")
+    code = (
+        "import sys\n"
+        "from shardtool.execute.local import LocalPool\n"
+        "pool = LocalPool(2)\n"
+        "from shardtool.source.shards.listing import list_datasets\n"
+        "from shardtool.request.observer import Observer\n"
+        f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
+        "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
+        "print(len(found.entries), sorted(found.entries.numbers), found.packed, 'pandas' in sys.modules)\n"
+        "pool.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
+    assert done.stdout.decode() == "57 ['cls', 'n', 'score'] True False\n"
+
+
+def test_workers_import_nothing_heavy() -> None:
+    """What a worker runs for shards that are not compressed needs neither NumPy nor pyarrow."""
+    modules = "shardtool.source.shards.number_text, shardtool.dataset.walk"
+    code = f"import sys, {modules}; print(*{{'numpy', 'pyarrow'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
+    assert done.stdout == b"\n"
+
+
+def test_compressed_shards(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """Compressed shards are read in sequence: the same samples, at places in what they hold, numbers included."""
+    names = []
+    for path in shards(ours[ending].parent):
+        if path.suffix == f".{ending}":
+            names.append(tmp_path / f"{path.name}.gz")
+            names[-1].write_bytes(gzip.compress(path.read_bytes()))
+    found = listed(names)
+    assert found.packed
+    assert contents(found) == contents(listed(ours[ending]))
+    large: Records = [
+        (f"{at}", [("a", INT64, [at]), ("b", BYTES, [bytes(2**21)]), ("c", INT64, [-at])]) for at in range(3)
+    ]
+    plain = write_records(tmp_path / "x.tfrecord", large)
+    (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress(plain.read_bytes(), 1))
+    assert field(contents(listed([tmp_path / "x.tfrecord.gz"])), "c") == [b"0", b"-1", b"-2"]
+    if ending == "tar":
+        with pa.CompressedOutputStream(tmp_path / "z.tar.zst", "zstd") as out:
+            out.write(shards(ours["tar"].parent)[0].read_bytes())
+        assert contents(listed(tmp_path / "z.tar.zst")) == contents(found)[:3]
+
+
+def test_members_that_are_no_fields(tmp_path: Path) -> None:
+    """What a tar holds besides samples is told of, with a reason; folders are not worth a word."""
+    with tarfile.open(tmp_path / "x.tar", "w") as out:
+        for name, kind in (("./", tarfile.DIRTYPE), ("./a.jpg", tarfile.REGTYPE), ("./b", tarfile.DIRTYPE),
+                           ("README", tarfile.REGTYPE), ("l.jpg", tarfile.SYMTYPE), ("b/c.jpg", tarfile.REGTYPE),
+                           ("f.jpg", tarfile.FIFOTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            out.addfile(info)
+    found = listed(tmp_path / "x.tar")
+    assert contents(found) == [("a", [("jpg", b"")]), ("b/c", [("jpg", b"")])]
+    told = [(one.path, one.code, one.key) for one in found.entries.left_out]
+    assert told == [
+        ("x.tar:README", "no-field", ""),
+        ("x.tar:l.jpg", "special-file", ""),
+        ("x.tar:f.jpg", "special-file", ""),
+    ]
+
+
+def test_what_counts_as_changed(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever was read and has changed since shows in the time; other files show in the identity."""
+    dataset = copied(ours["tar"], tmp_path / "in")
+    before = listed(dataset).entries
+    later = before.changed_ns[0] + 10**12
+    for path in (dataset, *sorted(tmp_path.glob("in/*0.*"))):
+        fact = path.stat()
+        os.utime(path, ns=(later, later))
+        found = listed(dataset).entries
+        assert set(found.changed_ns.tolist()) == {later}
+        assert found.identity == before.identity
+        os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
+        data = path.read_bytes()
+        path.rename(tmp_path / "old")
+        path.write_bytes(data)
+        assert listed(dataset).entries.identity != before.identity
+        before = listed(dataset).entries
+    assert before.root == b""
+    assert len(listed(dataset).entries.identity) < 50
+
+
+# Damage
+
+
+def test_every_file_that_is_damaged_is_named(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """A flipped bit in a dataset file or sidecar is an error that names it; of one in a payload its checksum tells."""
+    for number, name in enumerate([f"{ending}.json", f"{ending}-1.index"]):
+        for at in (20, -20):
+            dataset = copied(ours[ending], tmp_path / f"{number}{at}")
+            flip(dataset.parent / name, at)
+            with pytest.raises(CorruptShard, match=name) as caught:
+                listed(dataset)
+            assert caught.value.exit_code == 4
+    dataset = copied(ours[ending], tmp_path / "payload")
+    before = listed(dataset).entries
+    row = int(np.flatnonzero(before.kind == SPAN)[-1])
+    assert before.offset is not None
+    flip(dataset.parent / f"{ending}-2.{ending}", int(before.offset[row]))
+    with pytest.raises(AssertionError):
+        contents(listed(dataset))
+    if ending == "tfrecord":
+        for path in dataset.parent.glob("*.index"):
+            path.unlink()
+        dataset.unlink()
+        with pytest.raises(CorruptShard, match=r"tfrecord-2.*checksum"):
+            listed(dataset.parent)
+
+
+def test_a_damaged_number(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Numbers are read while they are listed: a flipped bit in one is an error with its place, whatever the format."""
+    for ending, to in (("tfrecord", "tar"), ("tfrecord", "tfrecord"), ("tar", "tfrecord")):
+        dataset = copied(ours[ending], tmp_path / f"{ending}{to}")
+        path = tmp_path / f"{ending}{to}" / f"{ending}-1.{ending}"
+        rows = pq.read_table(path.with_suffix(".index")).to_pylist()
+        place = next(one for one in rows[1]["__fields__"] if one["name"] == "n")["offset"]
+        flip(path, place)
+        with pytest.raises(CorruptShard, match=rf"{ending}-1.* at {place:,}.*'n'"):
+            listed(dataset, to=to)
+        assert len(listed(dataset, to=to, without=["n"]).entries) == 7
+
+
+def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
+    """Numbers are read only from the file that was listed."""
+    shard = write_records(tmp_path / "x.tfrecord", [("a", [("n", INT64, [5])])])
+    row = listed(shard, without=["n"]).entries
+    assert row.offset is not None
+    unknown = np.array([-1]).tobytes()
+    wanted = Wanted("n", "int64", stored=True, offsets=row.offset.tobytes(), lengths=row.size.tobytes(), crcs=unknown)
+    assert read_texts(TextTask(row.files[0], str(shard), (wanted,)))[0].data == b"5\0"
+    os.utime(shard, ns=(1, 1))
+    with pytest.raises(CorruptShard, match="changed while it was read"):
+        read_texts(TextTask(row.files[0], str(shard), (wanted,)))
+
+
+def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """Where a dataset file lists it, a shard or sidecar that is missing, or another one, is an error, never a walk."""
+    number = itertools.count()
+
+    def changed(change: Callable[[Path], object], what: str, given_as: str = "{dataset}") -> None:
+        folder = tmp_path / str(next(number))
+        dataset = copied(ours[ending], folder)
+        change(folder)
+        with pytest.raises(CorruptShard, match=what) as caught:
+            listed(given_as.format(dataset=dataset, folder=folder))
+        assert caught.value.remedy
+
+    shard, sidecar = f"{ending}-1.{ending}", f"{ending}-1.index"
+
+    def without_shard(folder: Path) -> None:
+        (folder / shard).unlink()
+
+    def with_link(folder: Path) -> None:
+        (folder / shard).replace(folder / "x")
+        (folder / shard).symlink_to("x")
+
+    def with_fifo(folder: Path) -> None:
+        (folder / shard).unlink()
+        os.mkfifo(folder / shard)
+
+    changed(without_shard, f"{shard}: cannot be opened: no such file")
+    for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
+        changed(without_shard, f"1 shard that it lists not there: {shard}", f"{{folder}}/{given_as}")
+    changed(with_link, "a symbolic link")
+    changed(with_fifo, "no plain file")
+    changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
+    changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
+    changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as the dataset")
+
+    def another_count(folder: Path) -> None:
+        file = read_dataset((folder / f"{ending}.json").read_bytes(), "x")
+        again(folder / f"{ending}.json", shards=(replace(file.shards[0], samples=4), *file.shards[1:]))
+
+    changed(another_count, f"{ending}-0.index: 3 samples.*4, as the dataset file says")
+
+
+def test_a_sidecar_without_dataset_file(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A sidecar beside a shard must be that shard's: another name, size or place is an error, and damage is one."""
+    dataset = copied(ours["tar"], tmp_path)
+    dataset.unlink()
+    whole = listed(f"{tmp_path}/tar-*.tar")
+    assert contents(whole) == contents(listed(ours["tar"]))
+    assert whole.entries.columns is not None
+    assert (whole.entries.classes, whole.entries.numbers, whole.digest) == ({}, {}, None)
+    index_file = tmp_path / "tar-1.index"
+    data = index_file.read_bytes()
+    for other, what in (
+        ((tmp_path / "tar-0.index").read_bytes(), "the index of tar-0.tar"),
+        (data[:-30], "no sidecar"),
+        (data[:300] + bytes([data[300] ^ 1]) + data[301:], "no sidecar"),
+    ):
+        index_file.write_bytes(other)
+        with pytest.raises(CorruptShard, match=rf"tar-1\.index.*{what}"):
+            listed(tmp_path)
+    index_file.unlink()
+    index_file.symlink_to("nowhere")
+    with pytest.raises(CorruptShard, match=r"tar-1\.index.*no such file"):
+        listed(tmp_path)
+    index_file.unlink()
+    index_file.write_bytes(data)
+    (tmp_path / "tar-1.tar").write_bytes((tmp_path / "tar-1.tar").read_bytes() + bytes(512))
+    with pytest.raises(CorruptShard, match=r"tar-1\.index"):
+        listed(tmp_path)
+
+
+def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write a sidecar with another table and the same facts."""
+    facts = pq.read_metadata(path).metadata
+    table = change(pq.read_table(path))
+    with pq.ParquetWriter(path, table.schema, store_schema=False, write_page_checksum=True) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({name: value for name, value in facts.items() if name.startswith(b"shardtool")})
+
+
+def test_a_sidecar_that_lies(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A sound Parquet file that tells of what its shard cannot hold is damage, and so is one with other columns."""
+    dataset = copied(ours["tar"], tmp_path)
+    dataset.unlink()
+    path = tmp_path / "tar-0.index"
+    data = path.read_bytes()
+
+    def with_column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
+        def changed(table: pa.Table) -> pa.Table:
+            at = table.schema.get_field_index(name)
+            kind = table.schema.field(at)
+            return table.set_column(at, kind, pa.array(change(table.column(at).to_pylist()), kind.type))
+
+        return changed
+
+    def shifted(rows: list[Any], by: int) -> list[Any]:
+        first, *rest = rows[-1]
+        return [*rows[:-1], [{**first, "offset": first["offset"] + by}, *rest]]
+
+    for change in (
+        with_column("__offset__", lambda values: [value + 10**9 for value in values]),
+        with_column("__size__", lambda values: [2**62 for _ in values]),
+        with_column("__offset__", lambda values: [0 for _ in values]),
+        with_column("__fields__", lambda rows: shifted(rows, 10**6)),
+        with_column("__fields__", lambda rows: shifted(rows, -1024)),
+        with_column("__size__", lambda values: [value + 512 for value in values]),
+        lambda table: table.append_column("__mine__", table.column("n")),
+        lambda table: table.append_column("n", table.column("n")),
+        lambda table: table.drop(["__size__"]),
+    ):
+        path.write_bytes(data)
+        _rewritten(path, change)
+        with pytest.raises(CorruptShard, match=r"tar-0\.index"):
+            listed(tmp_path)
+    path.write_bytes(data)
+    _rewritten(path, lambda table: table)
+    assert contents(listed(tmp_path)) == contents(listed(ours["tar"]))
+
+
+@given(data=st.data())
+def test_any_bytes_give_samples_or_corrupt_shard(
+    data: st.DataObject, ours: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever bytes a shard, sidecar or dataset file has, there are samples, or an error of ours."""
+    ending = data.draw(st.sampled_from(["tar", "tfrecord"]))
+    dataset = copied(ours[ending], tmp_path_factory.mktemp("any"))
+    bare = data.draw(st.booleans())
+    if bare:
+        dataset.unlink()
+    path = data.draw(st.sampled_from([one for one in sorted(dataset.parent.iterdir()) if "-1" not in one.name]))
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw[: data.draw(st.integers(1, len(raw)) | st.just(len(raw)))])
+    try:
+        listed(dataset.parent, to=data.draw(st.sampled_from(["tar", "tfrecord"])))
+    except ShardError as error:
+        assert isinstance(error, (CorruptShard, InvalidRequest)), error  # noqa: PT017
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_what_index_made(ending: str, *, checksum: bool, ours: dict[str, Path], tmp_path: Path) -> None:
+    """Sidecars without checksums are held against a walk; others are believed, but for what only a walk can tell."""
+    for path in shards(ours[ending].parent):
+        if path.suffix == f".{ending}":
+            shutil.copy(path, tmp_path)
+    index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=1))
+    found = listed(tmp_path)
+    assert contents(found) == contents(listed(ours[ending]))
+    assert found.entries.expected is not None
+    spans = found.entries.expected[found.entries.kind == SPAN]
+    assert np.all((spans >= 0) == (checksum or ending == "tfrecord"))
+    path = tmp_path / f"{ending}-0.index"
+    told = path.read_bytes()
+    if checksum and ending == "tar":
+        _rewritten(path, lambda table: _row_changed(table, "__key__", lambda key: key + "x"))
+        _list_again(tmp_path / f"{ending}.json", path)
+        assert contents(listed(tmp_path))[0][0] == "k/0000x"
+        return
+    for change in (
+        lambda table: _row_changed(table, "__key__", lambda key: key[:-1] + "9"),
+        lambda table: _row_changed(table, "__fields__", lambda fields: [*fields[:-1], {**fields[-1], "name": "zzz"}]),
+        lambda table: _row_changed(table, "__fields__", lambda fields: [*fields[:-1], {**fields[-1], "length": 1}]),
+        lambda table: _row_changed(table, "__fields__", lambda fields: fields[:-1]),
+        _renamed,
+    ):
+        path.write_bytes(told)
+        _rewritten(path, change)
+        _list_again(tmp_path / f"{ending}.json", path)
+        with pytest.raises(CorruptShard, match=rf"{ending}-0\.{ending}: other samples"):
+            listed(tmp_path)
+
+
+def _row_changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
+    """Return a table with another value in the first row of a column."""
+    at = table.schema.get_field_index(name)
+    kind, values = table.schema.field(at), table.column(at).to_pylist()
+    return table.set_column(at, kind, pa.array([change(values[0]), *values[1:]], kind.type))
+
+
+def _renamed(table: pa.Table) -> pa.Table:
+    """Return a table in which the last field of all samples has another name."""
+    at = table.schema.get_field_index("__fields__")
+    kind, rows = table.schema.field(at), table.column(at).to_pylist()
+    return table.set_column(at, kind, pa.array([[*row[:-1], {**row[-1], "name": "zzz"}] for row in rows], kind.type))
+
+
+def _list_again(dataset: Path, sidecar: Path) -> None:
+    """Let a dataset file list a sidecar as it is now."""
+    data = sidecar.read_bytes()
+    entries = read_dataset(dataset.read_bytes(), "x").shards
+    told: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
+    again(dataset, shards=tuple(replace(one, **told) if one.sidecar == sidecar.name else one for one in entries))
+
+
+def test_shards_that_the_dataset_file_does_not_list(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A shard that only a pattern finds is no part of the dataset, and that is said."""
+    copied(ours["tar"], tmp_path)
+    write_tar(tmp_path / "tar-3.tar", [("more", [("txt", b"")])])
+    found = listed(tmp_path / "tar-{0..}.tar")
+    assert found.notes == ("tar.json does not list 1 shard, left out: tar-3.tar",)
+    assert contents(found) == contents(listed(ours["tar"]))
+
+
+# Names
+
+
+@pytest.mark.parametrize("key", ["a/../b", "/a", "a//b", "./../x", "a\x01b", "a/\x7f", "..", "a/."])
+def test_keys_that_are_no_names(key: str, tmp_path: Path) -> None:
+    """A key that could not be a file's name, or leads elsewhere, is refused by name, whoever wrote it."""
+    write_tar(tmp_path / "good.tar", [("good", [("txt", b"")])])
+    write_records(tmp_path / "x.tfrecord", [("ok", []), (key, [("txt", BYTES, [b""])])])
+    with pytest.raises(InvalidRequest, match=r"x\.tfrecord.*the key"):
+        listed(tmp_path / "good.tar", tmp_path / "x.tfrecord")
+
+
+def test_keys_with_zeros(tmp_path: Path) -> None:
+    """A zero byte in a key ends no key; an empty key is none."""
+    for key in ("a\0b", ""):
+        write_records(tmp_path / "x.tfrecord", [(key, [("txt", BYTES, [b""])])])
+        with pytest.raises(InvalidRequest, match="the key"):
+            listed(tmp_path / "x.tfrecord")
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a\n"])
+def test_fields_that_are_no_names(name: str, tmp_path: Path) -> None:
+    """A field without a name, or with control characters in it, is refused with its place."""
+    shard = write_records(tmp_path / "x.tfrecord", [("a", []), ("b", [("ok", BYTES, [b""]), (name, BYTES, [b""])])])
+    with pytest.raises(InvalidRequest, match=r"x\.tfrecord, b: the field"):
+        listed(shard)
+    assert len(listed(shard, only=["ok"]).entries) == 2
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """Names that are no UTF-8 are percent-encoded, as an index has them."""
+    with tarfile.open(tmp_path / "x.tar", "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as out:
+        for name in ("k\xff.jpg", "k\xff.\xfe", "b%20.jpg"):
+            out.addfile(tarfile.TarInfo(name))
+    assert [(key, [name for name, _ in fields]) for key, fields in contents(listed(tmp_path / "x.tar"))] == [
+        ("k%FF", ["%FE", "jpg"]), ("b%20", ["jpg"]),
+    ]  # fmt: skip
+
+
+def test_a_field_twice(tmp_path: Path) -> None:
+    """A sample that has a field twice is named, unless nobody takes that field."""
+    shard = write_tar(tmp_path / "x.tar", [("a", [("jpg", b"1")]), ("b", [("jpg", b"1"), ("txt", b""), ("jpg", b"2")])])
+    with pytest.raises(InvalidRequest, match=r"x\.tar, b: the field 'jpg' twice"):
+        listed(shard)
+    found = list_datasets([str(shard)], Here(), Observer(), to_format="tar", without=["jpg"])
+    assert len(found.entries) == 2
+    write_records(tmp_path / "x.tfrecord", [("a", [("t", BYTES, [b"1"]), ("t", BYTES, [b"2"])])])
+    with pytest.raises(InvalidRequest, match="the field 't' twice"):
+        listed(tmp_path / "x.tfrecord")
+
+
+def test_too_many_fields(tmp_path: Path) -> None:
+    """More fields than can be counted are refused, of a sample and of all."""
+    names = [f"f{at:05}" for at in range(2**16)]
+    write_records(tmp_path / "x.tfrecord", [("a", [(name, BYTES, [b""]) for name in names])])
+    with pytest.raises(InvalidRequest, match=r"65,536 (different )?fields"):
+        listed(tmp_path / "x.tfrecord")
+    for at, some in enumerate((names[: 2**15], names[2**15 :])):
+        write_records(tmp_path / f"{at}.tfrecord", [(f"{at}", [(name, BYTES, [b""]) for name in some])])
+    with pytest.raises(InvalidRequest, match=r"65,536 (different )?fields"):
+        listed(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
+
+
+@pytest.mark.parametrize(
+    ("key", "dots"), [("a", "first"), ("a.b/c", "first"), (".h", "first"), ("x/.h", "first"), ("x/a.b", "last"),
+                      ("a.", "last"),
+                      ("a..b", "last")]
+)  # fmt: skip
+def test_where_keys_must_end(key: str, dots: str, tmp_path: Path) -> None:
+    """A key with a dot in its name needs the rule of the last one, whatever it comes from."""
+    write_records(tmp_path / "x.tfrecord", [("b", []), (key, [("txt", BYTES, [b""])]), ("c", [])])
+    assert listed(tmp_path / "x.tfrecord").dots == dots
+
+
+def test_dots_of_keys_and_fields(tmp_path: Path) -> None:
+    """Where keys and fields both have dots, no rule tells them apart in a tar, and that is said."""
+    write_records(tmp_path / "x.tfrecord", [("a.b", [("seg.png", BYTES, [b""])])])
+    assert any("'seg.png'" in note for note in listed(tmp_path / "x.tfrecord").notes)
+    assert not listed(tmp_path / "x.tfrecord", to="tfrecord").notes
+
+
+# Numbers
+
+
+@given(st.integers(0, 2**32 - 1) | st.integers(0, 511).map(lambda high: high << 23))
+@example(0x0F800000)  # 2**-96, which most of what rounds to it is larger than
+@example(1)
+def test_the_text_of_floats(bits: int) -> None:
+    """It is the shortest text that gives the float back, written as Python does; NumPy's is the same number."""
+    data = struct.pack("<I", bits)
+    value = np.frombuffer(data, np.float32)[0]
+    text = float_text(data)
+    assert text is not None
+    assert text == repr(float(str(value))).encode()
+    if value == value:  # noqa: PLR0124 - not a number
+        assert struct.pack("<f", float(text)) == data
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_the_text_of_whole_numbers(number: int) -> None:
+    """It is the number, in decimal; of several numbers, or none, there is none."""
+    data = tfrecords.varint(number)
+    assert int_text(data) == b"%d" % number
+    assert int_text(data + data) is None
+    assert int_text(data + b"\x80") is None
+
+
+def test_numbers_of_tfrecords(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Their text is what the tar of the same source has, whether a dataset file tells of them or a walk."""
+    wanted = contents(listed(ours["tar"]))
+    for to, given_to in itertools.product(("tar", "tfrecord"), (True, False)):
+        dataset = copied(ours["tfrecord"], tmp_path / f"{to}{given_to}")
+        if not given_to:
+            dataset.unlink()
+        found = listed(dataset.parent, to=to)
+        assert contents(found) == wanted
+        assert found.entries.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+        assert {name: len(column) for name, column in found.entries.inline.items()} == {"cls": 7, "n": 7, "score": 7}
+
+
+def test_numbers_that_some_lack(tmp_path: Path) -> None:
+    """A sample without a number has none; its text is empty for whoever asks."""
+    write_records(tmp_path / "x.tfrecord", [
+        ("a", [("n", INT64, [5]), ("t", BYTES, [b"t"])]), ("b", []), ("c", [("t", BYTES, [b"u"])]),
+        ("d", [("n", INT64, [-1])]),
+    ])  # fmt: skip
+    write_tar(tmp_path / "y.tar", [("e", [("t", b"v")])])
+    found = listed(tmp_path / "x.tfrecord", tmp_path / "y.tar")
+    assert field(contents(found), "n") == [b"5", None, None, b"-1", None]
+    assert found.entries.inline["n"].span(0, 5) == b"5\0\0\0-1\0\0"
+
+
+@pytest.mark.parametrize(("kind", "values", "what"), [
+    (INT64, [1, 2, 3], "3 int64 values"), (FLOAT, [0.5, 1.5], "2 float values"),
+    (BYTES, [b"a", b"b"], "2 bytes values"), (INT64, [], "0 int64 values"), (BYTES, [], "0 bytes values"),
+])  # fmt: skip
+def test_lists_of_values(kind: int, values: list[Any], what: str, tmp_path: Path) -> None:
+    """A feature that is no single value is refused with shard, field and sample, unless nobody takes it."""
+    shard = write_records(
+        tmp_path / "x.tfrecord", [("a", [("t", BYTES, [b"1"])]), ("b", [("t", BYTES, [b"2"]), ("l", kind, values)])]
+    )
+    with pytest.raises(InvalidRequest, match=rf"x\.tfrecord, b: the field 'l' is a list of {what}.*--drop-fields l"):
+        listed(shard)
+    for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
+        assert field(contents(found), "t") == [b"1", b"2"]
+    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index tells of no lists
+    with pytest.raises(InvalidRequest, match="a list of"):
+        listed(tmp_path)
+
+
+def test_fields_of_two_kinds(tmp_path: Path) -> None:
+    """A field that is a number in one TFRecord and bytes in another is refused with shard, field and sample."""
+    one = write_records(tmp_path / "1.tfrecord", [("a", [("n", INT64, [1])])])
+    two = write_records(tmp_path / "2.tfrecord", [("b", []), ("c", [("n", BYTES, [b"1"])])])
+    three = write_records(tmp_path / "3.tfrecord", [("d", [("n", FLOAT, [1.0])]), ("e", [("n", INT64, [1])])])
+    with pytest.raises(
+        InvalidRequest, match=r"2\.tfrecord, c: the field 'n' is bytes.*int64, as in 1.tfrecord.*--drop-fields n"
+    ):
+        listed([one, two])
+    with pytest.raises(InvalidRequest, match=r"1\.tfrecord, a: the field 'n' is int64.*bytes, as in 2.tfrecord"):
+        listed(two, one)
+    with pytest.raises(
+        InvalidRequest, match=r"3\.tfrecord, e: the field 'n' is int64.*float, as in the samples before it"
+    ):
+        listed(three)
+    assert len(listed(one, two, three, without=["n"]).entries) == 5
+
+
+def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
+    """A tar of ours tells which texts are numbers; they go into TFRecords as such, and into tars as they are."""
+    file = read_dataset(ours["tar"].read_bytes(), "x")
+    assert file.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+    found = listed(ours["tar"], to="tfrecord")
+    assert found.entries.numbers == file.numbers
+    assert sorted(found.entries.inline) == ["cls", "n", "score"]
+    assert found.notes == ()
+    same = listed(ours["tar"], to="tar")
+    assert same.entries.inline == {}
+    assert same.entries.numbers == file.numbers
+    assert contents(found) == contents(same)
+
+
+@pytest.mark.parametrize(("kind", "texts", "note"), [
+    ("float", ["0.5", "0.123456789", "1.0"], "'x' stays text: 1 value would be rounded in TFRecord's 32-bit floats"),
+    ("float", ["0.5", "1", "1.0"], "'x' stays text: 1 value would be rounded"),
+    ("float", ["0.5", "", "zero"], "'x' stays text: 2 values would be another text after TFRecord's float"),
+    ("float", ["1e40", "0.5", "nan"], "'x' stays text: 1 value would be rounded"),
+    ("int64", ["1", "01", " 2"], "'x' stays text: 2 values would be another text after TFRecord's int64"),
+    ("int64", ["9223372036854775807", "9223372036854775808", "1" * 50], "2 values"),
+    ("int64", ["-0", "-1", "+1"], "2 values"),
+])  # fmt: skip
+def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: str, tmp_path: Path) -> None:
+    """A field of which one text is not what a TFRecord would give back stays bytes, all of it, and that is said."""
+    dataset = make(
+        write_tree(tmp_path / "in", {f"{at}.x": text.encode() for at, text in enumerate(texts)}),
+        tmp_path / "o-{0..}.tar",
+    )
+    again(dataset, numbers={"x": kind})
+    found = listed(dataset, to="tfrecord")
+    assert note in found.notes[0]
+    assert (found.entries.numbers, found.entries.inline) == ({}, {})
+    assert field(contents(found), "x") == [text.encode() for text in texts]
+
+
+def test_tar_and_tfrecord_with_one_field(ours: dict[str, Path], tmp_path: Path) -> None:
+    """In a tar all is text. In a TFRecord a tar's texts become the number that another shard has, if they can."""
+    wanted = contents(listed(ours["tar"]))
+    foreign = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
+    other = write_tar(tmp_path / "y.tar", [("x", [("n", b"7")]), ("y", [("t", b""), ("n", b"seven")])])
+    for numbers in (foreign, other):
+        found = listed(ours["tfrecord"], numbers, to="tar")
+        assert contents(found) == wanted + contents(listed(numbers))
+        assert found.entries.numbers == {"cls": "int64", "score": "float"}, "nobody says that the other tar's are"
+    for first in ("tar", "tfrecord"):
+        found = listed(ours[first], foreign, to="tfrecord")
+        assert contents(found) == [*wanted, ("x", [("n", b"7")])]
+        assert found.entries.numbers["n"] == "int64"
+    with pytest.raises(InvalidRequest, match=r"y\.tar, y: the field 'n' is a text.*int64"):
+        listed(ours["tfrecord"], other, to="tfrecord")
+    found = listed(ours["tar"], other, to="tfrecord")
+    assert sorted(found.entries.numbers) == ["cls", "score"]
+    assert found.notes[0].startswith("'n' stays text: 1 value")
+
+
+def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
+    """Where two datasets say other things of a field's texts, they stay texts."""
+    paths = []
+    for kind in ("int64", "float"):
+        source = write_tree(tmp_path / kind, {f"{kind}.x": b"1"})
+        paths.append(make(source, tmp_path / f"{kind}-{{0..}}.tar"))
+        again(paths[-1], numbers={"x": kind})
+    found = listed(*paths, to="tfrecord")
+    assert found.entries.numbers == {}
+    assert found.notes == ("'x' stays text: it stands for float and int64 in different datasets",)
+    assert listed(*paths).entries.numbers == {}
+
+
+def test_the_dataset_file_tells_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
+    """It does so only where there are such, and is believed only where it makes sense."""
+    told = json.loads(ours["tar"].read_bytes())["shardtool"]
+    assert told["numbers"] == {"cls": "int64", "n": "int64", "score": "float"}
+    assert "numbers" not in json.loads(ours["tfrecord"].read_bytes())["shardtool"]
+    plain = make(write_tree(tmp_path / "in", {"a.txt": b"1"}), tmp_path / "o-{0..}.tar")
+    assert "numbers" not in json.loads(plain.read_bytes())["shardtool"]
+    file = read_dataset(ours["tar"].read_bytes(), "x")
+    assert read_dataset(file.encode(), "x") == file
+    for wrong in ('{"cls": "int32"}', '{"none": "int64"}', '{"cls": ["int64"]}', '["cls"]', "3"):
+        raw = file.encode().replace(b'"numbers": {', b'"numbers": %b, "x": {' % wrong.encode())[:-12]
+        with pytest.raises(CorruptShard, match="no dataset file"):
+            read_dataset(raw + b'%08x"\n}\n' % crc32c.crc32c(raw), "x")
+
+
+def test_index_keeps_what_is_told_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A dataset file that is made anew for the same shards tells of the same numbers."""
+    dataset = copied(ours["tar"], tmp_path)
+    (tmp_path / "tar-0.index").unlink()
+    index(dataset, IndexOptions(workers=1))
+    assert read_dataset(dataset.read_bytes(), "x").numbers == read_dataset(ours["tar"].read_bytes(), "x").numbers
+
+
+@settings(max_examples=3)
+@given(
+    floats=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False) | st.just(0.1), min_size=1, max_size=5),
+    whole=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5),
+)
+def test_through_the_other_format_and_back(
+    tmp_path_factory: pytest.TempPathFactory, floats: list[float], whole: list[int]
+) -> None:
+    """A tar made a TFRecord is what the source makes of one, and back it is what it was; so is a TFRecord."""
+    folder = tmp_path_factory.mktemp("both")
+    count = len(floats)
+    columns: dict[str, Any] = {
+        "score": pa.array(floats, pa.float32()), "n": pa.array(whole[:count], pa.int64()),
+        "ok": pa.array([number % 2 == 0 for number in whole[:count]]), "text": [f"text {at}" for at in range(count)],
+    }  # fmt: skip
+    source = manifest(folder, **columns)
+    values = ("score=score", "n=n", "ok=ok", "txt=text")
+    data = {}
+    for ending in ("tar", "tfrecord"):
+        make(source, folder / f"{ending}-{{0..}}.{ending}", values=values, max_count=2)
+        data[ending] = [path.read_bytes() for path in shards(folder) if path.suffix == f".{ending}"]
+    for first, second in (("tar", "tfrecord"), ("tfrecord", "tar")):
+        options = ReshardOptions(workers=1, max_count=2)
+        other = folder / first
+        reshard(folder / f"{first}.json", f"{other}/o-{{0..}}.{second}", options)
+        assert [path.read_bytes() for path in shards(other)] == data[second]
+        reshard(other / "o.json", f"{other}/back/o-{{0..}}.{first}", options)
+        assert [path.read_bytes() for path in shards(other / "back")] == data[first]
+
+
+# Metadata and classes
+
+
+def test_metadata_comes_along(ending: str, ours: dict[str, Path]) -> None:
+    """The columns of sidecars, lists too, come as they are, a row a sample."""
+    found = listed(ours[ending])
+    paths = sorted(ours[ending].parent.glob(f"{ending}-*.index"))
+    told = pa.concat_tables([pq.read_table(path) for path in paths])
+    assert found.entries.columns.equals(
+        told.drop([name for name in told.column_names if name.startswith("__")]).combine_chunks()
+    )
+    assert found.entries.columns.num_rows == 7
+    assert {column.num_chunks for column in found.entries.columns.columns} == {1}
+
+
+def test_metadata_of_several_datasets(tmp_path: Path) -> None:
+    """Columns are united; what a dataset does not have is null in its rows, whatever the order of datasets."""
+    tables = [
+        {"key": ["a", "b"], "n": pa.array([1, 2], pa.int8()), "s": ["x", "y"]},
+        {"key": ["c"], "n": pa.array([2**40], pa.int64()), "t": pa.array([[1, 2]])},
+        {"key": ["d"], "s": pa.array([None], pa.null())},
+    ]
+    paths = []
+    for at, table in enumerate(tables):
+        source = manifest(tmp_path / str(at), **table)
+        paths.append(make(source, tmp_path / f"{at}-{{0..}}.tar", values=("txt=key",)))
+    foreign = write_tar(tmp_path / "f.tar", [("f", [("txt", b"")])])
+    found = listed(paths[0], foreign, paths[1], paths[2]).entries
+    assert found.columns.select(["n", "s", "t"]).to_pylist() == [
+        {"n": 1, "s": "x", "t": None}, {"n": 2, "s": "y", "t": None}, {"n": None, "s": None, "t": None},
+        {"n": 2**40, "s": None, "t": [1, 2]}, {"n": None, "s": None, "t": None},
+    ]  # fmt: skip
+    assert [str(kind) for kind in found.columns.select(["n", "s"]).schema.types] == ["int64", "string"]
+    assert listed(foreign, paths[0]).entries.columns.column("n").to_pylist() == [None, 1, 2]
+    assert listed(foreign).entries.columns is None
+
+
+def test_metadata_that_is_not_alike(tmp_path: Path) -> None:
+    """Types that cannot be one are an error that names column, types and datasets; so are values that would change."""
+    paths = {}
+    for name, values in (("text", ["1"]), ("whole", pa.array([2**60 + 1])), ("part", [0.5]), ("small", [1])):
+        source = manifest(tmp_path / name, key=[name], n=values)
+        paths[name] = make(source, tmp_path / f"{name}-{{0..}}.tar", values=("txt=key",))
+    with pytest.raises(InvalidRequest, match=r"column 'n': string in text, int64 in whole"):
+        listed(paths["text"], paths["whole"])
+    with pytest.raises(InvalidRequest, match=r"column 'n': double in part, int64 in whole"):
+        listed(paths["part"], paths["whole"])
+    assert listed(paths["small"], paths["part"]).entries.columns.column("n").to_pylist() == [1.0, 0.5]
+
+
+def test_classes_of_several_datasets(ours: dict[str, Path], tmp_path: Path) -> None:
+    """The same classes stay; other ones are refused by name, unless nobody takes the field; none is told of."""
+    same, other = copied(ours["tar"], tmp_path / "same"), copied(ours["tar"], tmp_path / "other")
+    again(other, classes={"cls": ["dog", "cat"]}, name="dogs")
+    foreign = write_tar(tmp_path / "f.tar", [("f", [("cls", b"0")])])
+    assert listed(ours["tar"], same).entries.classes == {"cls": ["cat", "dog", "emu"]}
+    with pytest.raises(InvalidRequest, match=r"'cls'.*dogs \(dog, cat\).*tar: cat, dog, emu.*--drop-fields cls"):
+        listed(ours["tar"], other)
+    assert listed(ours["tar"], other, without=["cls"]).entries.classes == {}
+    found = listed(ours["tar"], foreign)
+    assert found.entries.classes == {"cls": ["cat", "dog", "emu"]}
+    assert any("'cls'" in note and "f.tar" in note for note in found.notes)
+
+
+def test_the_sum_of_fingerprints(ours: dict[str, Path], tmp_path: Path) -> None:
+    """The digest is what the same samples in one dataset have; where a text may have been rounded, there is none."""
+    source = manifest(tmp_path / "in", n=[1, 2, 3], text=["a", "b", "c"])
+    one = make(source, tmp_path / "one-{0..}.tfrecord", values=("txt=text", "cls=n"))
+    told = [int(read_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
+    assert listed(ours["tar"], one).digest == sum(told) % 2**256
+    assert listed(ours["tfrecord"]).digest is None
+    assert listed(ours["tar"], to="tfrecord").digest == told[0]
+
+
+def test_members_are_those_of_the_source(ours: dict[str, Path]) -> None:
+    """What other tools read from the shards is what is listed."""
+    found = {f"{key}.{name}": data for key, fields in contents(listed(ours["tar"])) for name, data in fields}
+    assert found == dict(members(*(path for path in shards(ours["tar"].parent) if path.suffix == ".tar")))
+    assert all((ours["tar"].parent / sidecar_name(path.name)).exists() for path in shards(ours["tar"].parent))
+
+
+def test_a_real_pool(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Workers that are started afresh find what this process does."""
+    shard = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
+    with LocalPool(1, "spawn") as pool:
+        found = list_datasets([str(ours["tfrecord"]), str(shard)], pool, Observer(), to_format="tfrecord")
+    assert contents(found) == contents(listed(ours["tfrecord"], shard, to="tfrecord"))

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool import InvalidRequest
+from shardtool.table.json_lines import check_lines
+from shardtool.table.limits import MOST_COLUMNS, MOST_LEVELS
+from shardtool.table.text import read_json_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAMES = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"', ":", "a" * 200, "[", "}"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["[[[", '\\"', '{"a":1}', "}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+def _check(text: str | bytes) -> str:
+    """Return what is said of lines; empty where nothing is."""
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    try:
+        check_lines("t.jsonl", lambda: io.BytesIO(data))
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+def _nested(value: object) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(_nested, parts), default=0)
+
+
+@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=6), st.sampled_from(["\n", "\r\n", " \n\n\t"]))
+@example([{"a": '\\" [[', "b": [[1], [2]]}, {"[": "]", "{": {}}], "\n")
+@example([{}], "\n")
+def test_objects_pass(rows: list[dict[str, object]], newline: str) -> None:
+    """Whatever an object holds, its line passes: marks within texts are none, and white space around it is nothing."""
+    for separators in ((",", ":"), (", ", " : ")):
+        assert _check(newline.join(json.dumps(row, separators=separators) for row in rows)) == ""
+
+
+@given(st.lists(VALUES, min_size=1, max_size=5), st.integers(0, 6))
+def test_a_line_that_is_no_object_is_named(rows: list[object], spaces: int) -> None:
+    """Exactly lines that are one object pass; the first other one is named by its row, in the words of its kind."""
+    said = _check("\n".join(" " * spaces + json.dumps(row) for row in rows))
+    bad = next((at for at, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
+    assert said.startswith(f"t.jsonl: row {bad}: a JSON ") if bad else said == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("null", "a json null"),
+        ('{"a":1} null', "extra data"),
+        ('{"a":1}{"b":2}', "extra data"),
+        ('{"a":1}}', "extra data"),
+        ('{"a":"x}', "unterminated"),
+        ('{"a":{}', "expecting"),
+        ("\x00", "expecting value"),
+        ('{"a":"\\"}', "unterminated"),
+        ('[{"a":1}]', "a json list"),
+    ],
+)
+def test_what_is_no_object(line: str, said: str) -> None:
+    """A line that is no single object is refused before a table's reader sees it, wherever it stands."""
+    for before in (0, 1, 40_000):
+        found = _check('{"a":1}\n' * before + line)
+        assert found.startswith(f"t.jsonl: row {before + 1:,}: ")
+        assert said in found.lower()
+
+
+@pytest.mark.parametrize("pair", ["[]", '{"a":}'])
+def test_deep_nesting_is_refused(pair: str) -> None:
+    """What lies deeper than the limit is refused, by row, however deep; up to the limit it is read."""
+    opening, closing = pair[:-1], pair[-1]
+    for depth in (MOST_LEVELS, 100, 1000, 20_000, 200_000):
+        line = '{"d":' + opening * depth + "1" + closing * depth + "}"
+        assert f"row 2: lists or objects more than {MOST_LEVELS} deep" in _check('{"d":1}\n' + line)
+    depth = MOST_LEVELS - 1
+    line = '{"d":' + opening * depth + "1" + closing * depth + "}"
+    assert read_json_lines("t", lambda: io.BytesIO(line.encode())).num_rows == 1
+
+
+def test_names_are_bounded() -> None:
+    """Names that most rows lack take room in a table for every row: they are in proportion to the file, or refused."""
+    wide = {f"k{at}": at for at in range(MOST_COLUMNS)}
+    assert _check(json.dumps(wide)) == ""
+    assert f"more than {MOST_COLUMNS:,} columns" in _check(json.dumps(wide | {"one": 1}))
+    sparse: list[Mapping[str, object]] = [{f"k{at % 3000}": at} for at in range(60_000)]
+    assert "3,000 different names in objects of 60,000 rows" in _check("\n".join(map(json.dumps, sparse)))
+    inner = [{"d": [{f"k{at % 3000}": 1}]} for at in range(60_000)]
+    assert "different names in objects of 60,000 rows" in _check("\n".join(map(json.dumps, inner)))
+    said = [{"text": json.dumps({f"k{at}": 1, f"\\l{at}": "a : b"})} for at in range(60_000)]
+    assert _check("\n".join(map(json.dumps, said))) == ""  # names in texts are none

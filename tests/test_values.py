@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.values import Dots, parse_size, show_size, split_name, to_bytes, to_text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("500MB", 500 * 10**6),
+        ("500MiB", 500 * 2**20),
+        ("1kb", 1000),
+        ("1KiB", 1024),
+        ("1.5GiB", 3 * 2**29),
+        ("1.1GB", 1_100_000_000),
+        ("2T", 2 * 10**12),
+        ("3PiB", 3 * 2**50),
+        (" 7 MB ", 7 * 10**6),
+        ("12345", 12345),
+        ("12B", 12),
+        ("0.0015kB", 1),
+        (12345, 12345),
+    ],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    """`MB` is 10^6 and `MiB` is 2^20, in any case, to the byte; a bare number is bytes."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0MB", "0.4", "-1", "1e9", "1XB", "MB", "1 000", "1,5GB", "1.5.5GB", "nan", 0, -5]
+)
+def test_no_sizes(text: str | int) -> None:
+    """What is no size, or none that a shard could have, is refused with an example of one."""
+    with pytest.raises(InvalidRequest, match="500MB"):
+        parse_size(text)
+
+
+@given(st.integers(0, 10**18))
+def test_sizes_for_people(size: int) -> None:
+    """A size is shown within half a percent, and never as a power of ten."""
+    number, unit = show_size(size).split()
+    assert "e" not in number
+    factor = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}[unit]
+    assert abs(float(number.replace(",", "")) * factor - size) <= 0.005 * size
+
+
+@pytest.mark.parametrize("size", [999_499, 999_999, 999_999_999, 10**15 - 1])
+def test_sizes_just_below_a_unit(size: int) -> None:
+    """A size just below the next unit is shown as a plain number too."""
+    assert "e" not in show_size(size)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("a.jpg", ("a", "jpg"), ("a", "jpg")),
+        ("a.seg.png", ("a", "seg.png"), ("a.seg", "png")),
+        ("scan.2019.01.jpg", ("scan", "2019.01.jpg"), ("scan.2019.01", "jpg")),
+        (".a.jpg", (".a", "jpg"), (".a", "jpg")),
+        ("..a", (".", "a"), (".", "a")),
+        ("a..b", ("a", ".b"), ("a.", "b")),
+        ("a.b.", ("a", "b."), None),
+        ("a.", None, None),
+        (".a", None, None),
+        ("README", None, None),
+        ("...", (".", "."), None),
+    ],
+)
+def test_key_and_field(name: str, first: tuple[str, str] | None, last: tuple[str, str] | None) -> None:
+    """The key ends at the first or last dot; a dot that starts or ends a name divides nothing."""
+    rules: list[tuple[Dots, tuple[str, str] | None]] = [("first", first), ("last", last)]
+    for dots, expected in rules:
+        split = split_name(name.encode(), dots)
+        assert (split and (split[0].decode(), split[1].decode())) == expected
+
+
+@given(st.binary(min_size=1).filter(lambda name: b"/" not in name), st.sampled_from(["first", "last"]))
+def test_a_divided_name_is_whole_again(name: bytes, dots: Dots) -> None:
+    """Key and field with a dot between them are the name, and neither is empty."""
+    split = split_name(name, dots)
+    assert split is None or (b".".join(split) == name and all(split))
+
+
+@given(st.binary())
+def test_text_keeps_bytes(name: bytes) -> None:
+    """Any bytes come back from their text."""
+    assert to_bytes(to_text(name)) == name

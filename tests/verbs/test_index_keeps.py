@@ -1,0 +1,366 @@
+"""Laws of what `index` finds: nothing that is there is replaced, unless it was read, found wrong, and the user says so.
+
+And of a dataset file that lies above its shards: every verb finds them, and nothing leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    IndexOptions,
+    InvalidRequest,
+    OutputExists,
+    VerifyOptions,
+    create,
+    index,
+    inspect,
+    reshard,
+    verify,
+)
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.verbs.export import export
+from shardtool.verbs.reshard import ReshardOptions
+from tests.helpers import flip, identity, members, read_tree, shards, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ONE = IndexOptions(workers=1)
+READ = IndexOptions(workers=1, checksum=True)
+
+
+@pytest.fixture
+def dataset(ending: str, tmp_path: Path) -> Path:
+    """Give the folder of a dataset of three shards with metadata that only the sidecars have."""
+    table = pa.table(
+        {"key": [f"k{at}" for at in range(6)], "txt": [f"{at}" * at for at in range(6)], "score": range(6)}
+    )
+    options = CreateOptions(values=("txt=txt",), meta="score", max_count=2, workers=1)
+    create(table, f"{tmp_path}/ds/x-{{0..}}.{ending}", options)
+    return tmp_path / "ds"
+
+
+def _scores(folder: Path) -> list[int]:
+    return [row["score"] for path in sorted(folder.glob("*.index")) for row in pq.read_table(path).to_pylist()]
+
+
+def _wids(folder: Path, *urls: str) -> bytes:
+    document = {"wids_version": 1, "shardlist": [{"url": url, "nsamples": 2, "md5sum": "0"} for url in urls]}
+    write_tree(folder, {"out.json": json.dumps(document).encode()})
+    return (folder / "out.json").read_bytes()
+
+
+def _damage(path: Path) -> None:
+    flip(path, 50)
+
+
+def _of_another_shard(path: Path) -> None:
+    shutil.copy(path.parent / "x-0.index", path)
+
+
+def _with_other_places(path: Path) -> None:
+    from shardtool.dataset.sidecar import encode_table, read_facts
+
+    data = path.read_bytes()
+    table = pq.read_table(path).replace_schema_metadata(None)
+    path.write_bytes(encode_table(table.slice(0, 1), read_facts(data, "x")))
+
+
+@pytest.mark.parametrize("spoil", [_damage, _of_another_shard, _with_other_places])
+@pytest.mark.parametrize("options", [ONE, READ])
+def test_a_wrong_sidecar_stays(spoil: Callable[[Path], None], options: IndexOptions, dataset: Path) -> None:
+    """A sidecar that is wrong is named and stays; with `overwrite` it is made again, and what is lost is told."""
+    spoil(dataset / "x-1.index")
+    before = identity(dataset)
+    with pytest.raises(OutputExists, match=r"x-1\.index.*--overwrite.*lost"):
+        index(dataset, options)
+    assert identity(dataset) == before
+    result = index(dataset, replace(options, overwrite=True))
+    assert (result.kept, [note for note in result.notes if "x-1.index" in note and "lost" in note]) == (
+        2,
+        [*result.notes],
+    )
+    assert verify(dataset, VerifyOptions(workers=1)).sound
+
+
+def test_all_that_is_wrong_is_named_at_once(dataset: Path) -> None:
+    """One message tells of all wrong sidecars, and of the columns that only they have."""
+    _of_another_shard(dataset / "x-1.index")
+    _of_another_shard(dataset / "x-2.index")
+    with pytest.raises(OutputExists, match=r"x-1\.index .*x-2\.index .*score"):
+        index(dataset, ONE)
+
+
+def test_what_is_missing_is_written_beside_what_is_wrong(dataset: Path) -> None:
+    """A missing sidecar needs no permission, and is there though another one is wrong."""
+    (dataset / "x-0.index").unlink()
+    _damage(dataset / "x-1.index")
+    with pytest.raises(OutputExists):
+        index(dataset, ONE)
+    assert (dataset / "x-0.index").exists()
+
+
+@pytest.mark.parametrize("name", ["x-1.index", "x.json"])
+@pytest.mark.parametrize("options", [ONE, replace(ONE, overwrite=True)])
+def test_what_cannot_be_read_stays(name: str, options: IndexOptions, dataset: Path) -> None:
+    """A FIFO, a folder or a link to nothing is not known to be wrong: it stays, also with `overwrite`, and is named."""
+    (dataset / name).unlink()
+    places: list[Callable[[Path], object]] = [os.mkfifo, os.mkdir, lambda path: os.symlink("nothing", path)]
+    for place in places:
+        place(dataset / name)
+        before = identity(dataset)
+        with pytest.raises(OutputExists, match=name):
+            index(shards(dataset), options)
+        assert identity(dataset) == before
+        (dataset / name).rmdir() if (dataset / name).is_dir() else (dataset / name).unlink()
+
+
+def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
+    """`--checksum` adds what nobody had read to a sidecar with the same rows: no permission, and nothing is lost."""
+    from shardtool.dataset.sidecar import UNREAD, encode_table, read_facts
+
+    whole = read_tree(dataset)
+    rows = [pq.read_table(path).to_pylist() for path in sorted(dataset.glob("*.index"))]
+    for path in dataset.glob("*.index"):
+        fact, table = read_facts(path.read_bytes(), "x"), pq.read_table(path).replace_schema_metadata(None)
+        unread = UNREAD.field("__fields__")
+        fields = table.column("__fields__").to_pylist()
+        unknown = pa.array([[{**one, "crc32c": None} for one in row] for row in fields], unread.type)
+        path.write_bytes(encode_table(table.set_column(3, unread, unknown), replace(fact, crc=None)))
+    (dataset / "x.json").unlink()
+    assert index(dataset, ONE).kept == 3
+    assert index(dataset, READ).kept == 0
+    assert [pq.read_table(path).to_pylist() for path in sorted(dataset.glob("*.index"))] == rows
+    assert {name: data for name, data in read_tree(dataset).items() if name.endswith(".index")} == {
+        name: data for name, data in whole.items() if name.endswith(".index")
+    }
+    assert verify(dataset, VerifyOptions(workers=1)).sound
+
+
+def test_a_checksum_that_is_not_that_of_the_payload(dataset: Path) -> None:
+    """A sidecar with another checksum than a payload has is wrong, which `--checksum` sees."""
+    from shardtool.dataset.sidecar import SCHEMA, encode_table, read_facts
+
+    path = dataset / "x-1.index"
+    fact, table = read_facts(path.read_bytes(), "x"), pq.read_table(path).replace_schema_metadata(None)
+    fields = table.column("__fields__").to_pylist()
+    fields[0][0]["crc32c"] ^= 1
+    column = SCHEMA.field("__fields__")
+    path.write_bytes(encode_table(table.set_column(3, column, pa.array(fields, column.type)), fact))
+    with pytest.raises(OutputExists, match="checksums of other payloads"):
+        index(dataset, READ)
+
+
+@pytest.mark.parametrize("what", ["damaged", "fewer", "other samples"])
+def test_a_wrong_dataset_file_stays(what: str, dataset: Path, tmp_path: Path) -> None:
+    """A dataset file that is damaged, or lists other shards or samples, stays until the user says `overwrite`."""
+    path, given = dataset / "x.json", [*map(str, shards(dataset))]
+    if what == "damaged":
+        flip(path, 300)
+    elif what == "fewer":
+        given.remove(given[1])
+        shards(dataset)[1].unlink()
+        (dataset / "x-1.index").unlink()
+    else:
+        create(write_tree(tmp_path / "in", {"a.txt": b"x" * 3000}), f"{tmp_path}/y/{shards(dataset)[1].name}",
+               CreateOptions(workers=1))  # fmt: skip
+        for name in (shards(dataset)[1].name, "x-1.index"):
+            shutil.copy(tmp_path / "y" / name, dataset / name)
+    before = identity(dataset)
+    with pytest.raises(OutputExists, match=r"x\.json.*--overwrite"):
+        index(given, ONE)
+    assert identity(dataset) == before
+    index(given, replace(ONE, overwrite=True))
+    assert verify(dataset, VerifyOptions(workers=1)).sound
+
+
+def test_a_dataset_file_of_more_shards_stays(dataset: Path) -> None:
+    """A dataset file that lists further shards, which are there, is right: it stays, also with `overwrite`."""
+    before = identity(dataset)
+    with pytest.raises(OutputExists, match="1 shard that are there and were not given"):
+        index([*map(str, shards(dataset)[:2])], replace(ONE, overwrite=True))
+    assert identity(dataset) == before
+
+
+def test_a_shard_that_is_not_there(dataset: Path) -> None:
+    """A shard that a dataset file lists and that is gone, or no file, is an error that names it; nothing is written."""
+    gone = shards(dataset)[1]
+    places: list[Callable[[Path], object]] = [lambda _: None, os.mkdir, os.mkfifo, lambda path: os.symlink("no", path)]
+    for own in (True, False):
+        if not own:
+            (dataset / "x.json").unlink()
+            _wids(dataset, *(f"x-{at}{gone.suffix}" for at in range(3)))
+        for place in places:
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
+            place(gone)
+            before = identity(dataset)
+            for given in (dataset / ("x.json" if own else "out.json"), *([dataset] if own else [])):
+                with pytest.raises(CorruptShard, match=gone.name):
+                    index(given, replace(ONE, overwrite=True))
+                assert identity(dataset) == before
+
+
+@pytest.mark.parametrize("options", [ONE, replace(ONE, overwrite=True)])
+def test_sidecars_of_other_shards_are_not_taken(
+    options: IndexOptions, dataset: Path, ending: str, tmp_path: Path
+) -> None:
+    """Shards whose sidecars would have the names of other shards' in the folder are refused, and nothing is touched."""
+    other = "tar" if ending == "tfrecord" else "tfrecord"
+    create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/y/x-0.{other}", CreateOptions(workers=1))
+    shutil.copy(tmp_path / "y" / f"x-0.{other}", dataset)
+    (dataset / "below").mkdir()
+    before = identity(dataset)
+    for given in (dataset / f"x-0.{other}", f"{dataset}/x-{{0..}}.{other}", dataset / "x.json"):
+        with pytest.raises(OutputExists, match=r"x-0\.t"):
+            index(given, options)
+        assert identity(dataset) == before
+    (dataset / f"x-0.{other}").rename(tmp_path / "ds" / "below" / f"x-0.{other}")
+    before = identity(dataset)
+    with pytest.raises(OutputExists, match=r"x-0\.t"):
+        index(dataset / "below" / f"x-0.{other}", replace(options, output=str(dataset)))
+    assert identity(dataset) == before
+
+
+def test_shards_of_two_folders(dataset: Path, tmp_path: Path) -> None:
+    """Shards of two folders are no dataset that a dataset file could list."""
+    shutil.copytree(dataset, tmp_path / "dt")
+    for path in (*dataset.glob("x*.[ji]*"), *(tmp_path / "dt").glob("x*.[ji]*")):
+        path.unlink()
+    with pytest.raises(InvalidRequest, match="2 folders"):
+        index([shards(dataset)[0], shards(tmp_path / "dt")[1]], ONE)
+    assert len(list(dataset.iterdir())) == 3
+
+
+@pytest.fixture
+def above(dataset: Path, tmp_path: Path) -> Path:
+    """Give a dataset file, and sidecars, two folders above their shards."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "deep").mkdir()
+    (dataset / "x.json").unlink()
+    for path in dataset.glob("*.index"):
+        path.unlink()
+    dataset.rename(tmp_path / "all" / "deep" / "tars")
+    index(tmp_path / "all" / "deep" / "tars", replace(READ, output=str(tmp_path / "all")))
+    return tmp_path / "all" / "x.json"
+
+
+def test_every_verb_finds_shards_below(above: Path, ending: str, tmp_path: Path) -> None:
+    """A dataset file above its shards is whole for every verb, given as such or by its folder."""
+    tars = above.parent / "deep" / "tars"
+    assert sorted(read_tree(above.parent)) == [
+        *(f"deep/tars/x-{at}.{ending}" for at in range(3)), *(f"x-{at}.index" for at in range(3)), "x.json"
+    ]  # fmt: skip
+    before = read_tree(above.parent)
+    for given in (above, above.parent):
+        assert verify(given, VerifyOptions(workers=1)).sound
+        assert verify(given, VerifyOptions(quick=True)).sound
+        summary = inspect(given)
+        assert (summary.samples, summary.complete, summary.looked.walked) == (6, True, 0)
+        assert index(given, READ).kept == 3
+        assert read_tree(above.parent) == before
+    reshard([above], f"{tmp_path}/new/y-{{0..}}.{ending}", ReshardOptions(workers=1))
+    assert members(*shards(tmp_path / "new")) == members(*shards(tars))
+    assert verify(tmp_path / "new", VerifyOptions(source=above, workers=1)).sound
+    made = export(above, "dali-webdataset" if ending == "tar" else "dali-tfrecord", workers=1)
+    assert len(made.files) == 3
+    if ending == "tar":
+        export(above, "huggingface", workers=1)
+
+
+def test_what_is_wrong_below_is_found(above: Path) -> None:
+    """Damage, a lost shard and a further one are found there, too, and a lost or damaged sidecar is mended."""
+    tars = above.parent / "deep" / "tars"
+    whole = read_tree(above.parent)
+    for path, mendable in ((above.parent / "x-1.index", True), (shards(tars)[1], False)):
+        for spoil in (lambda path: flip(path, 40), lambda path: path.unlink()):
+            spoil(path)
+            report = verify(above, VerifyOptions(workers=1))
+            assert {path.name} == {one.file for one in report.findings}
+            assert verify(above, VerifyOptions(workers=1, repair=True)).sound == mendable
+            write_tree(above.parent, whole)
+    shutil.copy(shards(tars)[2], tars / f"x-3{shards(tars)[2].suffix}")
+    assert {one.code for one in verify(above, VerifyOptions(workers=1)).findings} == {"shard-extra"}
+
+
+def test_nothing_is_written_to_a_dataset_above_its_shards(above: Path, ending: str, tmp_path: Path) -> None:
+    """`create` neither replaces such a dataset nor appends to it: its new shards would lie elsewhere."""
+    source = write_tree(tmp_path / "in", {"new.txt": b"x"})
+    before = read_tree(above.parent)
+    for if_exists in ("error", "resume", "overwrite", "append"):
+        with pytest.raises((OutputExists, InvalidRequest, CorruptShard)):
+            create(source, f"{above.parent}/x-{{0..}}.{ending}", CreateOptions(workers=1, if_exists=if_exists))
+        assert read_tree(above.parent) == before
+
+
+@pytest.mark.parametrize("output", ["beside", "ds/below"])
+def test_a_dataset_file_leads_only_downwards(output: str, dataset: Path, tmp_path: Path) -> None:
+    """A folder that is not above the shards is refused, and not made."""
+    with pytest.raises(InvalidRequest, match="does not hold the shards"):
+        index(shards(dataset), replace(ONE, output=f"{tmp_path}/{output}"))
+    assert not (tmp_path / output).exists()
+
+
+@pytest.mark.parametrize(
+    "folder", ["..", ".", "", "/etc", "deep/../tars", "deep//tars", "deep/tars/", "deep", "a\nb", 5]
+)
+def test_a_folder_that_leads_elsewhere(folder: object, above: Path) -> None:
+    """A sealed dataset file whose `shards_folder` is no path downwards, or not that of its shards, is refused."""
+    from shardtool.fingerprint import crc32c
+
+    data = above.read_bytes().replace(
+        b'"shards_folder": "deep/tars"', b'"shards_folder": ' + json.dumps(folder).encode()
+    )
+    body = data[: -len(b'01234567"\n}\n')]
+    above.write_bytes(body + b'%08x"\n}\n' % crc32c(body))
+    with pytest.raises(CorruptShard, match=r"x\.json"):
+        read_dataset(above.read_bytes(), "x.json")
+    for verb in (inspect, index):
+        with pytest.raises((CorruptShard, OutputExists), match=r"x\.json"):
+            verb(above)
+    assert not verify(above, VerifyOptions(workers=1)).sound
+
+
+def test_a_linked_folder_is_not_followed(above: Path, tmp_path: Path) -> None:
+    """Where a folder on the way is a link out of the dataset file's folder, no verb reads there; one inside may be."""
+    (above.parent / "deep").rename(above.parent / "moved")
+    (above.parent / "deep").symlink_to("moved")
+    assert verify(above, VerifyOptions(workers=1)).sound
+    (above.parent / "moved").rename(tmp_path / "outside")
+    (above.parent / "deep").unlink()
+    (above.parent / "deep").symlink_to("../outside")
+    before = read_tree(tmp_path / "outside")
+    for verb in (inspect, index, verify, lambda given: reshard([given], f"{tmp_path}/n/y-{{0..}}.tar"),
+                 lambda given: export(given, "wids"), lambda given: export(given, "tfrecord")):  # fmt: skip
+        with pytest.raises((CorruptShard, InvalidRequest), match=r"link out of|format"):
+            verb(above)
+    assert read_tree(tmp_path / "outside") == before
+
+
+def test_an_index_of_wids_in_the_way(dataset: Path, tmp_path: Path) -> None:
+    """An index of wids is replaced only with `overwrite`, and then by one that finds its shards, in a subfolder."""
+    (tmp_path / "w").mkdir()
+    for path in (dataset / "x.json", *dataset.glob("*.index")):
+        path.unlink()
+    dataset.rename(tmp_path / "w" / "sub")
+    before = _wids(tmp_path / "w", *(f"sub/{path.name}" for path in shards(tmp_path / "w" / "sub")))
+    with pytest.raises(OutputExists, match=r"out\.json.*wids.*--overwrite"):
+        index(tmp_path / "w" / "out.json", ONE)
+    assert read_tree(tmp_path / "w").keys() == {
+        "out.json",
+        *(f"sub/{one.name}" for one in shards(tmp_path / "w" / "sub")),
+    }
+    assert (tmp_path / "w" / "out.json").read_bytes() == before
+    index(tmp_path / "w" / "out.json", replace(READ, overwrite=True))
+    assert verify(tmp_path / "w" / "out.json", VerifyOptions(workers=1)).sound

@@ -1,0 +1,485 @@
+"""Laws of `inspect`: what it says of a dataset is true, it says so from the index, and nothing that it reads hurts."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
+from shardtool.cli.summary_text import cells, fit, sample_line, sample_text, summary_text
+from shardtool.dataset.opened import open_dataset, read_part
+from shardtool.dataset.payload import numbers_in
+from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.inspection.samples import find_sample, first_samples, keys, view
+from shardtool.inspection.statistics import Counts, Sizes
+from tests import tfrecords
+from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = PHOTOS.parent / "photos.csv"
+HOSTILE = ("../out", "/absolute", "a/../../out", "a//b", "n" * 300)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
+    """Give a dataset of 98 photographs with classes, in several shards."""
+    folder = tmp_path_factory.mktemp(f"photos-{ending}")
+    create(PHOTOS, f"{folder}/out-{{000..}}.{ending}", CreateOptions(max_size="600kB", label_from_folder=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tabled(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
+    """Give a dataset that was made from a manifest, with metadata."""
+    folder = tmp_path_factory.mktemp(f"tabled-{ending}")
+    options = CreateOptions(max_size="1MB", values=("cls=bi", "w=width"), classes=("cls",), probe=True)
+    create(TABLE, f"{folder}/out-{{000..}}.{ending}", options)
+    return folder
+
+
+def foreign(dataset: Path, folder: Path) -> Path:
+    """Return a folder with the same shards, and no index."""
+    folder.mkdir()
+    for shard in shards(dataset):
+        shutil.copy(shard, folder)
+    return folder
+
+
+def payloads(folder: Path) -> dict[str, list[bytes]]:
+    """Return field to payloads, read without code of ours; of numbers, their text."""
+    found: dict[str, list[bytes]] = {}
+    for name, data in members(*shards(folder)):
+        found.setdefault(name.rpartition("/")[2].partition(".")[2], []).append(data)
+    return found
+
+
+def tar_of(path: Path, files: list[tuple[str, bytes]]) -> Path:
+    """Write a tar as Python's tarfile does, whatever the names are."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_totals_fields_and_labels_are_those_of_the_shards(photos: Path) -> None:
+    """Every count and size is what another reader finds in the shards."""
+    summary, held = inspect(photos), payloads(photos)
+    assert (summary.samples, summary.shard_sizes.count) == (98, len(shards(photos)))
+    assert summary.size == sum(path.stat().st_size for path in shards(photos))
+    assert summary.complete is True
+    assert summary.problems == ()
+    for name in ("jpg", "json"):
+        lengths = sorted(map(len, held[name]))
+        size = summary.fields[name].size
+        assert (size.smallest, size.median, size.largest) == (lengths[0], lengths[49], lengths[-1])
+        assert (size.total, summary.fields[name].samples) == (sum(lengths), 98)
+    classes = json.loads((photos / "out.json").read_bytes())["shardtool"]["classes"]["cls"]
+    numbers = Counter(map(int, held["cls"]))
+    assert {(one.name, one.number, one.samples) for one in summary.labels["cls"].values} == {
+        (classes[number], number, count) for number, count in numbers.items()
+    }
+    assert not summary.labels["cls"].sampled
+    assert summary.images["jpg"].modes == {"RGB": 70, "L": 28}
+
+
+def test_columns_tell_what_shards_need_not_be_read_for(tabled: Path, tmp_path: Path) -> None:
+    """With metadata, images, splits and labels are told without any shard; and that the shards are gone."""
+    whole = inspect(tabled)
+    assert whole.images["width, height"].modes == {"RGB": 70, "L": 28}
+    assert whole.splits == {"train": 74, "val": 14, "test": 10}
+    assert {one.name: one.samples for one in whole.labels["bi"].values} == {"living": 50, "thing": 48}
+    assert (whole.columns["width"].smallest, whole.columns["width"].largest) == (144, 532)
+    copy = tmp_path / "copy"
+    shutil.copytree(tabled, copy)
+    for shard in shards(copy):
+        shard.unlink()
+    bare = inspect(copy / "out.json")
+    assert (bare.complete, bare.splits, bare.images) == (False, whole.splits, whole.images)
+    assert Counter(one.code for one in bare.problems)["missing-shard"] == len(shards(tabled))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_shards_without_an_index_tell_the_same(photos: Path, tmp_path: Path, packed: str) -> None:
+    """A walk finds what the index has; compressed shards are read in sequence."""
+    folder = foreign(photos, tmp_path / "foreign")
+    for shard in shards(folder) if packed else ():
+        if shard.suffix == ".tfrecord":
+            pytest.skip("compressed TFRecords have no ending of their own")
+        data = shard.read_bytes()
+        packer = gzip.compress(data) if packed == ".gz" else pa.compress(data, codec="zstd", asbytes=True)
+        shard.with_name(shard.name + packed).write_bytes(packer)
+        shard.unlink()
+    ours, theirs = inspect(photos), inspect(folder)
+    assert (theirs.complete, theirs.dataset_file, theirs.looked.walked) == (None, None, ours.shard_sizes.count)
+    assert theirs.fields == ours.fields
+    assert theirs.shard_samples == ours.shard_samples
+    assert theirs.images == ours.images
+    counts = {one.number: one.samples for one in ours.labels["cls"].values}
+    assert {one.number: one.samples for one in theirs.labels["cls"].values} == counts
+
+
+def test_what_is_missing_is_said_and_the_rest_is_shown(photos: Path, tmp_path: Path) -> None:
+    """A sidecar that is gone, one that is damaged, a shard that was cut: each is a problem, and the exit code is 0."""
+    copy = tmp_path / "copy"
+    shutil.copytree(photos, copy)
+    names = [path.name for path in shards(copy)]
+    (copy / "out-000.index").unlink()
+    (copy / "out-001.index").write_bytes(b"PAR1" * 500)
+    cut = copy / names[2]
+    cut.write_bytes(cut.read_bytes()[:-700])
+    ran = tool("inspect", copy, "--json")
+    document = json.loads(ran.out)
+    assert (ran.code, document["complete"], document["looked"]["walked"]) == (0, False, 3)
+    codes = {(one["code"], one["where"].rpartition("/")[2]) for one in document["problems"]}
+    assert codes >= {
+        ("missing-sidecar", "out-000.index"), ("damaged-sidecar", "out-001.index"), ("sidecar-size", "out-001.index"),
+        ("shard-size", names[2]), ("damaged-shard", names[2]),
+    }  # fmt: skip
+    assert f"{names[2]}" in tool("inspect", copy).out
+
+
+def test_nothing_to_read_is_an_error(photos: Path, tmp_path: Path) -> None:
+    """No dataset is exit code 2; a dataset of which nothing can be read is 4."""
+    assert tool("inspect", tmp_path / "nowhere").code == 2
+    assert tool("inspect", tmp_path).code == 2
+    (tmp_path / "out.json").write_bytes((photos / "out.json").read_bytes())
+    assert tool("inspect", tmp_path / "out.json", "--json").code == 4
+    (tmp_path / "one.tar").write_bytes(b"no tar" * 1000)
+    ran = tool("inspect", tmp_path / "one.tar", "--sample", "0", "--json")
+    assert (ran.code, json.loads(ran.out)["error"]["code"]) == (4, "corrupt-shard")
+
+
+def test_torn_samples_are_told(tmp_path: Path) -> None:
+    """Where the fields of a sample do not lie next to each other, readers see several samples, and inspect says so."""
+    shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
+    summary = inspect(shard)
+    assert (summary.samples, [one.code for one in summary.problems]) == (3, ["torn-samples"])
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the dataset file of 140,000 tiny samples in one shard: more than a row group of a sidecar holds."""
+    folder, number = tmp_path_factory.mktemp("many"), range(140_000)
+    table = pa.table({
+        "key": [f"{at:06}" for at in number], "label": [("ant", "bee")[at % 2] for at in number],
+        "place": [f"p{at // 50_000}" for at in number], "w": pa.array(number),
+    })  # fmt: skip
+    options = CreateOptions(key="key", values=("cls=label",), classes=("cls",), meta="label,place,w", workers=1)
+    create(table, f"{folder}/out-{{0..}}.tfrecord", options)
+    return folder / "out.json"
+
+
+def test_a_shard_of_many_samples(many: Path) -> None:
+    """However many row groups a sidecar has, each way to read it gives all of it; no shard is walked instead."""
+    summary = inspect(many)
+    assert (summary.samples, summary.problems, summary.looked.walked) == (140_000, (), 0)
+    assert [(one.name, one.samples) for one in summary.labels["cls"].values] == [("ant", 70_000), ("bee", 70_000)]
+    places = [(one.value, one.samples) for one in summary.columns["place"].values]
+    assert places == [("p0", 50_000), ("p1", 50_000), ("p2", 40_000)]
+    assert (summary.columns["w"].largest, summary.fields["cls"].size.count) == (139_999, 140_000)
+    dataset = open_dataset(many)
+    assert [*keys(dataset)] == [f"{at:06}" for at in range(140_000)]
+    for number in (0, 131_071, 131_072, 139_999):
+        sample = find_sample(dataset, f"{number:06}")
+        assert (sample.number, sample.metadata["w"], view(sample).fields[0].value) == (number, number, number % 2)
+    assert [one.key for one in first_samples(dataset, 2)] == ["000000", "000001"]
+    raw, shard = (many.parent / "out-0.index").read_bytes(), many.parent / "out-0.tfrecord"
+    rows = read_sidecar(raw, "out-0.index", shard.stat().st_size).rows  # what `verify` and `reshard` go by
+    assert rows.all_keys() == [b"%06d" % at for at in range(140_000)]
+    assert rows.crcs is not None
+    assert len(rows.crcs) == 280_000
+    assert (len(rows.offsets), rows.sizes.sum()) == (280_000, shard.stat().st_size)
+    assert read_part(open_dataset(many).shards[0]).samples == 140_000  # what `index` and the page go by
+    export(many, ["dali-tfrecord"])
+    assert (many.parent / "out-0.idx").read_bytes().count(b"\n") == 140_000
+
+
+def test_columns_that_differ_from_shard_to_shard(tmp_path: Path) -> None:
+    """A column that is in some sidecars only, or of another type in each, is told as it is."""
+    columns = [[None, None], [1, 2], [1.5, -2.0], ["a", "b"], [datetime(2020, 1, 1), datetime(2021, 1, 1)], None]  # noqa: DTZ001
+    for number, values in enumerate(columns):
+        table = {"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "n": [number, 10 + number]}
+        more = {} if values is None else {"w": values}
+        create(pa.table(table | more), f"{tmp_path}/one/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / "one" / f"x-{number}.json").unlink()
+    summary = inspect(tmp_path / "one")
+    assert (summary.samples, summary.problems) == (12, ())
+    found = summary.columns["w"]
+    assert found.type == "int64 or double or string or timestamp[us]"
+    assert (found.filled, found.smallest, found.largest, found.mean) == (8, None, None, None)
+    found = summary.columns["n"]
+    assert (found.type, found.filled, found.smallest, found.largest) == ("int64", 12, 0, 15)
+    first = shutil.copytree(tmp_path / "one", tmp_path / "two") / "x-2.tar"
+    for path in first.parent.iterdir():
+        if path.stem > "x-2":
+            path.unlink()
+    found = inspect(first.parent).columns["w"]
+    assert (found.type, found.smallest, found.largest, found.mean) == ("int64 or double", -2, 2, 0.625)
+
+
+def _command(dataset: Path, name: str, occurrence: int = 0) -> list[str]:
+    """Return what `inspect` says under a name, as a shell would take it, without the tool."""
+    rows = [line[2:].split(None, 1) for line in summary_text(inspect(dataset), 2000).splitlines()]
+    found = [row[1] for row in rows if len(row) > 1 and row[0] == name]
+    return shlex.split(found[occurrence].partition(": ")[2])
+
+
+def test_how_it_was_made_is_a_command_line(tmp_path: Path) -> None:
+    """Of each verb, and of each append: what a shell takes, and makes the same dataset of."""
+    table = "key,label,txt\n" + "".join(f"{at},{'ab'[at % 2]},t{at}\n" for at in range(9))
+    write_tree(tmp_path, {"one.csv": table.encode(), "two.csv": b"key,label,txt\nx,b,tx\ny,a,ty\n"})
+    asked = ["--field", "cls=label", "--field", "txt=txt", "--classes", "cls"]
+    assert tool("create", "one.csv", "one-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    assert _command(tmp_path / "one.json", "made") == ["create", "one.csv", *asked]
+    assert tool("create", "two.csv", "two-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--select-fields", "txt,cls",
+             "--rename-field", "txt=caption"]  # fmt: skip
+    sources = ["one.json", "two.json"]
+    assert tool("reshard", *sources, "new-{0..}.tar", *asked, cwd=tmp_path).code == 0
+    command = _command(tmp_path / "new.json", "made")
+    assert (command[:3], sorted(command[3:])) == (["reshard", "one", "two"], sorted(asked))
+    (tmp_path / "again").mkdir()
+    again = ["reshard", *(f"../{name}.json" for name in command[1:3]), "new-{0..}.tar", *command[3:]]
+    assert tool(*again, cwd=tmp_path / "again").code == 0
+    assert (tmp_path / "again" / "new.json").read_bytes() == (tmp_path / "new.json").read_bytes()
+    create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
+           classes=("cls",), if_exists="append", workers=1))  # fmt: skip
+    assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
+    assert _command(tmp_path / "one.json", "made")[:2] == ["create", "one.csv"]
+
+
+def test_keys_are_all_keys_one_a_line(photos: Path, tmp_path: Path) -> None:
+    """Every key is printed, in the order of the samples; a reader that has seen enough is no error."""
+    expected = [name.partition(".")[0] for name, _ in members(*shards(photos)) if name.endswith(".jpg")]
+    assert tool("inspect", photos, "--keys").out.splitlines() == expected
+    assert json.loads(tool("inspect", photos, "--keys", "--json").out) == {"keys": expected}
+    assert list(keys(open_dataset(foreign(photos, tmp_path / "f")))) == expected
+    ran = shell(f"$T inspect {photos} --keys | head -n 1", tmp_path)
+    assert (ran.code, ran.out, ran.err) == (0, expected[0] + "\n", "")
+
+
+def test_a_key_is_the_same_with_and_without_an_index(tmp_path: Path) -> None:
+    """A key with a per cent sign, as `--portable` makes them, is found by a walk as its sidecar has it."""
+    source = write_tree(tmp_path / "source", {"a b.txt": b"1"})
+    create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(portable=True))
+    with_index = list(keys(open_dataset(tmp_path / "out.json")))
+    (tmp_path / "out-0.index").unlink()
+    assert list(keys(open_dataset(tmp_path / "out.json"))) == with_index == ["a%20b"]
+
+
+def test_a_sample_is_shown_by_key_or_number(photos: Path) -> None:
+    """Key and number lead to the same sample, whose fields are what the source has."""
+    found = json.loads(tool("inspect", photos, "--sample", "cat/cat-0003", "--json").out)["samples"][0]
+    again = json.loads(tool("inspect", photos, "--sample", str(found["number"]), "--json").out)["samples"][0]
+    assert again == found
+    fields = found["fields"]
+    assert fields["json"]["value"] == json.loads((PHOTOS / "cat/cat-0003.json").read_text())
+    assert (fields["cls"]["value"], fields["cls"]["label"]) == (2, "cat")
+    size = {name: fields["json"]["value"][name] for name in ("width", "height")}
+    assert {name: fields["jpg"]["image"][name] for name in ("width", "height")} == size
+    unknown = tool("inspect", photos, "--sample", "98")
+    assert (unknown.code, "a number below 98" in unknown.err) == (2, True)
+
+
+def test_a_key_that_is_a_number_is_a_key_first(tmp_path: Path) -> None:
+    """`--sample 1` is the sample called 1, where there is one."""
+    shard = tar_of(tmp_path / "x.tar", [("7.txt", b"zero"), ("8.txt", b"one"), ("1.txt", b"two")])
+    dataset = open_dataset(shard)
+    assert [find_sample(dataset, key).key for key in ("1", "0", "2", "8")] == ["1", "7", "1", "8"]
+
+
+def test_extract_gives_the_source_back(photos: Path, tmp_path: Path) -> None:
+    """What is extracted is what was packed, to the byte; numbers of a TFRecord are text again."""
+    ran = tool("inspect", photos, "--head", "98", "--extract", tmp_path / "x")
+    assert (ran.code, len(ran.out.splitlines())) == (0, 98)
+    expected = {name: data for name, data in read_tree(PHOTOS).items() if name.endswith((".jpg", ".json"))}
+    found = read_tree(tmp_path / "x")
+    assert {name: data for name, data in found.items() if not name.endswith(".cls")} == expected
+    assert found["cat/cat-0001.cls"] == b"2"
+
+
+def test_extract_overwrites_only_when_asked(tmp_path: Path) -> None:
+    """A file, a folder or a link that is there stays as it is; `--overwrite` replaces files, and follows no link."""
+    shard = tar_of(tmp_path / "x.tar", [("a/b.txt", b"new")])
+    outside, into = write_tree(tmp_path / "outside", {"kept": b"old"}), tmp_path / "into"
+    write_tree(into, {"a/b.txt": b"old"})
+    refused = tool("inspect", shard, "--sample", "0", "--extract", into, "--json")
+    assert (refused.code, json.loads(refused.out)["error"]["code"]) == (5, "output-exists")
+    assert read_tree(into) == {"a/b.txt": b"old"}
+    (into / "a/b.txt").unlink()
+    (into / "a/b.txt").symlink_to(outside / "kept")
+    assert tool("inspect", shard, "--sample", "0", "--extract", into).code == 5
+    assert tool("inspect", shard, "--sample", "0", "--extract", into, "--overwrite").code == 0
+    assert (read_tree(outside), (into / "a/b.txt").is_symlink()) == ({"kept": b"old"}, False)
+    shutil.rmtree(into / "a")
+    (into / "a").symlink_to(outside)
+    assert tool("inspect", shard, "--sample", "0", "--extract", into, "--overwrite").code == 5
+    assert read_tree(outside) == {"kept": b"old"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_extract_never_leaves_its_folder(tmp_path: Path, name: str) -> None:
+    """A key that leads out of the folder, or is no file's name, is an error, and nothing is written for it."""
+    shard = tar_of(tmp_path / "x.tar", [(f"{name}.txt", b"evil")])
+    before = read_tree(tmp_path)
+    ran = tool("inspect", shard, "--sample", "0", "--extract", tmp_path / "deep" / "into")
+    assert ran.code == 4
+    assert read_tree(tmp_path) == before
+
+
+def test_output_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    """Control characters of keys, fields, texts, JSON and labels are escaped, however they are looked at."""
+    steer = "\x1b[31m\x9b2J\u202e"
+    body = json.dumps({steer: steer}, ensure_ascii=False).encode()
+    files = [(f"k{steer}.json", body), (f"k{steer}.txt", steer.encode()), (f"k{steer}.cls", steer.encode())]
+    shard = tar_of(tmp_path / "x.tar", [*files, (f"k{steer}.x{steer}", b"1")])
+    for words in ([], ["--head", "1"], ["--sample", "0"], ["--keys"]):
+        ran = tool("inspect", shard, *words)
+        assert ran.code == 0
+        assert not {"\x1b", "\x9b", "\u202e"} & set(ran.out)
+
+
+@pytest.mark.parametrize("options", [("--sample", "1", "--head", "2"), ("--extract", "x"), ("--overwrite",)])
+def test_options_that_make_no_sense_together_are_refused(photos: Path, options: tuple[str, ...]) -> None:
+    """What cannot be meant is a usage error."""
+    assert tool("inspect", photos, *options).code == 2
+
+
+def test_text_fits_the_terminal(tabled: Path) -> None:
+    """But for what must be copied whole (the fingerprint) no line is wider than the terminal."""
+    summary = inspect(tabled)
+    for room in (50, 80, 120):
+        lines = summary_text(summary, room).splitlines()
+        assert [line for line in lines if cells(line) > max(room, 66) and "fingerprint" not in line] == []
+        for sample in first_samples(open_dataset(tabled), 3):
+            assert cells(sample_line(view(sample), room)) <= room
+            assert max(map(cells, sample_text(view(sample), room).splitlines())) <= room
+
+
+def test_output_survives_a_terminal_without_unicode(photos: Path) -> None:
+    """Bars and names are written as the terminal's encoding can."""
+    ran = tool("inspect", photos, PYTHONIOENCODING="ascii")
+    assert (ran.code, ran.out.isascii(), "##" in ran.out) == (0, True, True)
+
+
+def test_the_choice_of_samples_is_a_matter_of_the_seed(photos: Path) -> None:
+    """The same seed looks at the same samples, and no more than asked for."""
+    first, again, other = (inspect(photos, InspectOptions(looks=20, seed=seed)).images["jpg"] for seed in (1, 1, 2))
+    assert first == again != other
+    assert first.images == 20
+    assert inspect(photos, InspectOptions(looks=0)).images == {}
+
+
+def test_a_damaged_footer_cannot_end_the_process(photos: Path, tmp_path: Path) -> None:
+    """Any flipped byte of a sidecar is damage that is told, not an abort inside pyarrow."""
+    data = bytearray((photos / "out-000.index").read_bytes())
+    size = int.from_bytes(data[-8:-4], "little")
+    shard = shards(photos)[0]
+    program = (
+        "import sys\nfrom shardtool import InspectOptions, inspect\n"
+        "path, shard, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])\n"
+        "raw = open(path, 'rb').read()\n"
+        "for at in range(first, last, 5):\n"
+        "    with open(path, 'wb') as file:\n"
+        "        file.write(raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1:])\n"
+        "    inspect(shard, InspectOptions(looks=0))\n"
+    )
+    copy = shutil.copy(shard, tmp_path)
+    index = tmp_path / "out-000.index"
+    index.write_bytes(data)
+    command = [sys.executable, "-c", program, str(index), copy, str(len(data) - 8 - size), str(len(data))]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@given(data=st.data())
+def test_damage_anywhere_is_an_error_of_ours_or_none(
+    tabled: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever happens to a byte of any file, looking at the dataset ends with a result or a `ShardError`."""
+    folder = tmp_path_factory.mktemp("damaged") / "copy"
+    shutil.copytree(tabled, folder)
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(raw), 9000) - 1))
+        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    path.write_bytes(raw)
+    with suppress(ShardError):
+        json.dumps(inspect(folder, InspectOptions(looks=10)).to_json(), allow_nan=False)
+    with suppress(ShardError):
+        for sample in first_samples(open_dataset(folder), 3):
+            json.dumps(view(sample).to_json(), allow_nan=False)
+    shutil.rmtree(folder)
+
+
+@given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50))
+def test_sizes_add_up(values: list[int]) -> None:
+    """A spread is that of the numbers, however they were divided."""
+    sizes = Sizes()
+    for at in range(0, len(values), 7):
+        sizes.add(np.array(values[at : at + 7], np.uint64))
+    found = sizes.spread()
+    assert (found.count, found.total) == (len(values), sum(values))
+    assert (found.smallest, found.median, found.largest) == (
+        min(values), sorted(values)[len(values) // 2], max(values)
+    )  # fmt: skip
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
+@example(0, 0)
+def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
+    """Of more numbers than are kept, the median is right within 0.2 per cent."""
+    values = np.random.default_rng(seed).integers(0, largest + 1, 2**17 + 10, dtype=np.uint64)
+    sizes = Sizes()
+    for part in np.array_split(values, 3):
+        sizes.add(part)
+    true = int(np.sort(values)[len(values) // 2])
+    assert abs(sizes.spread().median - true) <= true * 0.002
+
+
+def test_too_many_values_are_no_labels() -> None:
+    """Counts end at their bound, and at prose."""
+    few, many, prose = Counts(most=3), Counts(most=3), Counts()
+    few.add({"a": 2, "b": 1})
+    few.add({"a": 1})
+    many.add(dict.fromkeys(range(4), 1))
+    prose.add({"word " * 100: 1})
+    assert (few.most(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
+def test_numbers_are_read_packed_or_one_by_one(numbers: list[int]) -> None:
+    """The numbers of a feature are those that were written, in either form of protobuf."""
+    packed = b"".join(map(tfrecords.varint, numbers))
+    single = b"".join(b"\x08" + tfrecords.varint(number) for number in numbers)
+    assert numbers_in(packed, "int64", len(numbers)) == numbers
+    assert numbers_in(single, "int64", len(numbers)) == numbers or len(numbers) == 1
+
+
+@given(st.text(), st.integers(4, 60))
+def test_a_line_is_as_wide_as_told(text: str, room: int) -> None:
+    """No text takes more columns than there are, and none of its characters starts another line."""
+    shown: Any = fit(text, room)
+    assert cells(shown) <= room
+    assert len(shown.splitlines()) <= 1

@@ -1,0 +1,261 @@
+"""Laws of labels and splits that folders name, of the numbers that classes have, and of the notes about them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, dry_run, reshard, verify
+from shardtool.dataset.classes import Classes, number_classes, open_classes
+from shardtool.values import source_text
+from tests.helpers import members, read_tree, shards, tool, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LABELS = st.text("ab%é \udcff", min_size=1, max_size=3).map(lambda text: text.encode("utf-8", "surrogateescape"))
+
+
+def _options(**asked: Any) -> CreateOptions:
+    return CreateOptions(**{"workers": 1, "max_count": 2, **asked})
+
+
+def _classes(path: Path) -> Any:
+    return json.loads(path.read_bytes())["shardtool"]["classes"]
+
+
+def _labels(folder: Path) -> dict[str, str]:
+    return {name.removesuffix(".cls"): data.decode() for name, data in members(*shards(folder)) if name[-4:] == ".cls"}
+
+
+def _tree(root: Path, *names: str) -> Path:
+    return write_tree(root, {f"{name}.txt": name.encode() for name in names})
+
+
+# Splits that folders name.
+
+
+def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
+    """The top folder is the split; a class has one number in all splits, though some lack it; each split is sound."""
+    source = _tree(tmp_path / "in", "train/cat/0", "train/dog/0", "train/dog/1", "val/bee/0", "val/dog/2")
+    told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", _options(
+        split_from_folder=True, label_from_folder=True
+    ))  # fmt: skip
+    assert {name: one.samples for name, one in told.splits.items()} == {"train": 3, "val": 2}
+    assert not [note for note in told.notes if "takes train" in note]
+    expected = {"train/cat/0": "1", "train/dog/0": "2", "train/dog/1": "2", "val/bee/0": "0", "val/dog/2": "2"}
+    assert _labels(tmp_path / "o") == expected
+    for split in ("train", "val"):
+        file = tmp_path / "o" / f"{split}.json"
+        assert _classes(file) == {"cls": ["bee", "cat", "dog"]}
+        assert verify(file, VerifyOptions(workers=1, source=source)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["train/0", "1"], {}, r"--split-from-folder: 1 sample in no such folder: 1; expected SOURCE/SPLIT/FILE"),
+        (["train/0", "val/a/1"], {"label_from_folder": True}, r"1 sample in no .*train/0; expected SOURCE/SPLIT/CLASS"),
+        (["my split/0", "val/1"], {}, r"--split-from-folder: names that no split can have: 'my split'"),
+        (["train/0"], {"split": "a=1"}, r"--split-from-folder: used with --split; expected one of them"),
+    ],
+)
+def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:
+    """Samples beside the folders, and names that no split can have, are refused by name."""
+    source = _tree(tmp_path / "in", *names)
+    with pytest.raises(InvalidRequest, match=message):
+        create(source, f"{tmp_path}/o/{{split}}-{{0..}}.tar", _options(split_from_folder=True, **options))
+
+
+def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
+    """A manifest has no folders; and OUTPUT must have a place for the split."""
+    with pytest.raises(InvalidRequest, match="--split-from-folder: the source is a manifest"):
+        create(pd.DataFrame({"key": ["a"]}), f"{tmp_path}/{{split}}-{{0..}}.tar", _options(split_from_folder=True))
+    with pytest.raises(InvalidRequest, match=r"no \{split\} in it"):
+        create(_tree(tmp_path / "in", "train/0"), f"{tmp_path}/o-{{0..}}.tar", _options(split_from_folder=True))
+    with pytest.raises(InvalidRequest, match=r"--split-column or --split-from-folder"):
+        create(tmp_path / "in", f"{tmp_path}/{{split}}-{{0..}}.tar", _options())
+
+
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [(["train", "val"], True), (["Train", "test", "extra"], True), (["train"], True), (["cat", "dog"], False),
+     (["cat", "test"], False)],
+)  # fmt: skip
+def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_path: Path) -> None:
+    """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
+    source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
+    notes = dry_run(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True)).notes
+    assert any("--split-from-folder takes them for splits" in note for note in notes) is told
+
+
+# The numbers of classes.
+
+
+def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) -> None:
+    """With `--classes-from`, a class has the number that another dataset gives it, also where others are missing."""
+    first, second = _tree(tmp_path / "a", "bee/0", "cat/0", "dog/0"), _tree(tmp_path / "b", "cat/1", "dog/1", "dog/2")
+    create(first, f"{tmp_path}/x/x-{{0..}}.{ending}", _options(label_from_folder=True))
+    asked = {"classes_from": tmp_path / "x/x.json"}
+    create(second, f"{tmp_path}/y/y-{{0..}}.{ending}", _options(label_from_folder=True, **asked))
+    assert _labels(tmp_path / "y") == {"cat/1": "1", "dog/1": "2", "dog/2": "2"}
+    assert _classes(tmp_path / "y/y.json") == {"cls": ["bee", "cat", "dog"]}
+    assert str(tmp_path) not in (tmp_path / "y/y.json").read_text(encoding="ascii")
+    assert verify(tmp_path / "y/y.json", VerifyOptions(workers=1, source=second)).findings == ()
+    table = pd.DataFrame({"key": ["p", "q"], "label": ["dog", "bee"]})
+    create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(values=("cls=label",), classes=("cls",), **asked))
+    assert _labels(tmp_path / "z") == {"p": "2", "q": "0"}
+    assert verify(tmp_path / "z/z.json", VerifyOptions(workers=1, source=table)).findings == ()
+    remade = ReshardOptions(workers=1, values=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
+    reshard(tmp_path / "z/z.json", f"{tmp_path}/r/r-{{0..}}.{ending}", remade)
+    assert _labels(tmp_path / "r") == {"p": "0", "q": "1"}
+    assert verify(tmp_path / "r/r.json", VerifyOptions(workers=1, source=tmp_path / "z/z.json")).findings == ()
+
+
+def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
+    """A shard that is made again has the same bytes, also where its class numbers were those of another run."""
+    source = _tree(tmp_path / "in", "cat/0", "dog/0", "dog/1")
+    asked = _options(label_from_folder=True, classes_from=["ape", "cat", "bee", "dog"])
+    create(source, f"{tmp_path}/o/o-{{0..}}.tar", asked)
+    before = read_tree(tmp_path / "o")
+    (tmp_path / "o/o-0.tar").unlink()
+    assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source, repair=True)).findings == ()
+    assert read_tree(tmp_path / "o") == before
+
+
+def test_an_append_can_keep_the_numbers(tmp_path: Path) -> None:
+    """New samples whose labels would get other numbers are refused, and the way out that is named works."""
+    create(_tree(tmp_path / "a", "bee/0", "dog/0"), f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True))
+    more = _tree(tmp_path / "b", "dog/1")
+    asked = {"label_from_folder": True, "if_exists": "append"}
+    with pytest.raises(InvalidRequest, match="--classes-from, with the dataset file"):
+        create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked))
+    create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked, classes_from=tmp_path / "o.json"))
+    assert _labels(tmp_path) == {"bee/0": "0", "dog/0": "1", "dog/1": "1"}
+
+
+@pytest.mark.parametrize("text", ['["cat", "50%"]', '{"cls": ["cat", "50%"]}', "cat\n50%\n", "\ufeffcat\r\n50%\r\n"])
+def test_files_that_name_classes(text: str, tmp_path: Path) -> None:
+    """A JSON list, lists by field, and text with a name a line, as any editor writes it, all name the same classes."""
+    (tmp_path / "c.txt").write_text(text, encoding="utf-8", newline="")
+    known = open_classes(tmp_path / "c.txt")
+    assert known is not None
+    assert number_classes([b"50%"], "cls", known) == ({b"50%": 1}, ["cat", "50%25"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cat\ncat\n", "names 'cat' twice"), ("", "what is no name, or none"), ("[1, 2]", "what is no name"),
+        ('{"cls": 5}', "no list of names"), ("[" * 10_000, "c.json"), ("[", "c.json"), ("a\n\nb", "what is no name"),
+        ('{"a": ["x"], "b": ["y"]}', "no classes of 'cls' in c.json; expected those of one of its fields: a, b"),
+        ('["bee"]', r"2 labels of 'cls' not in c.json: 'cat', 'dog'; expected one of its 1 name: 'bee'"),
+        (None, "c.json: no such file"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_path: Path) -> None:
+    """A list that is none, or that lacks a class, is refused by name before anything is written."""
+    if text is not None:
+        (tmp_path / "c.json").write_text(text, encoding="utf-8")
+    source = _tree(tmp_path / "in", "cat/0", "dog/0")
+    with pytest.raises(InvalidRequest, match=message):
+        create(
+            source, f"{tmp_path}/o/o-{{0..}}.tar", _options(label_from_folder=True, classes_from=tmp_path / "c.json")
+        )
+    assert not (tmp_path / "o").exists()
+
+
+def test_classes_from_needs_labels(tmp_path: Path) -> None:
+    """The option says which other one it belongs to."""
+    with pytest.raises(InvalidRequest, match="expected --label-from-folder or --classes"):
+        _options(classes_from=["a"])
+    with pytest.raises(InvalidRequest, match="expected --classes FIELD"):
+        ReshardOptions(classes_from=["a"])
+    ran = tool("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
+    assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)
+
+
+@given(st.sets(LABELS, min_size=1), st.lists(LABELS, unique=True))
+def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
+    """Numbers are places in the names; those of a list stay as they are, and where it grows, the others follow."""
+    for known in (None, Classes("l", {"cls": [source_text(name) for name in listed]}, grows=True)):
+        numbers, names = number_classes(found, "cls", known)
+        assert {name: names[at] for name, at in numbers.items()} == {name: source_text(name) for name in found}
+        assert len(set(names)) == len(names)
+        if known is None:
+            assert [name for name, _ in sorted(numbers.items(), key=lambda one: one[1])] == sorted(found)
+        else:
+            assert names[: len(listed)] == [source_text(name) for name in listed]
+
+
+# Notes.
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "told"),
+    [("aabb", {}, True), ("abab", {}, False), ("aabb", {"shuffle": True}, False), ("aaaa", {}, False),
+     ("abcd", {}, False)],
+)  # fmt: skip
+def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: Path) -> None:
+    """Samples that stand class by class, unshuffled, are told of, with the option that mixes them."""
+    table = pd.DataFrame({"key": range(4), "label": [*labels]})
+    asked = _options(values=("cls=label",), classes=("cls",), **options)
+    notes = dry_run(table, f"{tmp_path}/o-{{0..}}.tar", asked).notes
+    assert any("--shuffle mixes them" in note for note in notes) is told
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "classes", "ending", "told"),
+    [("cls", ["dog", "3"], (), "tar", True), ("a.id", ["x", "y"], (), "tar", True),
+     ("cls", ["dog", "x"], ("cls",), "tar", False),
+     ("cls", ["1", " 2"], (), "tar", False), ("cls", [1, 2], (), "tar", False), ("txt", ["dog", "x"], (), "tar", False),
+     ("cls", ["dog", "x"], (), "tfrecord", False)],
+)  # fmt: skip
+def test_text_where_a_reader_wants_numbers(  # noqa: PLR0913, PLR0917 - a table
+    field: str,
+    values: list[Any],
+    classes: Any,
+    ending: str,
+    told: Any,
+    tmp_path: Path,
+) -> None:
+    """Text in a field that webdataset decodes as a whole number is told of, with `--classes`, by both verbs."""
+    table = pd.DataFrame({"key": ["a", "b"], "label": values})
+    asked = _options(values=(f"{field}=label",), classes=classes, if_exists="overwrite")
+    told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
+    assert any(f"(--classes {field} numbers it)" in note for note in told_of.notes) is told
+    again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
+    told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
+    assert any(f"(--classes {field} numbers it)" in note for note in told_of.notes) is told
+
+
+def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
+    """An append that adds fields or columns, or lacks fields that all had, says so; one that goes on alike does not."""
+    pattern = f"{tmp_path}/o-{{0..}}.{ending}"
+
+    def append(**columns: list[Any]) -> list[str]:
+        values = tuple(f"{name}={name}" for name in columns if name in ("txt", "cap"))
+        asked = _options(values=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
+        exists = "append" if (tmp_path / "o.json").exists() else "error"
+        told = create(pd.DataFrame(columns), pattern, CreateOptions(**{
+            **{name: getattr(asked, name) for name in ("values", "meta", "workers", "max_count")}, "if_exists": exists
+        }))  # fmt: skip
+        return [note for note in told.notes if "dataset" in note and "Hugging" not in note]
+
+    append(key=["a", "b"], txt=["1", "2"], score=[1, 2])
+    assert append(key=["c"], txt=["1"], score=[3]) == []
+    assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
+        "fields that the 3 samples of the dataset do not have: cap",
+        (
+            "columns of metadata that the dataset's sidecars do not have: cap, more; "
+            "who reads all as one table must ask for them (DuckDB: union_by_name)"
+        ),
+    ]
+    assert append(key=["e"], cap=["x"], score=[4]) == [
+        "fields that all samples of the dataset have, and not all new ones: txt"
+    ]

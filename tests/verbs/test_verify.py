@@ -1,0 +1,742 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import tarfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
+from shardtool.check import shard as shardchecks
+from shardtool.check.shard import Case
+from shardtool.check.worker import Task, examine
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.sidecar import ShardFact, encode_table, read_facts
+from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.fingerprint import crc32c
+from tests.helpers import flip, identity, shards, tool, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def _verify(given_: Any, **options: Any) -> Report:
+    """Verify in this process, unless told otherwise."""
+    return verify(given_, VerifyOptions(**{"workers": 1, **options}))
+
+
+def _codes(given_: Any, **options: Any) -> set[str]:
+    return set(_verify(given_, **options).counts)
+
+
+@pytest.fixture(scope="session")
+def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a dataset of 12 samples in four shards, not to be changed."""
+    folder = tmp_path_factory.mktemp("packed")
+    files = {f"{'ab'[at % 2]}/{at:03}.txt": b"%d\n" % at * (40 * at + 1) for at in range(12)}
+    files |= {f"{'ab'[at % 2]}/{at:03}.cls": b"%d" % at for at in range(12)}
+    source = write_tree(folder / "source", files)
+    create(source, f"{folder}/out/out-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    return folder
+
+
+@pytest.fixture
+def dataset(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of it, to be damaged."""
+    shutil.copytree(packed / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+# What is whole.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_count": 4}, {"shuffle": True, "seed": 3, "max_size": "2MB"}, {"label_from_folder": True},
+     {"dots": "last"}, {"include": ("*.txt",)}],
+)  # fmt: skip
+def test_what_create_makes_is_sound(options: dict[str, Any], awkward: Path, ending: str, tmp_path: Path) -> None:
+    """Whatever create makes has no findings, at any level, with any number of workers, and its source agrees."""
+    create(awkward, f"{tmp_path}/out-{{000..}}.{ending}", CreateOptions(workers=1, **options))
+    file = tmp_path / "out.json"
+    for asked in ({}, {"quick": True}, {"source": awkward}, {"workers": 2}):
+        report = _verify(file, **asked)
+        assert (report.findings, report.counts) == ((), {}), asked
+        assert report.samples or asked.get("quick")
+    assert _verify(tmp_path).sound
+
+
+def test_every_way_to_make_samples(tmp_path: Path) -> None:
+    """So are datasets made from tables, with splits, numbers, binary columns, portable names and left out samples."""
+    table = pa.table({
+        "id": [f"{at:03}" for at in range(30)], "label": ["a", "b", "c"] * 10, "score": [at / 7 for at in range(30)],
+        "data": [b"x" * at for at in range(30)], "odd %": ["é" * at for at in range(30)],
+    })  # fmt: skip
+    options: dict[str, Any] = {
+        "key": "id", "values": ("cls=label", "score=score"), "classes": ("cls",), "binary": ("bin=data",), "workers": 1,
+    }  # fmt: skip
+    for ending in ("tar", "tfrecord"):
+        create(table, f"{tmp_path}/{ending}-{{0..}}.{ending}", CreateOptions(max_count=7, **options))
+        assert _verify(tmp_path / f"{ending}.json", source=table, decode=True).counts == {}
+        create(table, f"{tmp_path}/{{split}}-{ending}-{{0..}}.{ending}", CreateOptions(split="x=0.5,y=0.5", **options))
+        assert _verify(tmp_path / f"x-{ending}.json", source=table).counts == {}
+    odd = write_tree(tmp_path / "odd", {"A b%.JPG": b"1", "ü.txt": b"2", "no field": b"3", "x" * 120 + ".txt": b"4"})
+    create(odd, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=1))
+    assert _verify(tmp_path / "p.json", source=odd, target=("webdataset", "dali", "wids")).counts == {}
+
+
+def test_nothing_is_touched(dataset: Path) -> None:
+    """Verifying writes nothing, and changes no file."""
+    before = identity(dataset)
+    _verify(dataset)
+    _verify(dataset, quick=True)
+    assert identity(dataset) == before
+
+
+# Any byte.
+
+
+def _damages(raw: bytes, rng: random.Random, every: int = 1) -> Iterator[bytes]:
+    """Yield what one flipped, removed or added byte makes of `raw`, at every so many places."""
+    for at in range(0, len(raw), every):
+        yield raw[:at] + bytes([raw[at] ^ 1 << rng.randrange(8)]) + raw[at + 1 :]
+        yield raw[:at] + raw[at + 1 :]
+        yield raw[:at] + bytes([rng.choice([0, raw[at], 32, rng.randrange(256)])]) + raw[at:]
+    for added in (b"\0", b"\n", b"x"):
+        yield raw + added
+
+
+def _is_sound(given_: Path) -> bool:
+    """Tell whether nothing is found; a dataset file that is none can be an error, too."""
+    try:
+        return _verify(given_).sound
+    except CorruptShard as error:
+        if error.where.endswith("out.json"):
+            return False
+        raise
+
+
+def _case(dataset: Path, number: int) -> Case:
+    entry = read_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
+    case = Case(entry.name, f"{dataset}/{entry.name}", entry.sidecar, f"{dataset}/{entry.sidecar}", entry, wanted=True)
+    case.size = (dataset / entry.name).stat().st_size
+    return case
+
+
+def test_any_byte_of_a_shard(dataset: Path) -> None:
+    """Any flipped, removed or added byte of a shard is found: at every thirteenth place, to be done in time."""
+    shard = dataset / _case(dataset, 0).name
+    raw, rng = shard.read_bytes(), random.Random(4)  # noqa: S311 - a test
+    for damaged in _damages(raw, rng, 13):
+        shard.write_bytes(damaged)
+        case = _case(dataset, 0)
+        case.examined = examine(Task(case.path, case.name, "first"))
+        assert [*shardchecks.check_shard(case)]
+
+
+def test_any_byte_of_a_sidecar(dataset: Path) -> None:
+    """Any flipped, removed or added byte of a sidecar is found, at every seventh place; reading rows does no harm."""
+    case = _case(dataset, 1)
+    path, rng = dataset / case.sidecar, random.Random(5)  # noqa: S311 - a test
+    raw = path.read_bytes()
+    for number, damaged in enumerate(_damages(raw, rng, 7)):
+        path.write_bytes(damaged)
+        case = _case(dataset, 1)
+        assert [*shardchecks.read_sidecar(case)]
+        if number % 20 == 0:
+            list(shardchecks.read_case_rows(case))
+
+
+def test_any_byte_of_any_file(dataset: Path) -> None:
+    """So is it of each file, the dataset file included, when all of the dataset is verified, however it is given."""
+    rng = random.Random(6)  # noqa: S311 - a test
+    for path in sorted(dataset.iterdir())[-3:]:
+        raw = path.read_bytes()
+        for number, damaged in enumerate(_damages(raw, rng, 211)):
+            path.write_bytes(damaged)
+            given_ = dataset / "out.json" if number % 2 else dataset
+            assert not _is_sound(given_), (path, number)
+        path.write_bytes(raw)
+    assert _verify(dataset).sound
+
+
+def test_any_cut(dataset: Path) -> None:
+    """A file that is cut at any length is found."""
+    for path in sorted(dataset.iterdir())[-3:]:
+        raw = path.read_bytes()
+        for length in range(0, len(raw), 191):
+            path.write_bytes(raw[:length])
+            assert not _is_sound(dataset), (path, length)
+        path.write_bytes(raw)
+
+
+def test_the_place_of_damage_is_told(dataset: Path) -> None:
+    """A flipped bit in a payload is told with shard, offset, key and field; in a header with its offset."""
+    shard = shards(dataset)[1]
+    flip(shard, examined_place(shard))
+    found = {one.code: one for one in _verify(dataset).findings}
+    if shard.suffix == ".tar":
+        assert {"shard-checksum", "payload-checksum", "fingerprint-differs"} == set(found)
+        one = found["payload-checksum"]
+        assert (one.file, one.key, one.field, one.offset) == (shard.name, "a/006", "txt", examined_place(shard))
+    else:
+        assert {"shard-checksum", "shard-damaged"} == set(found)
+        assert found["shard-damaged"].offset is not None
+
+
+def examined_place(shard: Path) -> int:
+    """Return where the payload of the shard's first text starts."""
+    row = pq.read_table(shard.with_suffix(".index")).to_pylist()[0]
+    return int(next(field["offset"] for field in row["__fields__"] if field["name"] == "txt"))
+
+
+# Files that are missing, too many, or of another.
+
+
+def _swap(dataset: Path) -> None:
+    one, other = shards(dataset)[1:3]
+    one.rename(dataset / "third")
+    other.rename(one)
+    (dataset / "third").rename(other)
+
+
+def _drop(number: int, suffix: str) -> Callable[[Path], None]:
+    return lambda dataset: shards(dataset)[number].with_suffix(suffix or shards(dataset)[number].suffix).unlink()
+
+
+def _stale(dataset: Path) -> None:
+    one, other = (shard.with_suffix(".index") for shard in shards(dataset)[:2])
+    shutil.copy(one, other)
+
+
+def _extra(dataset: Path) -> None:
+    shard = shards(dataset)[0]
+    shutil.copy(shard, shard.with_stem("out-009"))
+
+
+def _extra_sidecar(dataset: Path) -> None:
+    shutil.copy(dataset / "out-000.index", dataset / "out-017.index")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (_swap, "shard-size"),
+        (_drop(1, ""), "shard-missing"),
+        (_drop(3, ""), "shard-missing"),
+        (_drop(0, ".index"), "sidecar-missing"),
+        (_stale, "sidecar-stale"),
+        (_extra, "shard-extra"),
+        (_extra_sidecar, "sidecar-extra"),
+        (lambda dataset: (dataset / "out.skipped").write_text("{}\n"), "skipped-differs"),
+        (lambda dataset: (dataset / "out.json").unlink(), "dataset-file-missing"),
+    ],
+)
+def test_files(damage: Callable[[Path], None], code: str, dataset: Path) -> None:
+    """A missing, added, swapped or stale file is found by its code, with and without reading shards."""
+    damage(dataset)
+    assert code in _codes(dataset)
+    assert code in _codes(dataset, quick=True)
+
+
+def test_quick_reads_no_shards(dataset: Path) -> None:
+    """The quick level sees sizes and sidecars, not what lies in a shard."""
+    flip(shards(dataset)[1], 600)
+    assert _verify(dataset, quick=True).sound
+    flip(dataset / "out-001.index", 50)
+    assert "sidecar-checksum" in _codes(dataset, quick=True)
+
+
+def test_gaps_in_the_numbering(dataset: Path, ending: str) -> None:
+    """Without a dataset file a gap is found, and with a closed pattern what it asks for."""
+    for path in [*dataset.glob("*.index"), dataset / "out.json"]:
+        path.unlink()
+    assert _codes(dataset) == set()
+    (dataset / f"out-001.{ending}").unlink()
+    (one,) = _verify(dataset).findings
+    assert (one.code, one.file) == ("numbering-gap", f"out-001.{ending}")
+    report = _verify(f"{dataset}/out-{{000..005}}.{ending}")
+    assert [finding.file for finding in report.findings if finding.code == "shard-missing"] == [
+        f"out-{at:03}.{ending}" for at in (1, 4, 5)
+    ]
+
+
+def test_some_shards_of_a_dataset(dataset: Path) -> None:
+    """One shard, named alone, is verified against its sidecar; that there are more is no finding."""
+    shard = shards(dataset)[1]
+    report = _verify(shard)
+    assert (report.counts, report.shards) == ({}, 1)
+    assert any("lists 4 shards" in text for text in report.unchecked)
+    flip(shard, 700)
+    assert "shard-checksum" in _codes(shard)
+
+
+# Shards of other tools.
+
+
+def _foreign(path: Path, names: list[str]) -> None:
+    with tarfile.open(path, "w") as out:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 5
+            out.addfile(info, io.BytesIO(b"hello"))
+
+
+def test_foreign_shards(tmp_path: Path) -> None:
+    """Of shards without sidecars, damage to headers, padding and the end is found, and keys that two samples have."""
+    _foreign(tmp_path / "x-0.tar", ["./a.jpg", "./a.txt", "./b.jpg"])
+    _foreign(tmp_path / "x-1.tar", ["c.jpg"])
+    assert _verify(tmp_path).sound
+    raw = (tmp_path / "x-0.tar").read_bytes()
+    for at, code in (
+        (3, "shard-damaged"),
+        (1024 + 130, "shard-damaged"),
+        (520, "padding-not-zero"),
+        (3072 + 900, "shard-damaged"),
+    ):
+        (tmp_path / "x-0.tar").write_bytes(raw[:at] + b"!" + raw[at + 1 :])
+        assert _codes(tmp_path) == {code}, at
+    (tmp_path / "x-0.tar").write_bytes(raw)
+    _foreign(tmp_path / "x-1.tar", ["c.jpg", "a.txt"])
+    (one,) = _verify(tmp_path).findings
+    assert (one.code, one.file, one.key) == ("key-duplicate", "x-1.tar", "a")
+    _foreign(tmp_path / "x-1.tar", ["c.jpg", "c.jpg", "d.jpg", "e.jpg", "d.txt"])
+    assert _codes(tmp_path) == {"field-duplicate", "key-duplicate"}
+
+
+def test_an_index_of_wids(dataset: Path) -> None:
+    """A dataset file of wids lists the shards; what it cannot prove is said."""
+    names = [{"url": shard.name, "nsamples": 3} for shard in shards(dataset)]
+    (dataset / "out.json").write_text(json.dumps({"wids_version": 1, "shardlist": names}), encoding="ascii")
+    report = _verify(dataset / "out.json")
+    assert (report.counts, report.shards) == ({}, 4)
+    assert any("wids" in text for text in report.unchecked)
+
+
+# What is hostile.
+
+
+def _reseal(dataset: Path, change: Callable[[Any], None]) -> None:
+    """Change a dataset file, and give it the checksum of what it then is."""
+    path = dataset / "out.json"
+    document = json.loads(path.read_bytes())
+    del document["checksum"]
+    change(document)
+    body = json.dumps(document, indent=2).removesuffix("\n}").encode() + b',\n  "checksum": "crc32c:'
+    path.write_bytes(body + b'%08x"\n}\n' % crc32c(body))
+
+
+@pytest.mark.parametrize("url", ["/etc/passwd", "../out-000.tar", "pipe:cat /etc/passwd", "https://example.org/a.tar",
+                                 "a\0b.tar", "\x1b[2J.tar"])  # fmt: skip
+def test_names_that_lead_elsewhere(url: str, dataset: Path) -> None:
+    """A sealed dataset file that names what is no file beside it is refused or told of; nothing is read there."""
+
+    def change(document: Any) -> None:
+        document["shardlist"][1]["url"] = url
+
+    _reseal(dataset, change)
+    ran = tool("verify", dataset / "out.json")
+    assert ran.code in (3, 4)
+    assert "\x1b" not in ran.out + ran.err
+    assert "root:" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path),
+                                  lambda path: os.symlink("/etc/passwd", path)])  # fmt: skip
+@pytest.mark.parametrize("which", ["out-001", "out-001.index", "out.skipped"])
+def test_files_that_are_none(make: Callable[[str], None], which: str, dataset: Path, ending: str) -> None:
+    """A FIFO, a folder, a device or a link in the place of a file is found, and nothing waits for it."""
+    name = which if "." in which else f"{which}.{ending}"
+    with suppress(FileNotFoundError):
+        (dataset / name).unlink()
+    make(str(dataset / name))
+    assert not _verify(dataset).sound
+    assert not _verify(dataset, quick=True).sound
+
+
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document["shardlist"][0].update(nsamples=10**18),
+        lambda document: document["shardlist"][0].update(filesize=2**70),
+        lambda document: document["shardtool"].update(pattern="{a,b}{c,d}" * 40),
+        lambda document: document["shardtool"].update(pattern="out-{000..999999999999}.tar"),
+        lambda document: document["shardtool"].update(pattern="out-{" + "9" * 5000 + "..}.tar"),
+        lambda document: document["shardtool"].update(fingerprint="\x1b[2J"),
+        lambda document: document["shardtool"]["fields"].update(jpg=[[]]),
+        lambda document: document["shardtool"]["made"].update(options={"map": "os:system", "where": "x" * 10}),
+        lambda document: document["shardtool"].update(classes={"cls": {"a": 1}}),
+        lambda document: document.update(name="../../etc/x"),
+        lambda document: document["shardlist"].append(document["shardlist"][0]),
+        lambda document: document["shardlist"].clear(),
+    ],
+)
+def test_sealed_dataset_files(change: Callable[[Any], None], packed: Path, dataset: Path) -> None:
+    """Whatever a sealed dataset file says, it is findings, an error of ours, or nothing: no other, and soon."""
+    _reseal(dataset, change)
+    for options in ({}, {"quick": True}, {"source": packed / "source"}, {"decode": True}):
+        with suppress(ShardError):
+            report = _verify(dataset / "out.json", **options)
+            json.dumps(report.to_json())
+
+
+def _reindex(dataset: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Change a sidecar's rows, and seal it and the dataset file again."""
+    path = dataset / "out-001.index"
+    raw = path.read_bytes()
+    table, fact = read_sidecar(raw, "x", None).plain_table(), read_facts(raw, "x")
+    rows = table.to_pylist()
+    change(rows)
+    data = encode_table(pa.Table.from_pylist(rows, schema=table.schema), fact)
+    _replace_sidecar(dataset, data)
+
+
+def _replace_sidecar(dataset: Path, data: bytes) -> None:
+    (dataset / "out-001.index").write_bytes(data)
+
+    def seal(document: Any) -> None:
+        document["shardlist"][1]["index"].update(size=len(data), crc32c=f"{crc32c(data):08x}")
+
+    _reseal(dataset, seal)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows[0].update(__offset__=2**64 - 1),
+        lambda rows: rows[0].update(__size__=2**63),
+        lambda rows: rows[1].update(__offset__=rows[0]["__offset__"]),
+        lambda rows: rows[0]["__fields__"][0].update(offset=2**40),
+        lambda rows: rows[0]["__fields__"][0].update(length=2**40),
+        lambda rows: rows[0]["__fields__"][0].update(length=0),
+        lambda rows: rows[0]["__fields__"][1].update(name="other"),
+        lambda rows: rows[0]["__fields__"].reverse(),
+        lambda rows: rows[0]["__fields__"].pop(),
+        lambda rows: rows[2].update(__key__="../../etc/passwd"),
+        lambda rows: rows[2].update(__key__="\x1b[2J"),
+        lambda rows: rows[2].update(__key__=""),
+        lambda rows: rows.pop(),
+        lambda rows: rows.append(rows[0]),
+        lambda rows: rows.reverse(),
+        lambda rows: rows.clear(),
+    ],
+)
+def test_sealed_sidecars(change: Callable[[list[dict[str, Any]]], None], dataset: Path) -> None:
+    """A sidecar that tells of other samples than its shard holds is found, though every checksum agrees with it."""
+    _reindex(dataset, change)
+    found = _codes(dataset)
+    assert found & {"index-differs", "sidecar-damaged"}
+    assert found <= {"index-differs", "sidecar-damaged"}
+
+
+def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
+    """So is one that has another checksum for a payload."""
+    _reindex(dataset, lambda rows: rows[0]["__fields__"][0].update(crc32c=1))
+    (one,) = _verify(dataset).findings
+    assert (one.code, one.key, one.expected[:8]) == ("payload-checksum", "a/006", "00000001")
+
+
+@pytest.mark.parametrize("what", ["rows", "fields", "key", "names"])
+def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
+    """A sidecar of a few kilobytes that unfolds to gigabytes is refused before it does."""
+    fact = read_facts((dataset / "out-001.index").read_bytes(), "x")
+    schema = read_sidecar((dataset / "out-001.index").read_bytes(), "x", None).schema
+    part = {"name": "jpg", "offset": 0, "length": 0, "crc32c": 0}
+    rows = {
+        "rows": [{"__key__": "k", "__offset__": 0, "__size__": 0, "__fields__": []}] * 200_000,
+        "fields": [{"__key__": "k", "__offset__": 0, "__size__": 0, "__fields__": [part] * 200_000}],
+        "key": [{"__key__": "k" * 2**25, "__offset__": 0, "__size__": 0, "__fields__": [part]}],
+        "names": [{"__key__": "k", "__offset__": 0, "__size__": 0,
+                   "__fields__": [{**part, "name": "n" * 2**25}] * 3}],
+    }[what]  # fmt: skip
+    data = encode_table(pa.Table.from_pylist(rows, schema=schema), fact)
+    assert len(data) < 2**17
+    _replace_sidecar(dataset, data)
+    report = _verify(dataset)
+    assert "sidecar-damaged" in report.counts
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + bytes(4) + b"PAR1", b"PAR1" + b"\xff" * 4 + b"PAR1"]
+)
+def test_sidecars_that_are_none(data: bytes, dataset: Path) -> None:
+    """Nor does a file that is no Parquet at all do harm."""
+    _replace_sidecar(dataset, data)
+    assert "sidecar-damaged" in _codes(dataset)
+
+
+@given(st.data())
+def test_sealed_sidecars_of_other_bytes(
+    packed: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A sealed sidecar of which some bytes are others gives findings, and never another error."""
+    folder = tmp_path_factory.getbasetemp() / f"sealed{packed.name}"
+    if not folder.exists():
+        shutil.copytree(packed / "out", folder)
+    raw = bytearray((packed / "out" / "out-001.index").read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    _replace_sidecar(folder, bytes(raw))
+    json.dumps(_verify(folder).to_json())
+
+
+@pytest.mark.parametrize("name", ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "a\nb.jpg", "\x1b[2J.jpg", "a.b\x07"])
+def test_unsafe_names_in_a_shard(name: str, tmp_path: Path) -> None:
+    """A member that could leave a folder or steer a terminal is found, and shown as plain text."""
+    _foreign(tmp_path / "x.tar", ["a.jpg", name])
+    assert _codes(tmp_path / "x.tar") == {"key-unsafe"}
+    for style in ("text", "json", "junit", "github"):
+        ran = tool("verify", tmp_path / "x.tar", "--format", style)
+        assert ran.code == 3
+        assert not {char for char in ran.out + ran.err if ord(char) < 32 and char != "\n"}
+
+
+@given(st.binary(max_size=4000))
+def test_any_bytes_as_a_shard(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Whatever bytes a shard has, the outcome is a report."""
+    folder = tmp_path_factory.getbasetemp() / "bytes"
+    folder.mkdir(exist_ok=True)
+    for name in ("x.tar", "x.tfrecord", "x.tar.gz"):
+        (folder / name).write_bytes(data)
+        assert _verify(folder / name, decode=True).size == len(data)
+
+
+# Decoding.
+
+
+def test_decoding(sample_data: Path, tmp_path: Path) -> None:
+    """Images that cannot be decoded, JSON that is none and labels that are no numbers are found by their sample."""
+    jpg = next(sample_data.rglob("*.jpg")).read_bytes()
+    files = {"good.jpg": jpg, "good.json": b'{"a": 1}', "good.cls": b"3\n"}
+    files |= {"cut.jpg": jpg[: len(jpg) // 2], "none.png": b"no image", "bad.json": b'{"a": '}
+    files |= {"deep.json": b"[" * 100_000,
+"word.cls": b"dog", "huge.cls": b"9" * 5000}  # fmt: skip
+    create(write_tree(tmp_path / "in", files), f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
+    assert _verify(tmp_path / "out.json").sound
+    found = {(one.code, one.key) for one in _verify(tmp_path / "out.json", decode=True).findings}
+    assert found == {("image-bad", "cut"), ("image-bad", "none"), ("json-bad", "bad"), ("json-bad", "deep"),
+                     ("number-bad", "word"), ("number-bad", "huge")}  # fmt: skip
+
+
+# The source.
+
+
+def test_a_changed_source(packed: Path, tmp_path: Path) -> None:
+    """What is missing, too much or different is told by key and field; a value of the same length, too."""
+    shutil.copytree(packed, tmp_path / "all")
+    source, file = tmp_path / "all" / "source", tmp_path / "all" / "out" / "out.json"
+    assert _verify(file, source=source, workers=2).sound
+    (source / "b/new.txt").write_bytes(b"new")
+    (source / "a/000.txt").unlink()
+    (source / "a/000.cls").unlink()
+    (source / "a/002.cls").unlink()
+    (source / "a/004.jpg").write_bytes(b"added")
+    (source / "b/001.txt").write_bytes(b"longer" * 100)
+    (source / "b/003.cls").write_bytes(b"7")
+    found = {(one.code, one.key, one.field) for one in _verify(file, source=source).findings}
+    assert found == {
+        ("source-missing", "b/new", ""), ("source-extra", "a/000", ""), ("source-extra", "a/002", "cls"),
+        ("source-missing", "a/004", "jpg"), ("source-differs", "b/001", "txt"), ("source-differs", "b/003", "cls"),
+    }  # fmt: skip
+
+
+def test_a_source_that_was_changed_on_the_way(sample_data: Path, tmp_path: Path) -> None:
+    """Where images were changed keys are compared, and that payloads cannot be is said; a function is never run."""
+    create(sample_data, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(resize=16, workers=2))
+    report = _verify(tmp_path / "out.json", source=sample_data)
+    assert report.sound
+    assert any("--resize" in text for text in report.unchecked)
+    (source := tmp_path / "source").mkdir()
+    report = _verify(tmp_path / "out.json", source=source)
+    assert report.counts == {"source-extra": 98}
+
+
+# Readers.
+
+
+def test_names_for_readers(tmp_path: Path) -> None:
+    """What a reader would get wrong is found for that reader alone."""
+    source = write_tree(tmp_path / "in", {"a b.JPG": b"1", "c.JPG": b"2"})
+    create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
+    assert _codes(tmp_path / "out.json", target=("dali", "webdataset")) == {"misread"}
+    assert _codes(tmp_path / "out.json", target=("dali",)) == set()
+
+
+# Mending.
+
+
+def test_repair_of_a_sidecar(dataset: Path) -> None:
+    """A missing or damaged sidecar is made again from a shard that is proven sound; then all is sound."""
+    for damage in (lambda path: path.unlink(), lambda path: flip(path, 60), lambda path: path.write_bytes(b"")):
+        damage(dataset / "out-002.index")
+        before = identity(dataset)
+        report = _verify(dataset, repair=True)
+        assert (report.counts, len(report.repaired)) == ({}, 1)
+        after = identity(dataset)
+        assert {name for name in after if before.get(name) != after[name]} == {"out-002.index", "out.json"}
+        assert _verify(dataset).sound
+
+
+def test_repair_of_odd_keys(tmp_path: Path) -> None:
+    """A sidecar that is made again has the keys as they are in the shard, whatever they look like."""
+    source = write_tree(tmp_path / "in", {"a b%.jpg": b"1", "ü%20.jpg": b"2"})
+    create(source, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=1))
+    wanted = pq.read_table(tmp_path / "p-0.index").column("__key__")
+    (tmp_path / "p-0.index").unlink()
+    report = _verify(tmp_path / "p.json", repair=True)
+    assert "source_paths" in report.repaired[0]
+    assert pq.read_table(tmp_path / "p-0.index").column("__key__") == wanted
+    assert _verify(tmp_path / "p.json", source=source).sound
+
+
+def test_repair_of_the_dataset_file(dataset: Path) -> None:
+    """A missing or damaged dataset file is made again where each shard is what its sidecar says."""
+    (dataset / "out.json").unlink()
+    assert _verify(dataset, repair=True).sound
+    flip(dataset / "out.json", 700)
+    assert _verify(dataset, repair=True).sound
+
+
+def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> None:
+    """Damaged and missing shards and sidecars are made again, to the bytes that they had."""
+    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    flip(dataset / f"out-001.{ending}", 700)
+    (dataset / f"out-002.{ending}").unlink()
+    (dataset / "out-003.index").unlink()
+    report = _verify(dataset / "out.json", repair=True, source=packed / "source")
+    assert (report.counts, len(report.repaired)) == ({}, 1)
+    assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wanted
+
+
+def test_repair_never_makes_it_worse(packed: Path, dataset: Path, ending: str, tmp_path: Path) -> None:
+    """What cannot be proven stays as it is: without a source, or with one that gives other bytes."""
+    flip(dataset / f"out-001.{ending}", 700)
+    other = tmp_path / "other"
+    shutil.copytree(packed / "source", other)
+    (other / "a/008.txt").write_bytes(b"x" * (other / "a/008.txt").stat().st_size)  # of the same size
+    shorter = tmp_path / "shorter"
+    shutil.copytree(other, shorter)
+    (shorter / "a/008.txt").write_bytes(b"x")
+    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    for source in (None, other, shorter):
+        report = _verify(dataset / "out.json", repair=True, source=source)
+        assert not report.sound
+        assert report.repaired == ()
+        assert any(text.startswith("repair: ") for text in report.unchecked)
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wanted
+    flip(dataset / "out-001.index", 60)
+    report = _verify(dataset / "out.json", repair=True)
+    assert any("not proven" in text for text in report.unchecked)
+
+
+def test_repair_of_what_is_sound(dataset: Path) -> None:
+    """Nothing is touched where nothing is wrong."""
+    before = identity(dataset)
+    assert _verify(dataset, repair=True).repaired == ()
+    assert identity(dataset) == before
+
+
+# The command line.
+
+
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
+def test_exit_codes(dataset: Path, tmp_path: Path) -> None:
+    """0 where nothing is wrong, 2 for no dataset, 3 for findings, 4 where nothing can be read."""
+    assert tool("verify", dataset).code == 0
+    assert tool("verify", dataset / "out.json", "--quick", "--quiet").out == ""
+    assert tool("verify", *shards(dataset)).code == 0
+    assert tool("verify", tmp_path / "none").code == 2
+    assert tool("verify", dataset, "--quick", "--decode").code == 2
+    assert tool("verify", dataset, "--source", tmp_path / "none").code == 2
+    flip(shards(dataset)[0], 200)
+    ran = tool("verify", dataset, "--quiet")
+    assert (ran.code, ran.err) == (3, "")
+    assert "shard-checksum" in ran.out
+    (dataset / "out.json").write_bytes(b"{}")
+    assert tool("verify", dataset / "out.json").code == 4
+    (tmp_path / "x.tar").mkdir()
+    (tmp_path / "y.tar").symlink_to("/dev/zero")
+    assert tool("verify", tmp_path / "y.tar").code == 2  # a link to a device is no shard
+
+
+def test_json(dataset: Path) -> None:
+    """The report is one document, with the same findings as the library's."""
+    flip(shards(dataset)[0], 200)
+    ran = tool("verify", dataset, "--json")
+    document = json.loads(ran.out)
+    report = _verify(dataset).to_json()
+    assert {**document, "seconds": 0} == {**report, "seconds": 0}
+    assert set(document) == {
+        "dataset", "sound", "findings", "counts", "checked", "unchecked", "repaired", "totals", "seconds",
+    }  # fmt: skip
+    for one in document["findings"]:
+        assert set(one) == {"code", "file", "offset", "key", "field", "found", "expected", "remedy"}
+    assert json.loads(tool("verify", dataset, "--format", "json").out)["counts"] == document["counts"]
+
+
+def test_an_observer_is_told(dataset: Path) -> None:
+    """Progress adds up to all samples, bytes and shards."""
+
+    class Told(Observer):
+        def __init__(self) -> None:
+            self.all: list[tuple[int, int, int]] = []
+            self.done = [0, 0, 0]
+
+        def start(self, samples: int, size: int, shards: int) -> None:
+            self.all.append((samples, size, shards))
+
+        def advance(self, samples: int, size: int, shards: int) -> None:
+            self.done = [have + more for have, more in zip(self.done, (samples, size, shards), strict=True)]
+
+    told = Told()
+    verify(dataset, VerifyOptions(workers=2), observer=told)
+    assert told.all == [tuple(told.done)]
+    assert told.done[::2] == [12, 4]
+
+
+def test_a_sidecar_without_checksums(dataset: Path) -> None:
+    """Where an index was made without reading payloads, what it says is checked, and the rest is not."""
+    for path in [*dataset.glob("*.index"), dataset / "out.json"]:
+        path.unlink()
+    from shardtool.verbs.index import IndexOptions, index
+
+    index(dataset, IndexOptions(workers=1))
+    report = _verify(dataset)
+    assert report.counts == {}
+    assert any("fingerprint" in text for text in report.unchecked)
+
+
+def test_a_shard_fact() -> None:
+    """A sidecar of another version or kind is damage, not an error of ours."""
+    data = encode_table(pa.table({"x": [1]}), ShardFact("a.tar", 5, 1, ""))
+    assert read_facts(data, "x").size == 5
+    facts = pq.read_schema(pa.BufferReader(data)).metadata
+    version = next(name for name in facts if name.endswith(b"format_version"))
+    for wrong in ({**facts, version: b"99"}, {**facts, version: b"one"}, {}):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"x": [1]}).replace_schema_metadata(wrong), sink)
+        with pytest.raises(CorruptShard):
+            read_facts(sink.getvalue().to_pybytes(), "x")
+
+
+def test_any_byte_of_what_was_left_out(tmp_path: Path) -> None:
+    """The list of what was left out is a file of the dataset: any flipped byte of it is found."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a", "NOTES": b"no field"})
+    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
+    path = tmp_path / "out" / "x.skipped"
+    raw = path.read_bytes()
+    assert verify(tmp_path / "out" / "x.json").sound
+    for at in range(0, len(raw), 9):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        assert [one.code for one in verify(tmp_path / "out" / "x.json").findings] == ["skipped-differs"]
