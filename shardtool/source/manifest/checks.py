@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 3  # keys and paths in a message
 _SHOWN_LETTERS = 120  # of each
+_MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
@@ -87,6 +88,12 @@ def check_sound(where: str, name: str, column: Any) -> None:
                 remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
             )  # fmt: skip
         raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+    if pa.types.is_timestamp(column.type) and column.type.unit == "s":
+        seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
+        Rows(where, {}, None).refuse(
+            np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), f"column {name!r}: a time that Parquet cannot hold",
+            expected="milliseconds since 1970 of 63 bits",
+        )  # fmt: skip
 
 
 def _undecodable(column: Any) -> NDArray[np.int64]:
