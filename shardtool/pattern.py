@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.values import is_utf8
+from shardtool.values import is_utf8, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,9 +138,9 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     if not texts:
         raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
     for text in texts:
-        if not is_utf8(os.fsencode(text)):
+        if not is_utf8(raw := _raw(text)):
             raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
-        if printable(name := text.rpartition("/")[2]) != name:
+        if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
             raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
     folder, slash, name = texts[0].rpartition("/")
     if any(mark in folder for mark in "{}<>"):
@@ -151,10 +151,18 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     else:
         pattern = _from_range(folder if folder or not slash else "/", name, ranges)
     names = pattern.names or [pattern.shard(number) for number in (0, (pattern.count or 1) - 1)]
-    longest = max(names, key=lambda one: len(os.fsencode(one)))
-    if len(os.fsencode(sidecar_name(longest))) > _NAME_LIMIT:
+    longest = max(names, key=lambda one: len(_raw(one)))
+    if len(_raw(sidecar_name(longest))) > _NAME_LIMIT:
         raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
     return pattern
+
+
+def _raw(name: str) -> bytes:
+    """Return the bytes of a name, which is one of this locale, or out of a dataset file."""
+    try:
+        return os.fsencode(name)
+    except UnicodeEncodeError:
+        return to_bytes(name)
 
 
 def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPattern:

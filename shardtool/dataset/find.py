@@ -19,6 +19,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN
+from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,6 +188,7 @@ def _of_dataset_file(path: str) -> Found:
             path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",
             expected="names of files", remedy="Nothing was read from there.",
         )  # fmt: skip
+    names = [os.fsdecode(to_bytes(name)) for name in names]
     check_below(path, {os.path.dirname(name) for name in names})
     return Found(tuple(os.path.join(folder, name) for name in names), path, folder, own=listed is not None)
 
@@ -231,7 +233,7 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
         names = sorted(os.listdir(folder or "."))
     except OSError:
         return None
-    wanted = [os.path.basename(shard) for shard in shards]
+    wanted = [output_text(os.path.basename(shard)) for shard in shards]
     for name in names:
         path = os.path.join(folder, name)
         if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:

@@ -125,6 +125,8 @@ def _chosen(table: pa.Table, query: _Query) -> NDArray[np.int64]:
             first + np.flatnonzero(_Rows(query, table.slice(first, _BLOCK)).truth(query.tree))
             for first in range(0, table.num_rows, _BLOCK)
         ]
+    except MemoryError:  # of pyarrow, too
+        raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidRequest(query.where, f"{query.show(query.tree)} cannot be evaluated: {reason}") from None

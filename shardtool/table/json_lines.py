@@ -121,6 +121,8 @@ class _Block:
         last = last - (codes[last] == _RETURN)
         first = codes[np.minimum(starts, len(codes) - 1)]
         whole = (first == _BRACE) & (codes[last] == _CLOSE) & (last > starts)
+        before = np.searchsorted(self.quotes, np.append(starts, len(codes)))
+        whole &= np.diff(before) % 2 == 0  # each text ends in its line
         mask, opening, closing = _BRACKETS
         masked = codes & np.uint8(mask)
         opens, closes = np.flatnonzero(masked == opening), np.flatnonzero(masked == closing)
@@ -268,8 +270,9 @@ def _check_names(where: str, opened: Opened) -> None:
                     raise too_many_columns(where)
             size += len(data)
             if _too_many(len(names), rows, size):
+                found = f"{len(names):,} different names in objects of the first {rows:,} rows"
                 raise InvalidRequest(
-                    where, f"{len(names):,} different names in objects of {rows:,} rows, most of them without a value",
+                    where, f"{found}, most of them without a value",
                     expected=f"the same names in most rows, {MOST_COLUMNS:,} at most",
                     remedy="Write what differs from row to row as lists of names and of values.",
                 )  # fmt: skip

@@ -284,7 +284,8 @@ class Exporter:
         stops = starts + lengths
         if np.any(starts[1:] < stops[:-1]):
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=_REMEDY)
-        path = os.path.join(self.folder.path, dataset.shards_folder, os.fsdecode(to_bytes(shard.name)))
+        parts = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
+        path = os.path.join(self.folder.path, *parts)
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
 
     def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:

@@ -25,7 +25,7 @@ from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_ranges
 from shardtool.storage.staging import open_folder
-from shardtool.values import counted, output_text
+from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,8 +134,6 @@ class _Job:
         self.dataset_file, self.base = name, name.removesuffix(DATASET_SUFFIX)
         self._check_rivals()
         self.old = self._old()
-        if self.old is None:
-            check_finished(found.folder, found.shards)
         self.notes: list[str] = []
         self.wrong: list[str] = []
         self.lost: set[str] = set()
@@ -161,6 +159,7 @@ class _Job:
         """Return what the dataset file said so far; None where there is none, or it may be replaced.
 
         Raises:
+            InvalidRequest: It is not there or not right, and the shards are not all that their run was to write.
             OutputExists: It cannot be read, says something else, or is none of ours.
         """
         path = self.folder.full_path(self.dataset_file)
@@ -168,16 +167,20 @@ class _Job:
         data = _read_there(path)
         self.own = False
         if data is None:
-            return find_own(given)  # where --output is another folder
+            if (old := find_own(given)) is None:  # one is read where --output is another folder
+                check_finished(self.found.folder, self.found.shards)
+            return old
         if shard_names(data) is None:
             if path != self.found.dataset_file:
                 remedy = "Move it away, or choose another --output."
                 raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+            check_finished(self.found.folder, self.found.shards)
             self._replace("an index of wids", "what only it says of the shards")
             return None
         try:
             old = read_dataset(data, path)
         except CorruptShard as error:
+            check_finished(self.found.folder, self.found.shards)
             self._replace(error.found, _ONLY_A_PLAN)
             return None
         self._check_listed(old, path)
@@ -194,15 +197,17 @@ class _Job:
 
     def _check_listed(self, old: DatasetFile, path: str) -> None:
         """See that a dataset file that lists other shards does so wrongly."""
-        listed = {one.name for one in old.shards}
-        others = sorted(listed - {*map(output_text, self.names)})
-        folder = os.path.join(self.folder.path, old.shards_folder)
-        if there := [name for name in others if os.path.lexists(os.path.join(folder, name))]:
+        listed, given = {one.name for one in old.shards}, {*map(output_text, self.names)}
+        others = sorted(listed - given)
+        folder = os.path.join(self.folder.path, os.fsdecode(to_bytes(old.shards_folder)))
+        if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
             raise OutputExists(
                 path, f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}",
                 remedy="Give all shards of the dataset, or choose another --output.",
             )  # fmt: skip
-        if listed != {*map(output_text, self.names)} or old.shards_folder != self.shards_folder:
+        if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
+            check_finished(self.found.folder, self.found.shards)
+        if listed != given or old.shards_folder != self.shards_folder:
             gone = f", {counted(len(others), 'shard')} of them not there: {listing(others, 3)}" if others else ""
             found = f"it lists {counted(len(listed), 'shard')}{gone}; {len(self.names):,} were given"
             self._replace(found, _ONLY_A_PLAN)
@@ -451,9 +456,10 @@ def _below(folder: str, shards: list[str]) -> str:
             "--output", f"{folder or '.'}, which does not hold the shards", expected="their folder, or one above it",
             remedy="A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere.",
         )  # fmt: skip
-    if printable(os.fsencode(path)) != path or ":" in path:
+    name = output_text(path)
+    if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
-    return path
+    return name
 
 
 def _read_there(path: str) -> bytes | None:

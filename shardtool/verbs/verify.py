@@ -29,7 +29,7 @@ from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sid
 from shardtool.request.command_line import option
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_ranges
-from shardtool.values import counted, output_text, show_size
+from shardtool.values import counted, output_text, show_size, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -656,7 +656,7 @@ def _skipped(folder: str, file: DatasetFile) -> Iterable[Finding]:
     """Yield whether the list of what was left out is the one that the dataset file tells of."""
     name = f"{file.name}.skipped"
     try:
-        data = read_small(os.path.join(folder, name))
+        data = read_small(os.path.join(folder, os.fsdecode(to_bytes(name))))
     except FileNotFoundError:
         data = b""
     except (OSError, ValueError) as error:

@@ -205,6 +205,21 @@ def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
 
 
+def test_names_are_judged_alike_in_any_locale(tmp_path: Path) -> None:
+    """A dataset whose names are not ASCII is read, checked and indexed from above under a locale that is no UTF-8."""
+    write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(3)})
+    file, above = tmp_path / "ds" / "\u00e4" / "o-\u00fc.json", tmp_path / "ds" / "o-\u00fc.json"
+    assert tool("create", tmp_path / "in", f"{file.parent}/o-\u00fc-{{0..}}.tar", "--workers", "1").code == 0
+    index = ("index", f"{file.parent}/o-\u00fc-*.tar", "--output", above.parent)
+    assert tool(*index).code == 0
+    expected = above.read_bytes()
+    above.unlink()
+    for words in (index, ("verify", file), ("verify", above), ("inspect", file), ("index", file, "--checksum"), index):
+        ran = tool(*words, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+        assert ran.code == 0, ran.err
+    assert above.read_bytes() == expected
+
+
 def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: Path) -> None:
     """Where the dataset file is damaged, the shards that can be read from it are not orphaned either."""
     create(source, f"{tmp_path}/x-{{0..}}.tar", options())

@@ -151,9 +151,10 @@ def contents_of_files(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_too_few_descriptors(start_method: str, small: Path, place: Path) -> None:
     """More workers than the limit of open files allows is a clear error; never a traceback."""
-    limited = _shell('ulimit -n 64; exec "$@"')
+    limited = _shell('ulimit -n 32; exec "$@"')
     run = create(
-        small, place / "out", *OPTIONS, "--workers", "40", "--start-method", start_method, before=limited
+        small, place / "out", *OPTIONS, "--max-count", "1", "--workers", "40", "--start-method", start_method,
+        before=limited,
     )  # fmt: skip
     plain(run)
     assert run.code == 7

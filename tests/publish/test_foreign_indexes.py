@@ -131,7 +131,7 @@ def test_files_of_the_user_stay(source: Path, tmp_path: Path) -> None:
     """A file with the name of an index and not its form, or of no shard of the dataset, is never touched."""
     folder = write_tree(tmp_path / "out", USERS)
     _pack(source, folder)
-    for if_exists in ("resume", "overwrite"):
+    for if_exists in ("resume-overwrite", "overwrite"):
         _pack(source, folder, shuffle=True, if_exists=if_exists)
         assert {name: (folder / name).read_bytes() for name in USERS} == USERS
     report = verify(folder / "x.json", VerifyOptions(workers=1))

@@ -10,6 +10,7 @@ import tarfile
 from array import array
 from contextlib import suppress
 from hashlib import sha1, sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +22,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, create, dry_run, export, inspect
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    IndexOptions,
+    InvalidRequest,
+    OutputExists,
+    create,
+    dry_run,
+    export,
+    index,
+    inspect,
+)
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.storage.staging import LocalFolder
 from tests import tfrecords
@@ -29,12 +41,11 @@ from tests.helpers import flip, identity, members, read_tree, shards, sidecar, t
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 FORMATS = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}
 _ODD = {
-    "x\ty/a b.txt": b"1",
-    "x\ty/a b.bin": b"",
+    "x\u3000y/a b.txt": b"1",
+    "x\u3000y/a b.bin": b"",
     "%20/é\u2028.txt": b"22",
     "%20/é\u2028.bin": b"x",
     "z.txt": b"3",
@@ -47,6 +58,17 @@ def _made(source: Path, folder: Path, ending: str, **options: Any) -> Path:
     asked = CreateOptions(**{"workers": 1, "max_count": 3, **options})
     create(source, f"{folder}/out-{{000..}}.{ending}", asked)
     return folder / "out.json"
+
+
+def _foreign(folder: Path) -> Path:
+    """Make a dataset of a shard with names that only another tool writes, with tabs and lines; return its file."""
+    folder.mkdir()
+    with tarfile.open(folder / "out-0.tar", "w") as tar:
+        for number, name in enumerate(("x\ty/a b.txt", "x\ty/a b.bin", "v\vw\n.txt")):
+            member = tarfile.TarInfo(name)
+            member.size = number
+            tar.addfile(member, io.BytesIO(b"x" * number))
+    return Path(index(f"{folder}/out-{{0..}}.tar", IndexOptions(workers=1)).dataset_file)
 
 
 @pytest.fixture
@@ -91,11 +113,14 @@ def test_a_tfrecord_index_has_every_record(tree: str, small: Path, tmp_path: Pat
     assert list(result.files) == [name for pair in both for name in pair]
 
 
-@pytest.mark.parametrize("tree", ["small", "odd"])
+@pytest.mark.parametrize("tree", ["small", "odd", "foreign"])
 def test_a_webdataset_index_leads_to_every_payload(tree: str, small: Path, tmp_path: Path) -> None:
     """Words that no white space tears apart give field, offset, length and name of every payload, a line a sample."""
-    source = small if tree == "small" else write_tree(tmp_path / "odd", _ODD)
-    dataset = _made(source, tmp_path / "out", "tar", label_from_folder=tree == "small")
+    if tree == "foreign":
+        dataset = _foreign(tmp_path / "out")
+    else:
+        source = small if tree == "small" else write_tree(tmp_path / "odd", _ODD)
+        dataset = _made(source, tmp_path / "out", "tar", label_from_folder=tree == "small")
     export(dataset, "dali-webdataset")
     for shard in shards(tmp_path / "out"):
         raw, found = shard.read_bytes(), []

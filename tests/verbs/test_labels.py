@@ -47,7 +47,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         split_from_folder=True, label_from_folder=True
     ))  # fmt: skip
     assert {name: one.samples for name, one in told.splits.items()} == {"train": 3, "val": 2}
-    assert not [note for note in told.notes if "takes train" in note]
+    assert not [note for note in told.notes if "for classes" in note]
     expected = {"train/cat/0": "1", "train/dog/0": "2", "train/dog/1": "2", "val/bee/0": "0", "val/dog/2": "2"}
     assert _labels(tmp_path / "o") == expected
     for split in ("train", "val"):
@@ -252,7 +252,7 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
     assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
         "fields that the 3 samples of the dataset do not have: cap",
         (
-            "columns of metadata that the dataset's sidecars do not have: cap, more; "
+            "columns of metadata that the dataset's sidecars do not have: more; "
             "who reads all as one table must ask for them (DuckDB: union_by_name)"
         ),
     ]

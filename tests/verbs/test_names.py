@@ -256,7 +256,7 @@ def test_resume_does_not_keep_what_another_rule_would_refuse(tmp_path: Path) -> 
     output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename", "start_method": "fork"}
     create(source, output, _options(dots="last", **asked))
     with pytest.raises(SampleFailed, match=r"the key 'a\.b'"):
-        create(source, output, _options(if_exists="resume", **asked))
+        create(source, output, _options(if_exists="resume-overwrite", **asked))
 
 
 @given(st.lists(st.text("a./", max_size=6), max_size=5))

@@ -314,7 +314,7 @@ def test_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/0.jpg": b"", "beside.jpg": b""}, "1 sample in no class folder: beside"),
+        ({"a/0.jpg": b"", "beside.jpg": b""}, "1 sample in no such folder: beside; expected SOURCE/CLASS/FILE"),
         ({"a/0.jpg": b"", "a/0.cls": b"1"}, "have a field 'cls' already"),
     ],
 )
