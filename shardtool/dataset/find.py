@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN
@@ -118,7 +118,7 @@ def _of_folder(folder: str) -> Found:
     try:
         names = sorted(os.listdir(folder), key=natural)
     except OSError as error:
-        raise InvalidRequest(folder, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
+        raise InvalidRequest(folder, reason(error), expected=_EXPECTED) from None
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
         raise InvalidRequest(
@@ -169,7 +169,7 @@ def _of_dataset_file(path: str) -> Found:
     try:
         data = read_small(path)
     except OSError as error:
-        raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
+        raise InvalidRequest(path, reason(error), expected=_EXPECTED) from None
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
@@ -278,7 +278,7 @@ class ShardFile:
         try:
             self._fd = os.open(path, READ_PLAIN)
         except OSError as error:
-            raise CorruptShard(path, f"cannot be opened: {(error.strerror or str(error)).lower()}") from None
+            raise CorruptShard(path, f"cannot be opened: {reason(error)}") from None
         fact = os.fstat(self._fd)
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
         if not stat.S_ISREG(fact.st_mode):
@@ -319,7 +319,7 @@ class ShardFile:
         return self._window[:length]
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        found = (error.strerror or str(error)).lower()
+        found = reason(error)
         return CorruptShard(self.path, f"at {offset:,}: cannot be read: {found}")
 
 
@@ -438,7 +438,7 @@ class PackedFile:
                 at += len(block)
             self._held.flush()
         except OSError as error:
-            found = f"no room for {length:,} bytes of {self.path}: {(error.strerror or str(error)).lower()}"
+            found = f"no room for {length:,} bytes of {self.path}: {reason(error)}"
             raise OutputFailed(gettempdir(), found, remedy="Let TMPDIR name a folder that has room.") from None
         self._held_start, self._held_end = offset, at
 

@@ -20,7 +20,7 @@ from shardtool.dataset.find import find_dataset, read_small, shard_format, sidec
 from shardtool.dataset.sidecar import SCHEMA, UNREAD
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard
+from shardtool.errors import CorruptShard, reason
 from shardtool.table.arrow import number_array, strings
 from shardtool.values import output_text
 
@@ -156,7 +156,7 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard 
     except FileNotFoundError:
         return None
     except OSError as error:
-        return CorruptShard(where, f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return CorruptShard(where, f"cannot be read: {reason(error)}")
     except CorruptShard as error:
         return error
     columns = [*found.index.columns, *found.metadata.columns]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.find import open_shard
 from shardtool.dataset.opened import payload
 from shardtool.dataset.payload import numbers_in
-from shardtool.errors import CorruptShard, OutputExists, OutputFailed, printable
+from shardtool.errors import CorruptShard, OutputExists, OutputFailed, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.values import to_bytes
 
@@ -91,7 +91,7 @@ def _failures(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = (error.strerror or str(error)).lower()
+        found = reason(error)
         if error.errno in _IN_THE_WAY:
             found = "there already" if error.errno == errno.EEXIST else f"in the way: {found}"
             raise OutputExists(path, found, remedy="Choose another folder, or --overwrite files.") from None

@@ -18,7 +18,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import read_small
 from shardtool.dataset.opened import open_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
@@ -262,7 +262,7 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
             try:
                 found = os.stat(path).st_size
             except OSError as error:
-                yield Problem(f"missing-{what}", shown(path), (error.strerror or str(error)).lower())
+                yield Problem(f"missing-{what}", shown(path), reason(error))
                 continue
             if found != size:
                 yield Problem(f"{what}-size", shown(path), f"{found:,} bytes; the dataset file says {size:,}")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.dataset.dataset_file import shard_names, tells_of_appends
-from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing
+from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import sidecar_name
 from shardtool.publish.appended import check_none_left, check_old, later_files, names_left, nothing_there
 from shardtool.publish.foreign_indexes import Beside
@@ -181,7 +181,7 @@ class Publisher:
         try:
             return read_skipped(self.folder.read(name) if name in self.existing else b"", self._ledger)
         except OSError as error:
-            raise CorruptShard(self._ledger, f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise CorruptShard(self._ledger, f"cannot be read: {reason(error)}") from None
 
     def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:
         """Return all that the dataset leaves out: what this run did, and what the dataset that is appended to did.

@@ -21,7 +21,7 @@ import stat as stat_module
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -580,10 +580,10 @@ _REMEDIES = {
 
 
 def _failed(where: str, error: OSError) -> OutputFailed:
-    found = (error.strerror or str(error)).lower()
+    found = reason(error)
     return OutputFailed(where, f"cannot write: {found}", remedy=_REMEDIES.get(error.errno or 0, ""))
 
 
 def _spool_failed(folder: str, error: OSError) -> OutputFailed:
-    found = (error.strerror or str(error)).lower()
+    found = reason(error)
     return OutputFailed(folder or ".", f"cannot write a temporary file: {found}", remedy=SPOOL_REMEDY)

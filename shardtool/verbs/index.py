@@ -18,7 +18,7 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
 from shardtool.dataset.find import COMPRESSED, find_dataset, read_small, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
@@ -428,7 +428,7 @@ def _size_of(path: str) -> int:
     try:
         fact = os.lstat(path)
     except OSError as error:
-        raise CorruptShard(path, (error.strerror or str(error)).lower(), expected="a shard", remedy=remedy) from None
+        raise CorruptShard(path, reason(error), expected="a shard", remedy=remedy) from None
     if not stat.S_ISREG(fact.st_mode):
         raise CorruptShard(path, "no plain file", expected="a shard", remedy=remedy)
     return fact.st_size
@@ -467,7 +467,7 @@ def _read_there(path: str) -> bytes | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             return None
-        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be read: {reason(error)}"
         remedy = "Make it readable, or move it away."
         raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import read_small
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.observer import Observer
@@ -297,7 +297,7 @@ class _Mending:
             self.folder.remove(wrong)
         except OSError as error:
             shutil.rmtree(kept, ignore_errors=True)
-            found = f"cannot keep what is there: {(error.strerror or str(error)).lower()}"
+            found = f"cannot keep what is there: {reason(error)}"
             remedy = "A repair was cut off? Look at it, move its files back, and remove the folder."
             raise OutputFailed(kept, found, remedy=remedy if isinstance(error, FileExistsError) else "") from None
         return kept

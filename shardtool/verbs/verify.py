@@ -22,7 +22,7 @@ from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined,
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import ENDINGS, find_dataset, natural, read_small
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable, reason
 from shardtool.execute.local import LocalPool, cores
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
@@ -259,7 +259,7 @@ class Look:
         try:
             data = read_small(path)
         except OSError as error:
-            self.add(-1, Finding("dataset-file-damaged", _name(path), (error.strerror or str(error)).lower()))
+            self.add(-1, Finding("dataset-file-damaged", _name(path), reason(error)))
             return
         self._own = shard_names(data) is not None
         if not self._own:

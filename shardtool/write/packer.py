@@ -15,7 +15,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory
+from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
@@ -266,7 +266,7 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     if is_out_of_memory(error):
         raise error
     code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
-    return Failed(path, code, (error.strerror or str(error)).lower())
+    return Failed(path, code, reason(error))
 
 
 def changed(path: bytes, planned: int, got: int, fact: os.stat_result) -> Failed:

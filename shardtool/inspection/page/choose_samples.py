@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.opened import read_part
 from shardtool.dataset.parquet_bounds import read_footer
 from shardtool.dataset.sidecar_read import read_bytes
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard, printable, reason
 from shardtool.inspection.page.figures import Chosen, Figures, LabelSet, ShardFigure, Sizes
 from shardtool.inspection.page.labels import (
     LABEL_FIELDS,
@@ -293,7 +293,7 @@ def _shard_figures(dataset: OpenedDataset) -> list[ShardFigure]:
         try:
             figure.size = os.stat(shard.path).st_size
         except OSError as error:
-            figure.problems.append((error.strerror or str(error)).lower())
+            figure.problems.append(reason(error))
         if entry is not None:
             figure.samples = entry.samples
             if figure.size not in (None, entry.size):

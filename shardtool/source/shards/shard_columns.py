@@ -20,7 +20,7 @@ from shardtool.dataset.find import COMPRESSED, sidecar_path
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
 from shardtool.source.folder.scan import NO_FIELD
 from shardtool.storage.staging import READ_PLAIN
@@ -173,7 +173,7 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
-        found = f"cannot be opened: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be opened: {reason(error)}"
         raise CorruptShard(path, found, remedy=_GET) from None
     try:
         fact = os.fstat(file)
@@ -202,7 +202,7 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
             return None
         raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
     except OSError as error:
-        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be read: {reason(error)}"
         raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
     entry, size = shard.entry, shard.file.size
     if entry is not None:
