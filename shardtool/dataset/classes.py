@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import read_small
 from shardtool.errors import InvalidRequest, listing, printable, reason
+from shardtool.storage.reading import read_small
 from shardtool.values import counted, source_text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_PLAIN, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

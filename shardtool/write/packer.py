@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
@@ -25,6 +25,8 @@ from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+
+    from shardtool.storage.staging import Staged
 
     Report = Callable[[int, int], None]
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import PARTS
+from shardtool.storage.reading import PARTS
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import open_span_file, shared_arena
 from shardtool.write.task import Failed, numbers
@@ -24,7 +24,7 @@ from shardtool.write.task import Failed, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.storage.staging import Spool, SpoolFile
+    from shardtool.storage.spool import Spool, SpoolFile
     from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place

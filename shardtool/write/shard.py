@@ -46,17 +46,11 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         return pack_transformed(task, task.work, report)
     without: dict[int, Skipped] = {}
     while True:
-        output = task.folder.stage(task.name)
-        try:
+        with suppress(StartAgain), task.folder.stage(task.name) as output:
             with closing(_packer(task, output, report, without)) as packer:
                 packer.run()
                 packer.spans.check()
             return packer.result(output.finish(task.mtime_ns))
-        except StartAgain:
-            output.abandon()
-        except BaseException:
-            output.abandon()
-            raise
 
 
 def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:

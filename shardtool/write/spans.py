@@ -14,7 +14,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from shardtool.errors import OutputFailed, SampleFailed
-from shardtool.storage.staging import SpanSource
+from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
 from shardtool.write.task import Failed
 

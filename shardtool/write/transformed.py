@@ -43,14 +43,10 @@ def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult
         SampleFailed: A sample cannot be read or changed, or fits in no shard, and is not to be left out.
         OutputFailed: The file cannot be written.
     """
-    output = task.folder.stage(task.name)
-    try:
+    with task.folder.stage(task.name) as output:
         packer = TransformPacker(task, work, output, report)
         packer.run()
         return packer.result(output.finish(task.mtime_ns))
-    except BaseException:
-        output.abandon()
-        raise
 
 
 def measure_samples(task: ShardTask) -> list[int]:

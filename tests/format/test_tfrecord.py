@@ -29,7 +29,7 @@ from shardtool.format.tfrecord import (
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, Plan, make_plan
-from shardtool.storage.staging import LocalFolder
+from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.task import ShardTask
 from shardtool.write.tfrecord import TFRecordPacker
@@ -273,7 +273,7 @@ class _Bytes(bytearray):
 
 def _written(plan: Plan, shard: int) -> bytes:
     task = ShardTask(
-        shard=shard, name="out.tfrecord", format="tfrecord", folder=LocalFolder("/nowhere"),
+        shard=shard, name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
         samples=plan.samples(shard), on_error="stop", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()

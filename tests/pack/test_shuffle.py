@@ -31,7 +31,8 @@ from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, Plan, make_plan, shuffled
 from shardtool.request.observer import Observer
-from shardtool.storage.staging import LocalFolder, SpanSource
+from shardtool.storage.reading import SpanSource
+from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.shard import pack_shard
 from shardtool.write.spans import SpanReader
@@ -158,7 +159,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
-        task = ShardTask(shard, f"s{shard}", plan.format, LocalFolder(str(folder)), plan.samples(shard), on_error, 0)
+        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), plan.samples(shard), on_error, 0)
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
         path = Path(result.staged.token)
@@ -171,7 +172,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
 def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
     """Scatter, with `share` bytes of memory for each of as many workers as that takes; clean up as the caller must."""
     temp.mkdir(exist_ok=True)
-    folder = LocalFolder(str(temp))
+    folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
         yield scatter(plans, folder, SPOOL, MEMORY, MEMORY // share, pool, observer, **more)
@@ -598,7 +599,7 @@ def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
     """A folder that is not there is named."""
     source = made_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
-        scatter([plan_of(source.entries)], LocalFolder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
+        scatter([plan_of(source.entries)], Folder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
     assert raised.value.where == str(place / "gone")
 
 
@@ -650,13 +651,13 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int) -> N
 
 
 def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
-    folder = LocalFolder(str(temp))
+    folder = Folder(str(temp))
     _pack_all(scatter([plan], folder, SPOOL, memory, 2, pool, Observer())[0], temp, pool)
     folder.discard_staged([SPOOL])
 
 
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
-    folder = LocalFolder(str(out))
+    folder = Folder(str(out))
     shards = [ShardTask(at, f"{at}", "tar", folder, plan.samples(at), "stop", 0) for at in range(plan.shards)]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass
@@ -715,7 +716,7 @@ def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
     with pytest.raises(InvalidRequest, match=r"--memory: 16 MB; expected 16 MB or more"):
         _method(source, memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="--memory: 1 MB"):
-        scatter([plan_of(source.entries)], LocalFolder(str(place)), SPOOL, 10**6, 1, pool, Observer())
+        scatter([plan_of(source.entries)], Folder(str(place)), SPOOL, 10**6, 1, pool, Observer())
 
 
 def test_few_samples_are_gathered(place: Path) -> None:

@@ -29,6 +29,7 @@ from shardtool.inspection.page.labels import (
     label_columns,
 )
 from shardtool.pattern import sidecar_name
+from shardtool.storage.reading import file_stat
 from shardtool.table.arrow import python_rows
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _shard_figures(dataset: OpenedDataset) -> list[ShardFigure]:
     for shard in dataset.shards:
         figure, entry = ShardFigure(shard.name), listed.get(shard.name)
         try:
-            figure.size = os.stat(shard.path).st_size
+            figure.size = file_stat(shard.path).st_size
         except OSError as error:
             figure.problems.append(reason(error))
         if entry is not None:
