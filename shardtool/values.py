@@ -21,6 +21,11 @@ Oversize = Literal["error", "alone", "skip"]
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
+# The endings of fields that hold an image of a format that Pillow reads.
+IMAGE_ENDINGS = frozenset(
+    ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
+)
+
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 

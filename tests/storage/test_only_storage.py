@@ -32,13 +32,13 @@ _ALLOWED = {
 def _calls(path: Path) -> Iterator[str]:
     """Yield the functions of files that a module names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
-            yield "open"
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.attr in _OF_MODULES.get(node.value.id, ()):
-                yield f"{node.value.id}.{node.attr}"
-        if isinstance(node, ast.ImportFrom) and node.module in _OF_MODULES:
-            yield from (f"{node.module}.{one.name}" for one in node.names if one.name in _OF_MODULES[node.module])
+        match node:
+            case ast.Call(func=ast.Name(id="open")):
+                yield "open"
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _OF_MODULES.get(module, ()):
+                yield f"{module}.{name}"
+            case ast.ImportFrom(module=str(module), names=names) if module in _OF_MODULES:
+                yield from (f"{module}.{one.name}" for one in names if one.name in _OF_MODULES[module])
 
 
 def test_only_storage_touches_files() -> None:
