@@ -141,7 +141,7 @@ class LocalPool:
         Args:
             function: A function of a module; it gets the task and, where there is `progress`, a callable to tell of it.
             tasks: What to do, in order.
-            progress: Called with a task's number, and the samples and bytes that its worker told of.
+            progress: Called with a task's number, and the samples and bytes that its worker reports.
 
         Raises:
             WorkerDied: A worker was killed, or crashed.

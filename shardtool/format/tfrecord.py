@@ -119,8 +119,8 @@ def encode_number(text: bytes, number: Number) -> bytes:
     """Return what stands for a number in its packed list.
 
     Raises:
-        ValueError: It is none, or does not fit.
-        OverflowError: Likewise.
+        ValueError: It is none.
+        OverflowError: It does not fit.
     """
     if number == "float":
         return _float(float(text))

@@ -88,10 +88,10 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
         if len(head) < FRAME_HEAD:
             raise CorruptShard(where, f"at {offset:,}: {len(head)} bytes", expected="a record of 16 bytes or more",
                                remedy=REMEDY)  # fmt: skip
-        size, told = _head(head)
-        if told != masked(crc32c(head[:8])):
+        size, stored = _head(head)
+        if stored != masked(crc32c(head[:8])):
             raise CorruptShard(
-                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {told:08x}",
+                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {stored:08x}",
                 expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
             )  # fmt: skip
         if size > DATA_LIMIT:
@@ -112,7 +112,7 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
 
 
 def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
-    """See that a record's data has its checksum.
+    """Check a record's data.
 
     Raises:
         CorruptShard: It has not.
@@ -121,7 +121,7 @@ def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
 
 
 def check_crc(record: Record, crc: int, where: str) -> None:
-    """See that a record's data, whose CRC-32C is `crc`, has its checksum.
+    """Check a record's data, whose CRC-32C is `crc`.
 
     Raises:
         CorruptShard: It has not.

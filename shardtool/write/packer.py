@@ -44,6 +44,17 @@ class Output(Protocol):
         """Append `data`."""
 
 
+class Nowhere:
+    """Takes the bytes of a shard that is only measured or checked."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Do nothing."""
+
+
+def no_report(_samples: int, _bytes: int) -> None:
+    """Report progress to no one."""
+
+
 class StartAgain(Exception):
     """A sample failed after a part of it was written."""
 
@@ -101,7 +112,7 @@ class Packer:
         self.spans.close()
 
     def result(self, staged: Staged | None) -> ShardResult:
-        """Return what is to be told of the finished shard."""
+        """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.without.items()))
         content = digest(self.task.samples, crcs, self.without, self.ones)
@@ -117,7 +128,7 @@ class Packer:
         self.spans.fill(self.file_of(row), self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """See that a payload with the checksum `crc` is what its index says.
+        """Check that a payload with the checksum `crc` is what its index says.
 
         Raises:
             Failed: It is not.

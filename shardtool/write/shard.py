@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
-from shardtool.write.packer import Packer, StartAgain, shared_buffer
+from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report, shared_buffer
 from shardtool.write.task import Kept, ShardResult, ShardTask, digest, split_names
 
 if TYPE_CHECKING:
     from shardtool.values import Skipped
     from shardtool.write.packer import Output, Report
-
-
-class _Nowhere:
-    """Takes the bytes of a shard that is only to be checked."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Do nothing: the checksum is taken already."""
 
 
 def pack_shard(task: ShardTask, report: Report) -> ShardResult:
@@ -79,7 +72,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         without: dict[int, Skipped] = {}
         with suppress(SampleFailed):  # writing the shard will meet it again
             while True:
-                packer = _packer(task, _Nowhere(), _no_report, without)
+                packer = _packer(task, Nowhere(), no_report, without)
                 with suppress(StartAgain), closing(packer):
                     packer.run()
                     packer.spans.check()
@@ -106,7 +99,3 @@ def _file_crc(task: ShardTask) -> tuple[int, int]:
             crc = crc32c(view[:got], crc)
             size += got
     return size, crc
-
-
-def _no_report(_samples: int, _bytes: int) -> None:
-    """Tell nobody."""

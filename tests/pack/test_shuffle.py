@@ -31,7 +31,6 @@ from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, Plan, make_plan, shuffled
 from shardtool.request.observer import Observer
-from shardtool.storage.reading import SpanSource
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.shard import pack_shard
@@ -313,32 +312,6 @@ def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, Lo
         again = plans[0].again(places)
         assert len(again.samples(0).regions or b"") == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
-
-
-def test_a_file_that_ends_early(place: Path) -> None:
-    """Reading in parts tells how much there was, and fills no more."""
-    path = place / "file"
-    path.write_bytes(bytes(range(10)))
-    parts = [memoryview(bytearray(b"?" * size)) for size in (4, 0, 4, 4)]
-    with closing(SpanSource(os.fsencode(path))) as source:
-        assert source.read_parts(parts, 1, 12) == 9
-        assert b"".join(parts) == bytes(range(1, 10)) + b"???"
-        assert source.read_parts(parts[:3], 2, 8) == 8
-        assert b"".join(parts[:3]) == bytes(range(2, 10))
-        assert source.read_parts(parts, 99, 12) == 0
-
-
-def test_more_than_one_system_call_reads(place: Path) -> None:
-    """The system reads 2 GiB at most at a time, less one page: what follows comes to its right place too."""
-    path, block, tail = place / "file", memoryview(bytearray(2**22)), memoryview(bytearray(8))
-    blocks = 2**31 // len(block) + 1
-    with path.open("wb") as file:
-        file.seek(blocks * len(block))
-        file.write(b"the tail")
-    with closing(SpanSource(os.fsencode(path))) as source:
-        total = blocks * len(block) + len(tail)
-        assert source.read_parts([block] * blocks + [tail], 0, total) == total
-    assert (bytes(tail), any(block[:100])) == (b"the tail", False)
 
 
 def _system_calls() -> int:
