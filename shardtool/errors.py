@@ -180,6 +180,11 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
+def reason(error: OSError) -> str:
+    """Return what the operating system says of a failure: `no such file or directory`."""
+    return (error.strerror or str(error)).lower()
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that there was no memory, whichever library raised it.
 

@@ -62,8 +62,8 @@ def content_digest(  # noqa: PLR0913 - columns
         counts: Fields a sample.
         names: What `codes` stands for.
         codes: uint16 a field, little-endian.
-        lengths: uint64 a field, likewise.
-        crcs: uint32 a field, likewise.
+        lengths: uint64 a field, little-endian.
+        crcs: uint32 a field, little-endian.
 
     Source: docs/format.md, "Content fingerprint".
     """
@@ -83,7 +83,7 @@ def content_digest(  # noqa: PLR0913 - columns
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Return the fingerprint of the content of all; None where one of them is not known."""
+    """Return the fingerprint of the content of all; None where one of them is unknown."""
     found = [_FINGERPRINT.fullmatch(text) for text in texts]
     numbers = [int(match[1], 16) for match in found if match]
     return sum(numbers) % _MODULUS if len(numbers) == len(found) else None

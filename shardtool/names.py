@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -70,6 +70,11 @@ class Names:
     def span(self, first: int, last: int) -> bytes:
         """Return names `first` to `last` (exclusive), a NUL after each."""
         return self.data[self.starts[first] : self.starts[last]]
+
+    def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the place of a name, and it and the names after it: some at a time, never an object for each."""
+        for first in range(0, len(self), _CHUNK):
+            yield first, self.span(first, min(first + _CHUNK, len(self)))[:-1].split(b"\0")
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the names `which`, in that order, a NUL after each."""

@@ -21,6 +21,11 @@ Oversize = Literal["error", "alone", "skip"]
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
+# The endings of fields that hold an image of a format that Pillow reads.
+IMAGE_ENDINGS = frozenset(
+    ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
+)
+
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
@@ -118,7 +123,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
-    """Return (stem, field) of a file name without its folder; None where no key and field can be told.
+    """Return (stem, field) of a file name without its folder; None where it has no key and field.
 
     `first` is WebDataset's rule: the stem ends at the first dot. `last`: at the last one. A dot
     that starts the name belongs to the stem: `.a.jpg` is the field `jpg` of `.a`.
@@ -159,7 +164,7 @@ class SpanFile(NamedTuple):
     Attributes:
         path: Where it is.
         size: Bytes, as the plan saw it.
-        mtime_ns: Likewise, when it was changed; -1: a spool, which nobody else touches.
+        mtime_ns: When it was changed, as the plan saw it; -1: a spool of our own.
     """
 
     path: bytes
@@ -189,9 +194,9 @@ class ShardSamples:
         offsets: int64, where SPAN fields start in their file; None where there are none.
         files: Those files.
         file: uint32 a sample: which of `files` its fields lie in; None: the first.
-        expected: int64, the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
+        expected: int64, the CRC-32C that a payload must have, -1 where it is unknown; None: none is known.
         runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
-            None where nobody looked.
+            None where this was not looked for.
         regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
             None where spans are read one by one.
         lists: Code to what its values are, where fields are lists of a TFRecord: all their rows are SPAN, stored as

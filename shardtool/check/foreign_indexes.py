@@ -17,7 +17,8 @@ from shardtool.interop import energon
 from shardtool.interop.exports import EXPORTS, IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
-from shardtool.storage.staging import READ_PLAIN, open_folder
+from shardtool.storage.reading import names_in, read_head
+from shardtool.storage.staging import open_folder
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ class BesideFound:
 def check_beside(look: Look, pool: LocalPool | Here) -> None:
     """Tell `look` of index files that do not tell of their shards."""
     folder = look.found.folder
-    try:
-        names = set(os.listdir(folder or "."))
-    except OSError:
-        return
+    names = set(names_in(folder))
     tasks: dict[int, BesideTask] = {}
     for number, case in enumerate(look.cases):
         name = os.path.basename(case.path)
@@ -125,8 +123,7 @@ def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
 def _read(path: str, limit: int) -> tuple[bytes, int]:
     """Return the first bytes of a plain file, and how many it has; of any other none."""
     try:
-        with open(os.open(path, READ_PLAIN), "rb") as file:
-            return file.read(limit), os.fstat(file.fileno()).st_size
+        return read_head(path, limit)
     except OSError:
         return b"", 0
 

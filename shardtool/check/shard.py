@@ -16,7 +16,7 @@ from shardtool.check.findings import Finding, finding_of
 from shardtool.dataset.sidecar import ShardFact, read_facts
 from shardtool.dataset.sidecar_read import read_bytes
 from shardtool.dataset.walk import walked_text
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.values import counted
 
@@ -224,7 +224,7 @@ def read_sidecar(case: Case) -> Iterator[Finding]:
             yield Finding("sidecar-missing", case.sidecar, "no such file")
         return
     except OSError as error:
-        yield Finding("sidecar-damaged", case.sidecar, (error.strerror or str(error)).lower())
+        yield Finding("sidecar-damaged", case.sidecar, reason(error))
         return
     if not case.wanted and _PARQUET not in (case.data[:4], case.data[-4:]):
         case.data = None  # some other tool's file of that name

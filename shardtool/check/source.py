@@ -19,12 +19,12 @@ from shardtool.check.findings import Finding
 from shardtool.check.recorded_run import open_again, recorded_run
 from shardtool.check.shard import column
 from shardtool.check.source_checksums import inline_payloads, source_sums
-from shardtool.dataset.find import read_small
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
+from shardtool.storage.reading import read_small
 from shardtool.values import DUPLICATE, FILE, INLINE, counted, output_text, to_bytes
 
 if TYPE_CHECKING:

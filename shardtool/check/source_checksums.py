@@ -14,7 +14,7 @@ from shardtool.dataset.find import open_shard
 from shardtool.dataset.walk import payload_crc
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
-from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.find import COMPRESSED, read_small
+from shardtool.dataset.find import COMPRESSED
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
 from shardtool.interop.exports import EXPORTS
 from shardtool.interop.huggingface import README, is_ours, misreading
 from shardtool.interop.index_forms import index_name
+from shardtool.storage.reading import names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
@@ -122,10 +123,7 @@ def _named(fields: frozenset[bytes]) -> str:
 def _folder(look: Look) -> Iterator[Finding]:
     """Yield what `load_dataset(folder)` takes for the data, if that is not the shards."""
     folder = look.found.folder
-    try:
-        names = os.listdir(folder or ".")
-    except OSError:
-        return
+    names = names_in(folder)
     if README in names:
         try:
             data = read_small(os.path.join(folder, README), 2**24)

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from shardtool.errors import OutputFailed, printable
+from shardtool.errors import OutputFailed, printable, reason
 
 
 def show(text: str) -> None:
@@ -65,5 +65,5 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
     except OSError as error:
-        where = (error.strerror or str(error)).lower()
+        where = reason(error)
         raise OutputFailed("stdout", f"cannot write: {where}") from None

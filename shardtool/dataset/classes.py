@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import read_small
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import InvalidRequest, listing, printable, reason
+from shardtool.storage.reading import read_small
 from shardtool.values import counted, source_text
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ def _read(path: str, where: str) -> Any:
     try:
         data = read_small(path, _FILE_LIMIT)
     except OSError as error:
-        raise InvalidRequest(
-            _OPTION, f"{where}: {(error.strerror or str(error)).lower()}", expected=_EXPECTED
-        ) from None
+        raise InvalidRequest(_OPTION, f"{where}: {reason(error)}", expected=_EXPECTED) from None
     if shard_names(data) is not None:
         return dict(read_dataset(data, path).classes)
     try:

@@ -6,19 +6,17 @@ such a name or a dataset file says makes us read outside of the folder that the 
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import re
-import stat
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN
+from shardtool.storage.reading import list_folder, names_in, open_plain, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
 COMPRESSED = (".gz", ".tgz", ".zst")
-_LARGE = 2**25
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
@@ -117,9 +114,9 @@ def _of_names(names: list[str]) -> Found:
 
 def _of_folder(folder: str) -> Found:
     try:
-        names = sorted(os.listdir(folder), key=natural)
+        names = sorted(list_folder(folder), key=natural)
     except OSError as error:
-        raise InvalidRequest(folder, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
+        raise InvalidRequest(folder, reason(error), expected=_EXPECTED) from None
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
         raise InvalidRequest(
@@ -152,12 +149,8 @@ def _of_pattern(text: str) -> Found:
 def _existing(pattern: ShardPattern) -> list[str]:
     if pattern.names is not None:
         return [name for name in pattern.names if os.path.isfile(os.path.join(pattern.folder, name))]
-    try:
-        names = os.listdir(pattern.folder or ".")
-    except OSError:
-        return []
     numbers = {}
-    for name in names:
+    for name in names_in(pattern.folder):
         digits = name[len(pattern.prefix) : len(name) - len(pattern.suffix)]
         if name.startswith(pattern.prefix) and name.endswith(pattern.suffix) and digits.isascii() and digits.isdigit():
             at = int(digits) - pattern.first
@@ -170,7 +163,7 @@ def _of_dataset_file(path: str) -> Found:
     try:
         data = read_small(path)
     except OSError as error:
-        raise InvalidRequest(path, (error.strerror or str(error)).lower(), expected=_EXPECTED) from None
+        raise InvalidRequest(path, reason(error), expected=_EXPECTED) from None
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
@@ -229,38 +222,12 @@ def _is_dataset_file(path: str) -> bool:
 
 def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     """Return the dataset file that lists exactly these shards; None where there is none."""
-    try:
-        names = sorted(os.listdir(folder or "."))
-    except OSError:
-        return None
     wanted = [output_text(os.path.basename(shard)) for shard in shards]
-    for name in names:
+    for name in names_in(folder):
         path = os.path.join(folder, name)
         if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path
     return None
-
-
-def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
-    """Return a whole file that must be small and plain.
-
-    Args:
-        path: Of the file.
-        limit: Bytes that it may have.
-        ending: How a large one must end, or none of it is read: large files that hold nothing are cheap to make.
-
-    Raises:
-        OSError: It cannot be read, or is too large.
-    """
-    with open(os.open(path, READ_FOLLOWING), "rb") as file:
-        fact = os.fstat(file.fileno())
-        if not stat.S_ISREG(fact.st_mode):
-            raise OSError(errno.EINVAL, "no plain file", path)
-        if fact.st_size > limit:
-            raise OSError(errno.EFBIG, f"{fact.st_size:,} bytes, too large", path)
-        if fact.st_size > _LARGE and os.pread(file.fileno(), len(ending), fact.st_size - len(ending)) != ending:
-            raise OSError(errno.EINVAL, "not what its name says", path)
-        return file.read()
 
 
 Self = TypeVar("Self", bound="ShardFile")
@@ -278,14 +245,10 @@ class ShardFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, READ_PLAIN)
+            self._fd, fact = open_plain(path)
         except OSError as error:
-            raise CorruptShard(path, f"cannot be opened: {(error.strerror or str(error)).lower()}") from None
-        fact = os.fstat(self._fd)
+            raise CorruptShard(path, f"cannot be opened: {reason(error)}") from None
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
-        if not stat.S_ISREG(fact.st_mode):
-            os.close(self._fd)
-            raise CorruptShard(path, "no plain file")
         self._start, self._window = 0, b""
 
     def fileno(self) -> int:
@@ -321,7 +284,7 @@ class ShardFile:
         return self._window[:length]
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        found = (error.strerror or str(error)).lower()
+        found = reason(error)
         return CorruptShard(self.path, f"at {offset:,}: cannot be read: {found}")
 
 
@@ -440,7 +403,7 @@ class PackedFile:
                 at += len(block)
             self._held.flush()
         except OSError as error:
-            found = f"no room for {length:,} bytes of {self.path}: {(error.strerror or str(error)).lower()}"
+            found = f"no room for {length:,} bytes of {self.path}: {reason(error)}"
             raise OutputFailed(gettempdir(), found, remedy="Let TMPDIR name a folder that has room.") from None
         self._held_start, self._held_end = offset, at
 

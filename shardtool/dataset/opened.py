@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, read_small, shard_format, sidecar_path
+from shardtool.dataset.find import find_dataset, shard_format, sidecar_path
 from shardtool.dataset.sidecar import SCHEMA, UNREAD
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard
+from shardtool.errors import CorruptShard, reason
+from shardtool.storage.reading import file_stat, read_small
 from shardtool.table.arrow import number_array, strings
 from shardtool.values import output_text
 
@@ -156,7 +157,7 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard 
     except FileNotFoundError:
         return None
     except OSError as error:
-        return CorruptShard(where, f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return CorruptShard(where, f"cannot be read: {reason(error)}")
     except CorruptShard as error:
         return error
     columns = [*found.index.columns, *found.metadata.columns]
@@ -166,7 +167,7 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard 
 
 def _size(path: str) -> int | None:
     try:
-        return os.stat(path).st_size
+        return file_stat(path).st_size
     except OSError:
         return None
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shardtool.format.varint import read_varint
+
 MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST = 15
@@ -335,11 +337,5 @@ class _Thrift:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self._data[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:  # noqa: PLR2004 - the last byte
-                return value
-        raise ValueError("a number without an end")
+        number, self.at = read_varint(self._data, self.at, len(self._data))
+        return number

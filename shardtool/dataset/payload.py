@@ -10,12 +10,14 @@ import re
 from typing import Any
 
 from shardtool.format.tfrecord_read import numbers_of
+from shardtool.format.varint import count_varints, encode_varint
+from shardtool.values import IMAGE_ENDINGS
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
 MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and nobody reads on so far
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
-    "image": ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"),
+    "image": IMAGE_ENDINGS,
     "json": ("json", "jsonl", "geojson"),
     "text": ("txt", "text", "caption", "csv", "tsv", "xml", "html", "yaml", "yml", "srt", "vtt", "md", "transcript"),
     "number": ("cls", "cls2", "index", "id", "label", "label_id", "class", "target", "inx", "score"),
@@ -90,15 +92,10 @@ def numbers_in(data: bytes, kind: str, count: int | None = None) -> list[int] | 
     if kind == "float":
         packed = len(data) % 4 == 0 and count in (None, len(data) // 4)
     else:
-        packed = data[-1:] < b"\x80" and count in (None, sum(byte < 0x80 for byte in data))  # noqa: PLR2004
+        packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
         return numbers_of(data, kind)
-    return numbers_of(b"\x0a" + _varint(len(data)) + data, kind)  # as a list of one packed part
-
-
-def _varint(number: int) -> bytes:
-    high, low = divmod(number, 128)
-    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+    return numbers_of(b"\x0a" + encode_varint(len(data)) + data, kind)  # as a list of one packed part
 
 
 def label_of(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from shardtool.dataset.find import read_small
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
 from shardtool.dataset.sidecar import SCHEMA, read_facts
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
+from shardtool.storage.reading import read_small
 from shardtool.table.arrow import numbers
 from shardtool.values import counted
 

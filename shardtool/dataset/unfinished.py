@@ -13,9 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import ENDINGS, read_small
+from shardtool.dataset.find import ENDINGS
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
+from shardtool.storage.reading import names_in, read_small
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -73,11 +74,7 @@ def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = 
 def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
     """Return what the sidecars of other shards in a folder say, beside those that were given."""
     given = {os.path.basename(path) for path in shards if os.path.dirname(path) == folder}
-    try:
-        names = sorted(os.listdir(folder or "."))
-    except OSError:
-        return []
-    others = [name for name in names if name.endswith(ENDINGS) and name not in given]
+    others = [name for name in names_in(folder) if name.endswith(ENDINGS) and name not in given]
     return [fact for name in others if (fact := _fact_beside(os.path.join(folder, name))) is not None]
 
 

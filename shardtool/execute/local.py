@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory
+from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class LocalPool:
         try:
             self._workers.append(self._fork() if fork else self._spawn())
         except OSError as error:
-            where, found = f"worker {len(self._workers) + 1} of {self._most}", (error.strerror or str(error)).lower()
+            where, found = f"worker {len(self._workers) + 1} of {self._most}", reason(error)
             self.close()
             if is_out_of_memory(error):
                 raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_FEWER}") from None
@@ -141,7 +141,7 @@ class LocalPool:
         Args:
             function: A function of a module; it gets the task and, where there is `progress`, a callable to tell of it.
             tasks: What to do, in order.
-            progress: Called with a task's number, and the samples and bytes that its worker told of.
+            progress: Called with a task's number, and the samples and bytes that its worker reports.
 
         Raises:
             WorkerDied: A worker was killed, or crashed.

@@ -80,7 +80,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
 
 
 def _serve(tasks: int, results: int) -> None:
-    """Take one task and send what came of it; where it cannot even be read or told, an error in its place."""
+    """Take one task and send its result; where that cannot be read or sent, an error in its place."""
     what = "a worker, taking its task"
     try:
         function, number, task, reports = receive(tasks)

@@ -80,7 +80,7 @@ def walk(read: Read, where: str, note: Note = _ignore) -> Iterator[Member]:
     Args:
         read: Gives the bytes at (offset, length): fewer only at the end of the file.
         where: The shard's name, for messages.
-        note: Is told of the place of a header that readers do not read alike, and why.
+        note: Called with the place of a header that readers do not read alike, and why.
 
     Raises:
         CorruptShard: A block is no header, or the file ends too early.
@@ -105,7 +105,7 @@ def walk(read: Read, where: str, note: Note = _ignore) -> Iterator[Member]:
 
 
 def check_end(read: Read, offset: int, where: str) -> None:
-    """See that a tar ends at `offset` with two blocks of zeros, and that only zeros follow.
+    """Check that a tar ends at `offset` with two blocks of zeros, and that only zeros follow.
 
     Raises:
         CorruptShard: It does not.
@@ -129,21 +129,21 @@ def _usual_size(block: bytes) -> int:
     """
     if block[156:265] != _USUAL or block[345] or block[135] or block[154:156] != b"\0 " or block.count(0) <= _HALF:
         return -1
-    told_text, size_text = block[148:154], block[124:135]
-    if not (told_text.isdigit() and size_text.isdigit()):  # `int` takes signs, blanks and `0o`, too
+    sum_text, size_text = block[148:154], block[124:135]
+    if not (sum_text.isdigit() and size_text.isdigit()):  # `int` takes signs, blanks and `0o`, too
         return -1
     try:
-        told, size = int(told_text, 8), int(size_text, 8)
+        stored, size = int(sum_text, 8), int(size_text, 8)
     except ValueError:
         return -1
     total = (adler32(block) & 0xFFFF) - (adler32(block[148:156]) & 0xFFFF) + _BLANKS
-    return size if told == total else -1
+    return size if stored == total else -1
 
 
-class _Told:
-    """What the extended headers before a member tell of it.
+class _Extended:
+    """The extended headers before a member.
 
-    A name that is told twice is read as the usual readers do: that of a pax header goes before a GNU long name.
+    A name that stands in two of them is read as the usual readers do: that of a pax header goes before a GNU long name.
     """
 
     def __init__(self, where: str, note: Note) -> None:
@@ -171,24 +171,24 @@ class _Told:
 
     def _add(self, offset: int, known: dict[bytes, bytes], keyword: bytes, value: bytes) -> None:
         if known.setdefault(keyword, value) != value:
-            self.note(offset, f"{_told_name(keyword)} told twice, in different ways")
+            self.note(offset, f"{_name_in_note(keyword)} told twice, in different ways")
             known[keyword] = value
 
     def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
-        """Return the name that is told, or else the one in the header itself."""
+        """Return the name in an extended header, or else the one in the header itself."""
         one, other = self.pax.get(keyword) or None, self.gnu.get(kind)
         if one is not None and other is not None and one != other:
-            self.note(offset, f"{_told_name(keyword)} told by a pax header and by a GNU one, in different ways")
+            self.note(offset, f"{_name_in_note(keyword)} told by a pax header and by a GNU one, in different ways")
         return one if one is not None else other if other is not None else short
 
 
-def _told_name(keyword: bytes) -> str:
+def _name_in_note(keyword: bytes) -> str:
     return {b"L": "path", b"K": "linkpath"}.get(keyword, printable(keyword[:40]))
 
 
 def _any_member(read: Read, start: int, where: str, note: Note) -> Member:
     """Return the member whose headers start at `start`: extended ones, then its own."""
-    told, offset = _Told(where, note), start
+    found, offset = _Extended(where, note), start
     while True:
         block = bytes(read(offset, BLOCK))
         if len(block) < BLOCK:
@@ -198,40 +198,40 @@ def _any_member(read: Read, start: int, where: str, note: Note) -> Member:
             break
         body = _body(read, offset, size, where)
         if kind in (b"L", b"K"):
-            told.add_gnu(offset, kind, body)
+            found.add_gnu(offset, kind, body)
         elif kind == b"g":
             _note_global(_pax(body, offset, where), offset, note)
         else:
             if body[-1:] == b"\0":
                 note(offset, "a pax header with zeros after its records, for which some readers drop all of it")
-            told.add_pax(offset, _pax(body, offset, where))
+            found.add_pax(offset, _pax(body, offset, where))
         offset += BLOCK + size + (-size & (BLOCK - 1))
-    return _member(read, block, offset, start, told)
+    return _member(read, block, offset, start, found)
 
 
-def _member(read: Read, block: bytes, offset: int, start: int, told: _Told) -> Member:
+def _member(read: Read, block: bytes, offset: int, start: int, found: _Extended) -> Member:
     """Return the member whose own header lies at `offset`."""
-    where = told.where
+    where = found.where
     size, kind = _checked_size(block, offset, where), block[156:157]
-    _note_header(block, size, offset, told.note)
-    sparse = kind == _SPARSE or any(keyword.startswith(_OF_SPARSE) for keyword in told.pax)
+    _note_header(block, size, offset, found.note)
+    sparse = kind == _SPARSE or any(keyword.startswith(_OF_SPARSE) for keyword in found.pax)
     if sparse:  # the payload is a map, and parts
-        told.note(offset, "a sparse file, which some readers fill with zeros and others take as it lies")
-    name = told.pax.get(b"GNU.sparse.name", told.name(start, b"path", b"L", _name(block)))
-    link = told.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
-    if b"size" in told.pax:
-        long_size = _decimal(told.pax[b"size"], start, where)
+        found.note(offset, "a sparse file, which some readers fill with zeros and others take as it lies")
+    name = found.pax.get(b"GNU.sparse.name", found.name(start, b"path", b"L", _name(block)))
+    link = found.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
+    if b"size" in found.pax:
+        long_size = _decimal(found.pax[b"size"], start, where)
         if size != long_size and (size or long_size <= _OCTAL_LIMIT):
-            told.note(start, f"a pax header with the size {long_size:,}, before a header with {size:,}")
+            found.note(start, f"a pax header with the size {long_size:,}, before a header with {size:,}")
         size = long_size
     if kind in _WITHOUT_PAYLOAD:
         if size:
-            told.note(offset, f"{size:,} bytes of a link, device or folder, which some readers skip and others read")
+            found.note(offset, f"{size:,} bytes of a link, device or folder, which some readers skip and others read")
         size = 0
     if size and (kind in _WITHOUT_SIZE or (kind == b"\0" and name.endswith(b"/"))):
-        told.note(offset, f"{size:,} bytes of a member that is no file, which some readers skip and others read")
+        found.note(offset, f"{size:,} bytes of a member that is no file, which some readers skip and others read")
     if not name:
-        told.note(start, "a member without a name")
+        found.note(start, "a member without a name")
     data = offset + BLOCK
     if kind == _SPARSE and block[_MORE_OF_MAP]:
         data = _end_of_map(read, data, where)
@@ -276,17 +276,17 @@ def _body(read: Read, offset: int, size: int, where: str) -> bytes:
 
 
 def _checked_size(block: bytes, offset: int, where: str) -> int:
-    """Return the size that a header tells, after its checksum was seen to be right."""
+    """Return the size in a header whose checksum is right."""
     match = _OCTAL.fullmatch(block, 148, 156)
     if match is None or not match[1]:
         raise CorruptShard(where, f"at {offset:,}: no tar header", remedy=REMEDY)
-    told = int(match[1], 8)
+    stored = int(match[1], 8)
     # Adler-32's low half is one more than the sum of up to 256 bytes.
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANKS - sum(block[148:156])
-    if told != total and told != _signed_sum(block):
+    if stored != total and stored != _signed_sum(block):
         raise CorruptShard(
-            where, f"at {offset:,}: a header with the checksum {told:o}", expected=f"{total:o}", remedy=REMEDY
+            where, f"at {offset:,}: a header with the checksum {stored:o}", expected=f"{total:o}", remedy=REMEDY
         )
     field = block[124:136]
     if field[0] & _BASE_256:

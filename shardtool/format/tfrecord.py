@@ -19,6 +19,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from shardtool.fingerprint import crc32c
+from shardtool.format.varint import encode_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,33 +35,16 @@ RECORD_LIMIT = FRAME_HEAD + DATA_LIMIT + FRAME_TAIL
 INT64_LIMIT = 2**63
 _MASK_DELTA = 0xA282EAD8
 _WORD = 0xFFFFFFFF
-_U64 = 2**64
 _put_head = Struct("<QI").pack_into
 _put_tail = Struct("<I").pack_into
 _length = Struct("<Q").pack
 _float = Struct("<f").pack
 _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
-_ONE_BYTE = [bytes([number]) for number in range(128)]
 
 
 def masked(crc: int) -> int:
     """Return a CRC-32C the way that TFRecord stores it."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD
-
-
-def varint(number: int) -> bytes:
-    """Return a number as protobuf writes it; negative ones as ten bytes. A hot path: the first lines are short cuts."""
-    if 0 <= number < 1 << 7:
-        return _ONE_BYTE[number]
-    if 0 <= number < 1 << 14:
-        return bytes((number & 127 | 128, number >> 7))
-    number %= _U64
-    parts = bytearray()
-    while number > 127:  # noqa: PLR2004 - seven bits a byte
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 class FeatureHead:
@@ -74,17 +58,17 @@ class FeatureHead:
     __slots__ = ("_name", "_tag")
 
     def __init__(self, name: bytes, kind: Kind | None = None) -> None:
-        self._name = b"\x0a%b%b\x12" % (varint(len(name)), name)  # map entry: key, then the tag of the value
+        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, then the tag of the value
         self._tag = _LIST_TAG[kind or "bytes"]
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes. A hot path: 1 us a field."""
-        length = varint(size)
+        length = encode_varint(size)
         size += 1 + len(length)
-        list_length = varint(size)
+        list_length = encode_varint(size)
         size += 1 + len(list_length)
-        feature_length = varint(size)
-        entry = varint(size + len(feature_length) + len(self._name))
+        feature_length = encode_varint(size)
+        entry = encode_varint(size + len(feature_length) + len(self._name))
         return b"\x0a%b%b%b%b%b\x0a%b" % (entry, self._name, feature_length, self._tag, list_length, length)
 
 
@@ -95,10 +79,10 @@ class ListHead(FeatureHead):
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes."""
-        list_length = varint(size)
+        list_length = encode_varint(size)
         size += 1 + len(list_length)
-        feature_length = varint(size)
-        entry = varint(size + len(feature_length) + len(self._name))
+        feature_length = encode_varint(size)
+        entry = encode_varint(size + len(feature_length) + len(self._name))
         return b"\x0a%b%b%b%b%b" % (entry, self._name, feature_length, self._tag, list_length)
 
 
@@ -113,9 +97,9 @@ def key_feature(key: bytes) -> bytes:
 def example_head(record_size: int) -> bytes:
     """Return the start of the data of a record of `record_size` bytes: the tag and length of its features."""
     size = record_size - FRAME_HEAD - FRAME_TAIL
-    width = len(varint(size))
-    length = varint(size - 1 - width)
-    return b"\x0a" + (length if len(length) == width else varint(size - width))
+    width = len(encode_varint(size))
+    length = encode_varint(size - 1 - width)
+    return b"\x0a" + (length if len(length) == width else encode_varint(size - width))
 
 
 def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
@@ -135,15 +119,15 @@ def encode_number(text: bytes, number: Number) -> bytes:
     """Return what stands for a number in its packed list.
 
     Raises:
-        ValueError: It is none, or does not fit.
-        OverflowError: Likewise.
+        ValueError: It is none.
+        OverflowError: It does not fit.
     """
     if number == "float":
         return _float(float(text))
     value = int(text)
     if not -INT64_LIMIT <= value < INT64_LIMIT:
         raise OverflowError
-    return varint(value)
+    return encode_varint(value)
 
 
 def encode_sample(
@@ -159,7 +143,7 @@ def encode_sample(
     features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
     features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]
     parts = [part for _, feature in sorted(features, key=lambda one: one[0]) for part in feature]
-    data = b"\x0a" + varint(sum(map(len, parts)))
+    data = b"\x0a" + encode_varint(sum(map(len, parts)))
     frame, tail = bytearray(FRAME_HEAD), bytearray(FRAME_TAIL)
     put_frame_head(frame, 0, FRAME_HEAD + len(data) + sum(map(len, parts)) + FRAME_TAIL)
     crc = crc32c(data)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import DATA_LIMIT, FRAME_HEAD, FRAME_TAIL, masked
+from shardtool.format.varint import count_varints, read_varint, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,8 +27,6 @@ _head = Struct("<QI").unpack
 _tail = Struct("<I").unpack
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_VARINT_BYTES = 10
-_GOES_ON = bytes(range(128, 256))  # the bytes of a varint that are not its last
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2 of a message, with a length behind them
 HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a whole
 FEATURE_LIMIT = 2**16  # of an Example: 65,535 fields, the most that a sample has, and the key
@@ -89,10 +88,10 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
         if len(head) < FRAME_HEAD:
             raise CorruptShard(where, f"at {offset:,}: {len(head)} bytes", expected="a record of 16 bytes or more",
                                remedy=REMEDY)  # fmt: skip
-        size, told = _head(head)
-        if told != masked(crc32c(head[:8])):
+        size, stored = _head(head)
+        if stored != masked(crc32c(head[:8])):
             raise CorruptShard(
-                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {told:08x}",
+                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {stored:08x}",
                 expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
             )  # fmt: skip
         if size > DATA_LIMIT:
@@ -113,7 +112,7 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
 
 
 def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
-    """See that a record's data has its checksum.
+    """Check a record's data.
 
     Raises:
         CorruptShard: It has not.
@@ -122,7 +121,7 @@ def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
 
 
 def check_crc(record: Record, crc: int, where: str) -> None:
-    """See that a record's data, whose CRC-32C is `crc`, has its checksum.
+    """Check a record's data, whose CRC-32C is `crc`.
 
     Raises:
         CorruptShard: It has not.
@@ -188,16 +187,16 @@ def _usual_feature(data: Data, at: int, end: int, start: int, found: list[Featur
     """Note a feature that is written as usual: a name and one bytes value. Return its end; 0 where it is another."""
     if data[at] != _FIRST:
         return 0
-    size, at = _varint(data, at + 1, end)
+    size, at = read_varint(data, at + 1, end)
     last = at + size
     if not size or last > end or data[at] != _FIRST:
         return 0
-    size, name = _varint(data, at + 1, last)
+    size, name = read_varint(data, at + 1, last)
     value = at = name + size
     for tag in (_SECOND, _FIRST, _FIRST):  # the entry's value, a Feature; its bytes_list; the list's value
         if at >= last or data[at] != tag:
             return 0
-        size, at = _varint(data, at + 1, last)
+        size, at = read_varint(data, at + 1, last)
         if at + size != last:
             return 0
     found.append(Feature(_name(data, name, value), "bytes", start + at, size, 1))
@@ -225,8 +224,8 @@ def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
         for first, last in _int_spans(data):
             at = first
             while at < last:
-                value, at = _varint(data, at, last)
-                found.append(value - 2**64 if value >= 2**63 else value)
+                value, at = read_varint(data, at, last)
+                found.append(signed(value))
     except IndexError:
         raise ValueError from None
     return found
@@ -235,12 +234,13 @@ def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
 def single_int(data: bytes | memoryview) -> int | None:
     """Return the number in a packed part of an `int64_list`; None where it is not a single one.
 
-    One of more bytes than it can need counts as none: what is short is cheap to keep.
+    One of more than ten bytes counts as none: what is short is cheap to keep.
     """
-    if not 0 < len(data) <= _VARINT_BYTES or len(bytes(data).translate(None, _GOES_ON)) != 1 or data[-1] > 127:  # noqa: PLR2004 - a varint's last byte
+    try:
+        number, end = read_varint(data, 0, len(data))
+    except ValueError:
         return None
-    number = sum((byte & 127) << 7 * at for at, byte in enumerate(data)) % 2**64
-    return number - 2**64 if number >= 2**63 else number
+    return signed(number) if end == len(data) else None
 
 
 def _floats(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
@@ -278,7 +278,8 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
         count = count if whole else (inner[1] - inner[0]) // 4
         return Feature(name, "float", start + inner[0], inner[1] - inner[0], count, whole)
     if not whole:
-        count = _count_varints(data, *inner)
+        pieces = range(inner[0], inner[1], _BLOCK)  # a list of numbers may take 2 GiB
+        count = sum(count_varints(data[at : min(at + _BLOCK, inner[1])]) for at in pieces)
     return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count, whole)
 
 
@@ -298,24 +299,16 @@ def _list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]]:
     return count, only if count == 1 else (first, last)
 
 
-def _count_varints(data: Data, first: int, last: int) -> int:
-    """Return how many varints there are, piece by piece: a list of numbers may take 2 GiB."""
-    count = 0
-    for at in range(first, last, _BLOCK):
-        count += len(bytes(data[at : min(at + _BLOCK, last)]).translate(None, _GOES_ON))
-    return count
-
-
 def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (field number, start, end) of each part of a protobuf message that lies at `at` to `end`."""
     while at < end:
-        tag, at = _varint(data, at, end)
+        tag, at = read_varint(data, at, end)
         wire = tag & 7
         if wire == _DELIMITED:
-            size, at = _varint(data, at, end)
+            size, at = read_varint(data, at, end)
         elif wire == _VARINT:
             first = at
-            _, last = _varint(data, at, end)
+            _, last = read_varint(data, at, end)
             yield tag >> 3, first, last
             at = last
             continue
@@ -327,16 +320,3 @@ def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             raise ValueError
         yield tag >> 3, at, at + size
         at += size
-
-
-def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
-    """Return a varint and the place after it."""
-    value = shift = 0
-    while at < end and shift < 7 * _VARINT_BYTES:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:  # noqa: PLR2004 - the last byte
-            return value & (2**64 - 1), at
-        shift += 7
-    raise ValueError

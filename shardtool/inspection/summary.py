@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import read_small
 from shardtool.dataset.opened import open_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_ranges
+from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -260,9 +260,9 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
     for shard, entry in zip(opened.shards, opened.file.shards, strict=True):
         for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
             try:
-                found = os.stat(path).st_size
+                found = file_stat(path).st_size
             except OSError as error:
-                yield Problem(f"missing-{what}", shown(path), (error.strerror or str(error)).lower())
+                yield Problem(f"missing-{what}", shown(path), reason(error))
                 continue
             if found != size:
                 yield Problem(f"{what}-size", shown(path), f"{found:,} bytes; the dataset file says {size:,}")
@@ -292,7 +292,7 @@ def _shard_spreads(opened: OpenedDataset, overview: Overview) -> tuple[Spread, S
     found = []
     for shard in opened.shards:
         with suppress(OSError):
-            found.append(os.stat(shard.path).st_size)
+            found.append(file_stat(shard.path).st_size)
     sizes.add(np.array(found, np.uint64))
     return sizes.spread(), overview.shard_samples.spread()
 
@@ -375,7 +375,7 @@ def _siblings(opened: OpenedDataset) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     folder = opened.found.folder or "."
-    for name in sorted(os.listdir(folder)):
+    for name in names_in(folder):
         path = os.path.join(folder, name)
         if not name.endswith(DATASET_SUFFIX) or name == os.path.basename(opened.found.dataset_file or ""):
             continue

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hashlib import sha1, sha256
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard
+from shardtool.errors import CorruptShard, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_PLAIN, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
                 part, at = sha256(), at + 1
             report(0, got)
     except OSError as error:
-        raise CorruptShard(task.path, (error.strerror or str(error)).lower(), expected="the shard") from None
+        raise CorruptShard(task.path, reason(error), expected="the shard") from None
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
     payloads += [part.digest()] * (len(starts) - at)  # empty ones at the very end

@@ -38,7 +38,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import fingerprint
 from shardtool.publish.append import existing_keys, joined
 from shardtool.publish.skipped_file import encode_skipped
-from shardtool.storage.staging import identity
+from shardtool.storage.reading import identity
 from shardtool.table.arrow import number_array
 from shardtool.values import SPAN, counted, output_text, to_bytes, to_text
 from shardtool.write.shard import pack_shard

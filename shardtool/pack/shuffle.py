@@ -22,7 +22,7 @@ import numpy as np
 from shardtool.dataset.find import COMPRESSED
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
-from shardtool.storage.staging import SPOOL_REMEDY
+from shardtool.storage.spool import SPOOL_REMEDY
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
 from shardtool.write.scatter import GAP, LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.plan.plan import Plan
     from shardtool.request.observer import Observer
-    from shardtool.storage.staging import Folder, Spool
+    from shardtool.storage.spool import Spool
+    from shardtool.storage.staging import Folder
     from shardtool.values import OnError
 
 _LEAST_MEMORY = 16 * 10**6

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from shardtool.dataset.dataset_file import feature_kinds, feature_lists, feature_spec
 from shardtool.dataset.sidecar import SCHEMA, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.interop.energon import INFO_FILE
 from shardtool.interop.exports import EXPORTS
@@ -215,7 +215,7 @@ def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
     try:
         data = folder.read(name)
     except OSError as error:
-        raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
+        raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
     check_listed(data, where, shard)
     sidecar = read_sidecar(data, where, shard.size, metadata=False)
     check_shard(sidecar.fact, where, shard.name, shard.size)

@@ -18,11 +18,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.dataset.dataset_file import shard_names, tells_of_appends
-from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing
+from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import sidecar_name
 from shardtool.publish.appended import check_none_left, check_old, later_files, names_left, nothing_there
 from shardtool.publish.foreign_indexes import Beside
 from shardtool.publish.skipped_file import check_ledger, encode_skipped, merged, read_skipped, without
+from shardtool.storage.staging import write_whole
 from shardtool.values import counted, show_size, to_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
-    from shardtool.storage.staging import FileFact, Folder, Output, Staged
+    from shardtool.storage.staging import FileFact, Folder, Staged, StagedFile
     from shardtool.values import Skipped
 
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
@@ -61,7 +62,7 @@ class Publisher:
         self.done_from: int | None = None
         self._old_data: bytes | None = None
         self._waiting: list[Staged] = []
-        self._spool: Output | None = None
+        self._spool: StagedFile | None = None
         self._withdrawn = False
         self.beside = Beside(folder, pattern, appends=self.appends)
 
@@ -181,7 +182,7 @@ class Publisher:
         try:
             return read_skipped(self.folder.read(name) if name in self.existing else b"", self._ledger)
         except OSError as error:
-            raise CorruptShard(self._ledger, f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise CorruptShard(self._ledger, f"cannot be read: {reason(error)}") from None
 
     def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:
         """Return all that the dataset leaves out: what this run did, and what the dataset that is appended to did.
@@ -208,7 +209,7 @@ class Publisher:
         names = self.folder.staged_names()
         self.folder.discard_staged([name for name in names if name == spool or self.pattern.owns(name)])
 
-    def spool(self, size: int, write: Callable[[Output], None]) -> str:
+    def spool(self, size: int, write: Callable[[StagedFile], None]) -> str:
         """Have payloads written to a temporary file, and return where workers can read it. `clean` removes it.
 
         Raises:
@@ -251,7 +252,7 @@ class Publisher:
         staged = [] if shard is None else [shard]
         index = sidecar_name(name)
         if shard is not None or not self._has(index, sidecar):
-            staged.append(self._stage(index, sidecar))
+            staged.append(write_whole(self.folder, index, sidecar))
         self.beside.compare(name, sidecar, written=shard is not None)
         if self.if_exists == "overwrite":
             self._waiting += staged
@@ -279,12 +280,12 @@ class Publisher:
         if self.appends:
             stale = later_files(self.pattern, self.existing, self.first + len(shards))
         if ledger and not self._has(self.pattern.skipped_file, ledger):
-            self._waiting.append(self._stage(self.pattern.skipped_file, ledger))
+            self._waiting.append(write_whole(self.folder, self.pattern.skipped_file, ledger))
         self.beside.keep_only([*shards, *(() if self.old is None else (one.name for one in self.old.shards))])
         self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
             return
-        last = self._stage(self.pattern.dataset_file, dataset_file)
+        last = write_whole(self.folder, self.pattern.dataset_file, dataset_file)
         if self._waiting or stale:
             self._withdraw_dataset_file()
         if self._waiting:
@@ -299,15 +300,6 @@ class Publisher:
             self.folder.remove([self.pattern.dataset_file])
             del self.existing[self.pattern.dataset_file]
         self._withdrawn = True
-
-    def _stage(self, name: str, data: bytes) -> Staged:
-        output = self.folder.stage(name)
-        try:
-            output.write(data)
-            return output.finish()
-        except BaseException:
-            output.abandon()
-            raise
 
     def _has(self, name: str, data: bytes) -> bool:
         """Tell whether a file is there with exactly these bytes."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import shard_names
 from shardtool.errors import OutputExists
 from shardtool.pattern import DATASET_SUFFIX
-from shardtool.storage.staging import open_folder
+from shardtool.storage.staging import open_folder, write_whole
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -66,13 +66,7 @@ class Outbox:
             return
         if below:
             folder.ready()
-        output = folder.stage(name)
-        try:
-            output.write(data)
-            self._staged.setdefault(below, []).append(output.finish())
-        except BaseException:
-            output.abandon()
-            raise
+        self._staged.setdefault(below, []).append(write_whole(folder, name, data))
 
     def publish(self) -> None:
         """Let all appear, folder by folder, each in the order in which they were added.

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Rule = Literal["error", "rename", "first", "last"]
 
-_AT_ONCE = 2**16  # keys at a time: no object for each of ten million
 _SHOWN = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
 _TORN = "It looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`."
@@ -137,8 +136,7 @@ def _with_new_names(entries: Entries, groups: list[_Group], taken: Names | None)
 def _numbered(keys: Names, bases: set[bytes]) -> set[bytes]:
     """Return the keys that are one of `bases`, a dash and more: those that a new name could be."""
     found: set[bytes] = set()
-    for first in range(0, len(keys), _AT_ONCE):
-        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+    for _, names in keys.chunks():
         found.update([name for name in names if name.rpartition(b"-")[0] in bases])
     return found
 
@@ -147,16 +145,11 @@ def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
     """Return keys, some of them replaced."""
     places = np.array(sorted(names), np.int64)
     parts = []
-    for first in range(0, len(keys), _AT_ONCE):
-        last = min(first + _AT_ONCE, len(keys))
-        part = keys.span(first, last)
-        low, high = np.searchsorted(places, (first, last)).tolist()
-        if low < high:
-            texts = part.split(b"\0")
-            for place in places[low:high].tolist():
-                texts[place - first] = names[place]
-            part = b"\0".join(texts)
-        parts.append(part)
+    for first, texts in keys.chunks():
+        low, high = np.searchsorted(places, (first, first + len(texts))).tolist()
+        for place in places[low:high].tolist():
+            texts[place - first] = names[place]
+        parts += [b"\0".join(texts), b"\0"]
     return Names.parse(b"".join(parts))
 
 

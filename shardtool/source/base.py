@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.request.options import TOP_FOLDER
 from shardtool.source.folder.scan import NO_FIELD, ScanPart, ScanRules, scan, share_out
-from shardtool.storage.staging import inside, source_root
+from shardtool.storage.reading import entries_in, inside, source_root
 from shardtool.values import DUPLICATE, Skipped, counted
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _may_be_manifest(text: str) -> bool:
     if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
         return True
     try:
-        with os.scandir(text) as found:
-            names = [entry.name for _, entry in zip(range(8), found, strict=False)]
+        names = [entry.name for _, entry in zip(range(8), entries_in(text), strict=False)]
     except OSError:
         return False
     return any(name.endswith(".parquet") or "=" in name for name in names)

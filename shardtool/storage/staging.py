@@ -1,14 +1,8 @@
-"""Where bytes live: the only module that knows of paths, descriptors, fsync and rename.
+"""Files that are written: in a folder, under a temporary name first, and visible only whole and durable.
 
-Two small things are behind this seam, so that an object store can take a local disk's place:
-
-- an *output folder*: its files are staged (written where no reader sees them), then published
-  (they appear whole, under their final name) or discarded;
-- a *source*: its files are read into memory that the caller owns.
-
-Locally, staging is a file called `.NAME.part` beside the final one, and publishing is fsync,
-rename, and fsync of the folder. An object store's is a multipart upload and its completion.
-A `Staged` file travels between processes: a worker stages, its parent publishes.
+A file is *staged*: it lies as `.NAME.part` beside its final name, and is fsynced. *Publishing* renames it and
+fsyncs the folder; an object store's would be a multipart upload and its completion. A `Staged` value travels
+between processes: a worker stages, its parent publishes.
 """
 
 from __future__ import annotations
@@ -17,26 +11,20 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat as stat_module
+import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, OutputFailed
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
+from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_small
+from shardtool.storage.spool import Spool, spool_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from contextlib import AbstractContextManager
+    from types import TracebackType
 
 _STAGED_SUFFIX = ".part"
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
-READ_FOLLOWING = _READ
-READ_PLAIN = _READ | os.O_NOFOLLOW
-_SMALL = 2**30
-PARTS = 1024  # that one system call can fill: IOV_MAX
-SPOOL_REMEDY = "Choose another --temp-dir, or --method gather, which needs none."
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-_open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,149 +37,31 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """What a listing tells: bytes, the modification time in nanoseconds, and whether it is a folder."""
+    """A file's bytes, its modification time in nanoseconds, and whether it is a folder."""
 
     size: int
     mtime_ns: int
     is_folder: bool
 
 
-class Output(Protocol):
-    """A file being written where no reader sees it; `finish` or `abandon` ends it."""
-
-    @property
-    def path(self) -> str:
-        """Where our own processes can read it meanwhile."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Append `data`, all of it."""
-
-    def finish(self, mtime_ns: int | None = None) -> Staged:
-        """Make the file durable; it stays invisible."""
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-
-
-class Folder(Protocol):
-    """Where a dataset goes: what `LocalFolder` does on a file system, and an object store could do in its own way.
-
-    A plain value that travels to workers. See `LocalFolder` for what each method raises.
-    """
-
-    @property
-    def path(self) -> str:
-        """What the user called it."""
-
-    def ready(self) -> None:
-        """Make it where it is missing."""
-
-    def names(self) -> list[str]:
-        """Return the names of all that lies in it."""
-
-    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
-        """Return what is known of those of `names` that are there."""
-
-    def stage(self, name: str) -> Output:
-        """Start a file that will be called `name`."""
-
-    def spool(self, name: str, size: int) -> Spool:
-        """Start a temporary file; `discard_staged` removes it."""
-
-    def publish(self, *staged: Staged) -> None:
-        """Make staged files appear, whole, in this order."""
-
-    def set_time(self, name: str, mtime_ns: int) -> None:
-        """Set the modification time of a published file, where that is allowed."""
-
-    def staged_names(self) -> list[str]:
-        """Return the final names of what killed runs have staged."""
-
-    def discard_staged(self, names: Iterable[str]) -> None:
-        """Remove what is staged under these final names."""
-
-    def remove(self, names: list[str]) -> None:
-        """Remove published files."""
-
-    def read(self, name: str) -> bytes:
-        """Return a whole small file."""
-
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
-        """Read a published file block by block."""
-
-    def full_path(self, name: str) -> str:
-        """Return where a file lies, for people."""
-
-    def free_bytes(self) -> int:
-        """Return how many more bytes fit."""
-
-    def shares_space(self, other: Folder) -> bool:
-        """Tell whether what is written to the other folder leaves less space here."""
-
-    def lock(self, base: str) -> AbstractContextManager[None]:
-        """Hold the lock of the dataset `base`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spool:
-    """A temporary file that several processes write to at once, each at places of its own. It travels to them.
-
-    Attributes:
-        path: Where it is.
-        folder: What the user called its folder.
-    """
-
-    path: str
-    folder: str
-
-    def open(self) -> SpoolFile:
-        """Open it for writing.
-
-        Raises:
-            OutputFailed: It cannot be opened.
-        """
-        return SpoolFile(self)
-
-
-class SpoolFile:
-    """A spool that is being written; `close` it."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._folder = spool.folder
-        try:
-            self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise _spool_failed(self._folder, error) from None
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at a place.
-
-        Raises:
-            OutputFailed: The disk is full, or fails.
-        """
-        done, total = 0, len(data)
-        try:
-            while done < total:
-                done += os.pwrite(self._fd, data[done:] if done else data, offset + done)
-        except OSError as error:
-            raise _spool_failed(self._folder, error) from None
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        _close(self._fd)
-
-
 class StagedFile:
-    """A file being written under its temporary name; `finish` or `abandon` ends it."""
+    """A file being written under its temporary name; `finish` or `abandon` ends it, or a `with` block that fails."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self._name = path, name
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            self._fd = os.open(path, _CREATE, 0o666)
+            self._fd = _create(path)
         except OSError as error:
             raise _failed(path, error) from None
+
+    def __enter__(self) -> StagedFile:  # noqa: PYI034 - typing.Self is new in 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
 
     def write(self, data: memoryview | bytes) -> None:
         """Append `data`, all of it.
@@ -227,7 +97,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFolder:
+class Folder:
     """An output folder on a file system. A plain value: it may travel to a worker.
 
     Attributes:
@@ -263,19 +133,19 @@ class LocalFolder:
             OutputFailed: It cannot be listed.
         """
         try:
-            return os.listdir(self.path or ".")
+            return list_folder(self.path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise _failed(self.path, error) from None
 
     def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
-        """Return what is known of those of `names` that are there."""
+        """Return the facts of those of `names` that are there."""
         found = {}
         for name in names:
             with contextlib.suppress(OSError):
                 fact = os.lstat(self.full_path(name))
-                found[name] = FileFact(fact.st_size, fact.st_mtime_ns, stat_module.S_ISDIR(fact.st_mode))
+                found[name] = FileFact(fact.st_size, fact.st_mtime_ns, stat.S_ISDIR(fact.st_mode))
         return found
 
     def stage(self, name: str) -> StagedFile:
@@ -294,15 +164,13 @@ class LocalFolder:
         """
         path = self.full_path(f".{name}{_STAGED_SUFFIX}")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            fd = os.open(path, _CREATE, 0o666)
+            fd = _create(path)
             try:
                 os.ftruncate(fd, size)
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _spool_failed(self.path, error) from None
+            raise spool_failed(self.path, error) from None
         return Spool(path, self.path)
 
     def publish(self, *staged: Staged) -> None:
@@ -312,8 +180,8 @@ class LocalFolder:
             OutputFailed: The file system refuses.
         """
         try:
-            for one in staged:
-                os.rename(one.token, self.full_path(one.name))
+            for file in staged:
+                os.rename(file.token, self.full_path(file.name))
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(staged[0].name, error) from None
@@ -351,13 +219,7 @@ class LocalFolder:
         Raises:
             OSError: It cannot be read.
         """
-        with open(os.open(self.full_path(name), READ_PLAIN), "rb") as file:
-            fact = os.fstat(file.fileno())
-            if not stat_module.S_ISREG(fact.st_mode):
-                raise OSError(errno.EINVAL, "no plain file", name)
-            if fact.st_size > _SMALL:
-                raise OSError(errno.EFBIG, f"{fact.st_size:,} bytes, too large", name)
-            return file.read()
+        return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""
@@ -429,31 +291,18 @@ def open_folder(path: str) -> Folder:
     """
     if "://" in path:
         raise InvalidRequest(path, "a URL", expected="a local folder")
-    return LocalFolder(path)
+    return Folder(path)
 
 
-def source_root(source: str) -> bytes:
-    """Return the path of a source folder, ending in a slash.
+def write_whole(folder: Folder, name: str, data: bytes) -> Staged:
+    """Stage a whole file.
 
     Raises:
-        InvalidRequest: There is no such folder.
+        OutputFailed: It cannot be written.
     """
-    if not os.path.isdir(source):
-        found = "no folder" if os.path.exists(source) else "no such file or folder"
-        raise InvalidRequest(source, found, expected="a folder of samples")
-    return os.fsencode(source).rstrip(b"/") + b"/"
-
-
-def inside(folder: str, root: bytes) -> bytes | None:
-    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
-    above, below = os.path.realpath(root).rstrip(b"/") + b"/", os.path.realpath(os.fsencode(folder or ".")) + b"/"
-    return below[len(above) :] if below.startswith(above) else None
-
-
-def identity(root: bytes) -> str:
-    """Return what tells the folder that a path leads to now from any other."""
-    fact = os.stat(root)
-    return f"{fact.st_dev} {fact.st_ino}"
+    with folder.stage(name) as file:
+        file.write(data)
+        return file.finish()
 
 
 def is_staged(name: str) -> bool:
@@ -461,102 +310,11 @@ def is_staged(name: str) -> bool:
     return name.startswith(".") and name.endswith(_STAGED_SUFFIX)
 
 
-def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, os.stat_result]:
-    """Fill `into` from the start of a file; return how much there was, and what fstat says after that.
-
-    A hot path: one call a source file. The caller compares both with what was planned, so a file
-    of another size, or one that changed while it was read, cannot pass.
-
-    Raises:
-        OSError: It cannot be opened or read.
-    """
-    fd = _open(path, flags)
-    try:
-        got = _readv(fd, (into,))
-        while got < len(into) and (more := _readv(fd, (into[got:],))):  # a network file system may return less
-            got += more
-        return got, _fstat(fd)
-    finally:
-        _close(fd)
-
-
-class SpanSource:
-    """A file that is read at any place, and that must stay as the plan saw it; `close` it.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-
-    def __init__(self, path: bytes) -> None:
-        self._fd = _open(path, READ_PLAIN)
-
-    def fact(self) -> os.stat_result:
-        """Return what fstat says of it."""
-        return _fstat(self._fd)
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on; return how much there was.
-
-        Raises:
-            OSError: It cannot be read.
-        """
-        total = len(into)
-        done = os.preadv(self._fd, (into,), offset)
-        while done < total and (got := os.preadv(self._fd, (into[done:],), offset + done)):
-            done += got
-        return done
-
-    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
-
-        Args:
-            parts: `PARTS` at most.
-            offset: Where.
-            total: What `parts` hold together.
-
-        Raises:
-            OSError: It cannot be read.
-        """
-        done = os.preadv(self._fd, parts, offset)
-        if done == total or not done:
-            return done
-        before = 0  # a network file system may return less, and no system call returns more than 2 GiB
-        for part in parts:
-            missing = part[max(0, done - before) :]
-            before += len(part)
-            if missing:
-                got = self.read(missing, offset + done)
-                done += got
-                if got < len(missing):
-                    break
-        return done
-
-    def expect_random(self) -> None:
-        """Tell the system that nothing is to be read ahead."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        _close(self._fd)
-
-
-def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
-    """Read a file of any size block by block: fill `into`, yield the bytes that are new, and again.
-
-    At its end, yields what fstat says of the file.
-
-    Raises:
-        OSError: It cannot be opened or read.
-    """
-    fd = _open(path, flags)
-    try:
-        if stat_module.S_ISREG(_fstat(fd).st_mode):
-            while got := _readv(fd, (into,)):
-                yield got
-        yield _fstat(fd)
-    finally:
-        _close(fd)
+def _create(path: str) -> int:
+    """Return the descriptor of a new file in place of what a killed run may have left."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, _CREATE, 0o666)
 
 
 def _sync_folder(path: str) -> None:
@@ -580,10 +338,5 @@ _REMEDIES = {
 
 
 def _failed(where: str, error: OSError) -> OutputFailed:
-    found = (error.strerror or str(error)).lower()
+    found = reason(error)
     return OutputFailed(where, f"cannot write: {found}", remedy=_REMEDIES.get(error.errno or 0, ""))
-
-
-def _spool_failed(folder: str, error: OSError) -> OutputFailed:
-    found = (error.strerror or str(error)).lower()
-    return OutputFailed(folder or ".", f"cannot write a temporary file: {found}", remedy=SPOOL_REMEDY)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing
+from shardtool.storage.reading import file_stat
 from shardtool.table import buffers
 from shardtool.table.arrow import number_array
 from shardtool.table.text import numbers_of
@@ -56,7 +57,7 @@ class _Files:
         self._facts = self._look()
 
     def _look(self) -> list[tuple[int, int, int]]:
-        facts = [os.stat(file) for file in self._files]
+        facts = [file_stat(file) for file in self._files]
         return [(fact.st_ino, fact.st_size, fact.st_mtime_ns) for fact in facts]
 
     def _check_same(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
+from shardtool.storage.reading import read_small
 from shardtool.values import name_problem, to_text
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ class Transform:
             origin = getattr(sys.modules[self.function.partition(":")[0]], "__file__", None)
             parts.append(self.function)
             if origin and os.path.isfile(origin):
-                with open(origin, "rb") as file:
-                    parts.append(blake2b(file.read(), digest_size=16).hexdigest())
+                parts.append(blake2b(read_small(origin), digest_size=16).hexdigest())
         return " ".join(parts)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import check_below
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.energon import split_of
 from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
@@ -171,7 +171,7 @@ class Exporter:
         try:
             data = self.folder.read(self.name)
         except OSError as error:
-            found = (error.strerror or str(error)).lower()
+            found = reason(error)
             raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
         dataset = read_dataset(data, self.folder.full_path(self.name))
         check_below(self.folder.full_path(self.name), {dataset.shards_folder})
@@ -334,7 +334,7 @@ class Exporter:
             try:
                 data = self.folder.read(name)
             except OSError as error:
-                raise CorruptShard(where, (error.strerror or str(error)).lower(), remedy=_REMEDY) from None
+                raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
             check_listed(data, where, shard)
             known = read_sidecar(data, where, shard.size, metadata=False)
             said, table = known.fact, known.plain_table()

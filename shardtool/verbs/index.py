@@ -8,23 +8,23 @@ only where the user says so, and what is lost by that is told; what cannot be re
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec, read_dataset, shard_names
-from shardtool.dataset.find import COMPRESSED, find_dataset, read_small, shard_format
+from shardtool.dataset.find import COMPRESSED, find_dataset, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
 from shardtool.execute.local import LocalPool, StartMethod, cores
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_ranges
-from shardtool.storage.staging import open_folder
+from shardtool.storage.reading import plain_size, read_small
+from shardtool.storage.staging import open_folder, write_whole
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -317,13 +317,7 @@ class _Job:
         )  # fmt: skip
 
     def _publish(self, name: str, data: bytes) -> None:
-        output = self.folder.stage(name)
-        try:
-            output.write(data)
-            self.folder.publish(output.finish())
-        except BaseException:
-            output.abandon()
-            raise
+        self.folder.publish(write_whole(self.folder, name, data))
 
     def finish(self) -> IndexResult:
         """Write the dataset file, unless the one that is there is right."""
@@ -430,13 +424,10 @@ def _size_of(path: str) -> int:
         CorruptShard: It is not there, or no plain file.
     """
     remedy = "Get it again, or run the command that made it again with --resume."
-    try:
-        fact = os.lstat(path)
-    except OSError as error:
-        raise CorruptShard(path, (error.strerror or str(error)).lower(), expected="a shard", remedy=remedy) from None
-    if not stat.S_ISREG(fact.st_mode):
-        raise CorruptShard(path, "no plain file", expected="a shard", remedy=remedy)
-    return fact.st_size
+    if (size := plain_size(path)) is None:
+        found = "no plain file" if os.path.lexists(path) else "no such file or directory"
+        raise CorruptShard(path, found, expected="a shard", remedy=remedy)
+    return size
 
 
 def _below(folder: str, shards: list[str]) -> str:
@@ -473,7 +464,7 @@ def _read_there(path: str) -> bytes | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             return None
-        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be read: {reason(error)}"
         remedy = "Make it readable, or move it away."
         raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
 

@@ -15,18 +15,18 @@ Everything is staged, then published; afterwards the dataset is verified again.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import read_small
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.observer import Observer
-from shardtool.storage.staging import open_folder
+from shardtool.storage.kept import KeptFiles
+from shardtool.storage.reading import read_small
+from shardtool.storage.staging import open_folder, write_whole
 from shardtool.verbs.verify import look, with_seconds
 
 if TYPE_CHECKING:
@@ -134,11 +134,11 @@ class _Mending:
             try:
                 for case in proven:
                     data = self._sidecar_of(case)
-                    staged.append(_stage(self.folder, case.sidecar, data))
+                    staged.append(write_whole(self.folder, case.sidecar, data))
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
                 new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
-                staged.append(_stage(self.folder, self._base() + DATASET_SUFFIX, new.encode()))
+                staged.append(write_whole(self.folder, self._base() + DATASET_SUFFIX, new.encode()))
                 self.folder.publish(*staged)
             finally:
                 self.folder.discard_staged(names)
@@ -201,20 +201,21 @@ class _Mending:
         try:
             options, output = self._options(file), self._output(file)
             self._check_plan(file, output, options)
-            kept = self._keep(file, wrong)
+            kept = self._keep(file)
         except ShardError as error:
             self._leave(str(error))
             return
         try:
+            self.folder.remove(wrong)
             create(self.options.source, output, options)
             self._check_outcome(file)
         except BaseException as error:
-            self._bring_back(kept)
+            kept.bring_back(last=DATASET_SUFFIX)
             if not isinstance(error, ShardError):
                 raise
             self._leave(f"what was there is back: {error}")
             return
-        shutil.rmtree(kept)
+        kept.discard()
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
 
@@ -283,30 +284,13 @@ class _Mending:
                     remedy="Nothing was touched.",
                 )  # fmt: skip
 
-    def _keep(self, file: DatasetFile, wrong: list[str]) -> str:
-        """Give all files of the dataset a second name, and take what is wrong away; return where they are."""
-        kept = os.path.join(self.folder.path, f".{self._base()}{_KEPT_SUFFIX}")
+    def _keep(self, file: DatasetFile) -> KeptFiles:
+        """Give all files of the dataset a second name."""
+        kept = KeptFiles(self.folder.path, self.folder.full_path(f".{self._base()}{_KEPT_SUFFIX}"))
         names = [name for one in file.shards for name in (one.name, one.sidecar)]
         names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
-        try:
-            os.mkdir(kept)
-            for name in names:
-                path = self.folder.full_path(name)
-                if os.path.lexists(path):
-                    os.link(path, os.path.join(kept, name), follow_symlinks=False)
-            self.folder.remove(wrong)
-        except OSError as error:
-            shutil.rmtree(kept, ignore_errors=True)
-            found = f"cannot keep what is there: {(error.strerror or str(error)).lower()}"
-            remedy = "A repair was cut off? Look at it, move its files back, and remove the folder."
-            raise OutputFailed(kept, found, remedy=remedy if isinstance(error, FileExistsError) else "") from None
+        kept.keep(names)
         return kept
-
-    def _bring_back(self, kept: str) -> None:
-        """Give the files that were there their names again."""
-        for name in sorted(os.listdir(kept), key=lambda one: one.endswith(DATASET_SUFFIX)):
-            os.replace(os.path.join(kept, name), self.folder.full_path(name))
-        shutil.rmtree(kept)
 
     def _check_outcome(self, file: DatasetFile) -> None:
         """See that every shard is the one that the dataset file told of."""
@@ -335,16 +319,6 @@ def _not_from_source(file: DatasetFile) -> str:
         which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
         return f"shards {which}: run the command that made them again, with --resume"
     return ""
-
-
-def _stage(folder: Folder, name: str, data: bytes) -> Staged:
-    output = folder.stage(name)
-    try:
-        output.write(data)
-        return output.finish()
-    except BaseException:
-        output.abandon()
-        raise
 
 
 def _schema_names() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 import time
 from collections import Counter
@@ -20,15 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardtool.check.findings import Finding, finding_of
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
-from shardtool.dataset.find import ENDINGS, find_dataset, natural, read_small
+from shardtool.dataset.find import ENDINGS, find_dataset, natural
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable, reason
 from shardtool.execute.local import LocalPool, cores
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
 from shardtool.request.command_line import option
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_ranges
+from shardtool.storage.reading import names_in, plain_size, read_small
 from shardtool.values import counted, output_text, show_size, to_bytes
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Look:
         try:
             data = read_small(path)
         except OSError as error:
-            self.add(-1, Finding("dataset-file-damaged", _name(path), (error.strerror or str(error)).lower()))
+            self.add(-1, Finding("dataset-file-damaged", _name(path), reason(error)))
             return
         self._own = shard_names(data) is not None
         if not self._own:
@@ -281,7 +281,7 @@ class Look:
             entry = entries.get(output_text(name))
             wanted = self._own and (self.file is None or entry is not None)
             cases.append(Case(output_text(name), path, sidecar, self.found.sidecar(path), entry, wanted))
-            cases[-1].size = _plain_size(path)
+            cases[-1].size = plain_size(path)
         return cases
 
     def add(self, number: int, *findings: Finding) -> None:
@@ -386,7 +386,7 @@ class Look:
         if self.file is None and self._own:
             self.unchecked.append("shards that are not listed: the dataset file is damaged")
         self.add(-1, *_gaps(self.found, self._given, self.file))
-        names = set[str]().union(*map(_names_in, {self.found.folder, *self.found.folders()}))
+        names = set[str]().union(*map(names_in, {self.found.folder, *self.found.folders()}))
         listed = {os.path.basename(path) for path in self.found.shards}
         if self.file is not None:
             listed = {one.name for one in self.file.shards}
@@ -562,15 +562,6 @@ def _short(survey: Any) -> Any:
     return short
 
 
-def _plain_size(path: str) -> int | None:
-    """Return the bytes of a plain file; None where there is none."""
-    try:
-        fact = os.lstat(path)
-    except (OSError, ValueError):
-        return None
-    return fact.st_size if stat.S_ISREG(fact.st_mode) else None
-
-
 def _name(path: str) -> str:
     return output_text(os.path.basename(path) or path)
 
@@ -579,13 +570,6 @@ def _listed_in(path: str) -> set[str]:
     """Return the shards that a dataset file of ours lists; none where it is none."""
     try:
         return set(shard_names(read_small(path)) or ())
-    except OSError:
-        return set()
-
-
-def _names_in(folder: str) -> set[str]:
-    try:
-        return set(os.listdir(folder or "."))
     except OSError:
         return set()
 

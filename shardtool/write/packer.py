@@ -15,9 +15,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory
+from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, Staged, read_blocks, read_file
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
@@ -25,6 +25,8 @@ from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+
+    from shardtool.storage.staging import Staged
 
     Report = Callable[[int, int], None]
 
@@ -40,6 +42,17 @@ class Output(Protocol):
 
     def write(self, data: memoryview | bytes) -> None:
         """Append `data`."""
+
+
+class Nowhere:
+    """Takes the bytes of a shard that is only measured or checked."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Do nothing."""
+
+
+def no_report(_samples: int, _bytes: int) -> None:
+    """Report progress to no one."""
 
 
 class StartAgain(Exception):
@@ -99,7 +112,7 @@ class Packer:
         self.spans.close()
 
     def result(self, staged: Staged | None) -> ShardResult:
-        """Return what is to be told of the finished shard."""
+        """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.without.items()))
         content = digest(self.task.samples, crcs, self.without, self.ones)
@@ -115,7 +128,7 @@ class Packer:
         self.spans.fill(self.file_of(row), self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """See that a payload with the checksum `crc` is what its index says.
+        """Check that a payload with the checksum `crc` is what its index says.
 
         Raises:
             Failed: It is not.
@@ -266,7 +279,7 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     if is_out_of_memory(error):
         raise error
     code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
-    return Failed(path, code, (error.strerror or str(error)).lower())
+    return Failed(path, code, reason(error))
 
 
 def changed(path: bytes, planned: int, got: int, fact: os.stat_result) -> Failed:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import PARTS
+from shardtool.storage.reading import PARTS
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import open_span_file, shared_arena
 from shardtool.write.task import Failed, numbers
@@ -24,17 +24,17 @@ from shardtool.write.task import Failed, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.storage.staging import Spool, SpoolFile
+    from shardtool.storage.spool import Spool, SpoolFile
     from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
 ROW_SHARE = 8  # one in so many parts of memory is for that
 LEAST = ROW_COST * (ROW_SHARE - 1)  # so a payload counts as so many bytes at least
-GAP = 2**20  # what nobody wants is read over, up to this: a disk would take as long to seek
+GAP = 2**20  # bytes between payloads are read over, up to this: a disk would take as long to seek
 _BLOCK = 4 * 2**20  # read at a time, and summed while it is in the processor's cache
 _MOST_ROWS = PARTS // 2  # a gap and a payload each
 
-_gap: memoryview | None = None  # takes what nobody wants; one a process
+_gap: memoryview | None = None  # takes the bytes between payloads; one a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ScatterTask:
         offsets: int64 a payload: where it starts in the file.
         sizes: int64 a payload: its bytes.
         targets: int64 a payload: where it starts in the spool.
-        expected: int64 a payload: the CRC-32C that it must have, -1 where nobody knows; None: nobody knows any.
+        expected: int64 a payload: the CRC-32C that it must have, -1 where it is unknown; None: none is known.
         room: Bytes of memory for payloads.
         stop: Whether a bad payload ends the task.
     """
@@ -78,7 +78,7 @@ class Scattered:
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scattered:
-    """Copy payloads to their places in the spool; `report` is told of bytes.
+    """Copy payloads to their places in the spool; `report` is called with the bytes done.
 
     Raises:
         CorruptShard: A compressed file is damaged.
@@ -176,7 +176,7 @@ class _Scatterer:
         self._check(row, [crc])
 
     def _check(self, first: int, crcs: list[int]) -> None:
-        """See that payloads from `first` on, which have these checksums, are what their index says."""
+        """Check that payloads from `first` on, which have these checksums, are what their index says."""
         if self._expected is None:
             return
         wanted = self._expected[first : first + len(crcs)].tolist()

@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
-from shardtool.write.packer import Packer, StartAgain, shared_buffer
+from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report, shared_buffer
 from shardtool.write.task import Kept, ShardResult, ShardTask, digest, split_names
 
 if TYPE_CHECKING:
     from shardtool.values import Skipped
     from shardtool.write.packer import Output, Report
-
-
-class _Nowhere:
-    """Takes the bytes of a shard that is only to be checked."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Do nothing: the checksum is taken already."""
 
 
 def pack_shard(task: ShardTask, report: Report) -> ShardResult:
@@ -46,17 +39,11 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         return pack_transformed(task, task.work, report)
     without: dict[int, Skipped] = {}
     while True:
-        output = task.folder.stage(task.name)
-        try:
+        with suppress(StartAgain), task.folder.stage(task.name) as output:
             with closing(_packer(task, output, report, without)) as packer:
                 packer.run()
                 packer.spans.check()
             return packer.result(output.finish(task.mtime_ns))
-        except StartAgain:
-            output.abandon()
-        except BaseException:
-            output.abandon()
-            raise
 
 
 def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
@@ -85,7 +72,7 @@ def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
         without: dict[int, Skipped] = {}
         with suppress(SampleFailed):  # writing the shard will meet it again
             while True:
-                packer = _packer(task, _Nowhere(), _no_report, without)
+                packer = _packer(task, Nowhere(), no_report, without)
                 with suppress(StartAgain), closing(packer):
                     packer.run()
                     packer.spans.check()
@@ -112,7 +99,3 @@ def _file_crc(task: ShardTask) -> tuple[int, int]:
             crc = crc32c(view[:got], crc)
             size += got
     return size, crc
-
-
-def _no_report(_samples: int, _bytes: int) -> None:
-    """Tell nobody."""

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from shardtool.errors import OutputFailed, SampleFailed
-from shardtool.storage.staging import SpanSource
+from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
 from shardtool.write.task import Failed
 
@@ -27,7 +27,7 @@ _NEAR = 64 * 1024
 OPEN_FILES = 64
 
 _window: memoryview | None = None  # one a process, made at the first span
-_arena = memoryview(b"")  # likewise; as large as it had to be so far
+_arena = memoryview(b"")  # one a process, as large as it had to be so far
 
 
 def _shared_window() -> memoryview:
@@ -68,7 +68,7 @@ def open_span_file(planned: SpanFile) -> SpanSource:
 
 
 def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
-    """See that a file which was read is still what the plan saw.
+    """Check that a file which was read is still what the plan saw.
 
     Raises:
         SampleFailed: It is not.
@@ -138,7 +138,7 @@ class SpanReader:
         self._end = offset + size
 
     def check(self) -> None:
-        """See that the files are still what the plan saw, now that they were read.
+        """Check that the files are still what the plan saw, now that they were read.
 
         Raises:
             SampleFailed: One is not.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
-from shardtool.storage.staging import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, changed, unreadable
 from shardtool.write.task import Failed, numbers

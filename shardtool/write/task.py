@@ -1,4 +1,4 @@
-"""What a worker is told of a shard, and what it tells of it: plain values that travel."""
+"""A shard to write, and what became of it: plain values that travel to a worker and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kept:
     Attributes:
         crc: What its sound sidecar says of the file, where the source is known to be unchanged since;
             None: read the source again to find out.
-        field_crcs: uint32 a field, likewise.
+        field_crcs: uint32 a field, from that sidecar.
         unread: Whether what the sidecar says is taken for the file as it is: not even that is read.
         size: The file's bytes.
     """
@@ -41,7 +41,7 @@ class Work:
     Attributes:
         transform: What to do to each sample.
         room: Bytes of records that the shard may hold.
-        max_count: Samples, likewise; None: any number.
+        max_count: The most samples; None: any number.
         oversize: What becomes of a sample that fits in no shard.
         dots: Where keys end in the names of a tar's members.
     """
@@ -62,7 +62,7 @@ class Made:
         sources: int64 a sample: the place in the task of the sample that it was made of.
         consumed: How many of the task's samples are dealt with; the rest wants another shard.
         dropped: How many of these the user's function dropped.
-        images: (width, height, mode) of each sample's first image, None where it has none; empty where nobody asked.
+        images: (width, height, mode) of each sample's first image, None where it has none; empty: not asked for.
     """
 
     samples: ShardSamples

@@ -14,7 +14,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.values import ShardSamples, Skipped, counted, ends_early, show_size, to_text
-from shardtool.write.packer import Packer, unreadable
+from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
 if TYPE_CHECKING:
@@ -43,33 +43,18 @@ def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult
         SampleFailed: A sample cannot be read or changed, or fits in no shard, and is not to be left out.
         OutputFailed: The file cannot be written.
     """
-    output = task.folder.stage(task.name)
-    try:
+    with task.folder.stage(task.name) as output:
         packer = TransformPacker(task, work, output, report)
         packer.run()
         return packer.result(output.finish(task.mtime_ns))
-    except BaseException:
-        output.abandon()
-        raise
 
 
 def measure_samples(task: ShardTask) -> list[int]:
     """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
     if task.work is None:
         return []
-    packer = TransformPacker(task, task.work, _Nowhere(), _no_report)
+    packer = TransformPacker(task, task.work, Nowhere(), no_report)
     return packer.measure()
-
-
-class _Nowhere:
-    """Takes the bytes of a shard that nobody wants."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Do nothing."""
-
-
-def _no_report(_samples: int, _bytes: int) -> None:
-    """Tell nobody."""
 
 
 class TransformPacker(Packer):
@@ -126,7 +111,7 @@ class TransformPacker(Packer):
         return found
 
     def result(self, staged: Staged | None) -> ShardResult:
-        """Return what is to be told of the finished shard."""
+        """Return the result of the finished shard."""
         has_numbers = bool(self._numbers)
         samples = ShardSamples(
             root=self.task.samples.root,
@@ -170,7 +155,7 @@ class TransformPacker(Packer):
         return fields
 
     def _check_dots(self, changed: list[Changed]) -> None:
-        """See that keys and fields come back from a tar, whose members' names are both with a dot between."""
+        """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""
         if self.task.format != "tar":
             return
         for one in changed:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, create
-from shardtool.dataset.find import PackedFile, ShardFile, SummedFile, find_dataset, open_shard, read_small, shard_format
+from shardtool.dataset.find import PackedFile, ShardFile, SummedFile, find_dataset, open_shard, shard_format
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
+from shardtool.storage.reading import read_small
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

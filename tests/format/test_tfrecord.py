@@ -24,12 +24,11 @@ from shardtool.format.tfrecord import (
     masked,
     put_frame_head,
     put_frame_tail,
-    varint,
 )
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, Plan, make_plan
-from shardtool.storage.staging import LocalFolder
+from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.task import ShardTask
 from shardtool.write.tfrecord import TFRecordPacker
@@ -75,24 +74,6 @@ def test_a_frame_in_place(size: int, crc: int, at: int) -> None:
     assert put_frame_tail(raw, at, crc) == at + FRAME_TAIL
     assert raw[at : at + 4] == struct.pack("<I", masked(crc))
     assert raw[:at] + raw[at + 12 :] == b"\xaa" * (at + 18)
-
-
-@pytest.mark.parametrize(
-    ("number", "encoded"),
-    [(0, "00"), (1, "01"), (127, "7f"), (128, "8001"), (300, "ac02"), (16_383, "ff7f"), (16_384, "808001"),
-     (2**31 - 1, "ffffffff07"), (2**63 - 1, "ffffffffffffffff7f"), (-1, "ffffffffffffffffff01"),
-     (-(2**63), "80808080808080808001")],
-)  # fmt: skip
-def test_varints(number: int, encoded: str) -> None:
-    """A varint has seven bits a byte, the lowest first; a negative one has ten bytes."""
-    assert varint(number).hex() == encoded
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_any_varint(number: int) -> None:
-    """Any number comes back, from no more bytes than it needs."""
-    assert tfrecords.read_varint(varint(number), 0) == (number % 2**64, len(varint(number)))
-    assert varint(number) == tfrecords.varint(number)
 
 
 def _check_head(head: bytes, name: bytes, kind: int, size: int) -> None:
@@ -273,7 +254,7 @@ class _Bytes(bytearray):
 
 def _written(plan: Plan, shard: int) -> bytes:
     task = ShardTask(
-        shard=shard, name="out.tfrecord", format="tfrecord", folder=LocalFolder("/nowhere"),
+        shard=shard, name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
         samples=plan.samples(shard), on_error="stop", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shardtool.errors import CorruptShard
 from shardtool.format import tfrecord
 from shardtool.format import tfrecord_read as tfrecord_walk
+from shardtool.format.varint import encode_varint
 from tests import tfrecords
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def test_what_is_written_is_walked() -> None:
         jpg = told[b"jpg"]
         assert data[jpg.offset : jpg.offset + jpg.size] == b"x" * 100 * at
         packed = data[told[b"cls"].offset :][: told[b"cls"].size]
-        assert tfrecord_walk.numbers_of(b"\x0a" + tfrecord.varint(len(packed)) + packed, "int64") == [at - 2]
+        assert tfrecord_walk.numbers_of(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_size=6))
@@ -82,7 +83,7 @@ def test_lists_of_other_writers() -> None:
     """Several values, numbers one by one, fields in another order and unknown ones: all are read."""
 
     def field(number: int, data: bytes) -> bytes:
-        return bytes([number << 3 | 2]) + tfrecord.varint(len(data)) + data
+        return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
 
     several = field(1, field(1, b"many") + field(2, field(1, field(1, b"a") + field(1, b"bc"))))
     loose = field(1, field(1, b"loose") + field(2, field(3, b"\x08\x05\x08\x06")))  # int64s, not packed

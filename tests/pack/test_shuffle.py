@@ -31,7 +31,7 @@ from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, Plan, make_plan, shuffled
 from shardtool.request.observer import Observer
-from shardtool.storage.staging import LocalFolder, SpanSource
+from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.shard import pack_shard
 from shardtool.write.spans import SpanReader
@@ -158,7 +158,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
-        task = ShardTask(shard, f"s{shard}", plan.format, LocalFolder(str(folder)), plan.samples(shard), on_error, 0)
+        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), plan.samples(shard), on_error, 0)
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
         path = Path(result.staged.token)
@@ -171,7 +171,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
 def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
     """Scatter, with `share` bytes of memory for each of as many workers as that takes; clean up as the caller must."""
     temp.mkdir(exist_ok=True)
-    folder = LocalFolder(str(temp))
+    folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
         yield scatter(plans, folder, SPOOL, MEMORY, MEMORY // share, pool, observer, **more)
@@ -312,32 +312,6 @@ def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, Lo
         again = plans[0].again(places)
         assert len(again.samples(0).regions or b"") == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
-
-
-def test_a_file_that_ends_early(place: Path) -> None:
-    """Reading in parts tells how much there was, and fills no more."""
-    path = place / "file"
-    path.write_bytes(bytes(range(10)))
-    parts = [memoryview(bytearray(b"?" * size)) for size in (4, 0, 4, 4)]
-    with closing(SpanSource(os.fsencode(path))) as source:
-        assert source.read_parts(parts, 1, 12) == 9
-        assert b"".join(parts) == bytes(range(1, 10)) + b"???"
-        assert source.read_parts(parts[:3], 2, 8) == 8
-        assert b"".join(parts[:3]) == bytes(range(2, 10))
-        assert source.read_parts(parts, 99, 12) == 0
-
-
-def test_more_than_one_system_call_reads(place: Path) -> None:
-    """The system reads 2 GiB at most at a time, less one page: what follows comes to its right place too."""
-    path, block, tail = place / "file", memoryview(bytearray(2**22)), memoryview(bytearray(8))
-    blocks = 2**31 // len(block) + 1
-    with path.open("wb") as file:
-        file.seek(blocks * len(block))
-        file.write(b"the tail")
-    with closing(SpanSource(os.fsencode(path))) as source:
-        total = blocks * len(block) + len(tail)
-        assert source.read_parts([block] * blocks + [tail], 0, total) == total
-    assert (bytes(tail), any(block[:100])) == (b"the tail", False)
 
 
 def _system_calls() -> int:
@@ -598,7 +572,7 @@ def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
     """A folder that is not there is named."""
     source = made_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
-        scatter([plan_of(source.entries)], LocalFolder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
+        scatter([plan_of(source.entries)], Folder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
     assert raised.value.where == str(place / "gone")
 
 
@@ -650,13 +624,13 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int) -> N
 
 
 def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
-    folder = LocalFolder(str(temp))
+    folder = Folder(str(temp))
     _pack_all(scatter([plan], folder, SPOOL, memory, 2, pool, Observer())[0], temp, pool)
     folder.discard_staged([SPOOL])
 
 
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
-    folder = LocalFolder(str(out))
+    folder = Folder(str(out))
     shards = [ShardTask(at, f"{at}", "tar", folder, plan.samples(at), "stop", 0) for at in range(plan.shards)]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass
@@ -715,7 +689,7 @@ def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
     with pytest.raises(InvalidRequest, match=r"--memory: 16 MB; expected 16 MB or more"):
         _method(source, memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="--memory: 1 MB"):
-        scatter([plan_of(source.entries)], LocalFolder(str(place)), SPOOL, 10**6, 1, pool, Observer())
+        scatter([plan_of(source.entries)], Folder(str(place)), SPOOL, 10**6, 1, pool, Observer())
 
 
 def test_few_samples_are_gathered(place: Path) -> None:

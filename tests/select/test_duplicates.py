@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shardtool import names as columns
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.select import duplicates
 from shardtool.select.duplicates import resolve_duplicates
 from shardtool.values import Skipped, to_bytes
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
@@ -160,7 +160,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [_sample(key, 0, "jpg") for key in ["a", "b", "a-2", "a", "c", "b", "a", "d", "a"]]
     expected, _, _ = resolve_duplicates(entries_of(samples), "rename", str)
     for size in range(1, 10):
-        monkeypatch.setattr(duplicates, "_AT_ONCE", size)
+        monkeypatch.setattr(columns, "_CHUNK", size)
         found, _, _ = resolve_duplicates(entries_of(samples), "rename", str)
         assert found.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
         assert np.array_equal(found.keys.starts, expected.keys.starts)

@@ -35,7 +35,7 @@ from shardtool import (
     inspect,
 )
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.storage.staging import LocalFolder
+from shardtool.storage.staging import Folder
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar, tool, write_tree
 
@@ -507,7 +507,7 @@ def test_a_folder_in_the_way(tars: Path) -> None:
 
 def test_one_run_at_a_time(tars: Path) -> None:
     """While another run writes this dataset, nothing is made."""
-    with LocalFolder(str(tars.parent)).lock("out"), pytest.raises(OutputExists, match="another run"):
+    with Folder(str(tars.parent)).lock("out"), pytest.raises(OutputExists, match="another run"):
         export(tars, "dali-webdataset")
     assert not list(tars.parent.glob("*.idx"))
 

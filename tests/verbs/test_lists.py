@@ -24,7 +24,7 @@ from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Bounds, make_plan
 from shardtool.source.shards.listing import list_datasets
-from shardtool.storage.staging import LocalFolder
+from shardtool.storage.staging import Folder
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Kept, ShardTask
 from tests import tfrecords
@@ -280,7 +280,7 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     expected[bad] ^= 1
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
     plan = make_plan(replace(entries, expected=expected), pattern, Bounds())
-    samples, folder = plan.samples(0), LocalFolder(str(place))
+    samples, folder = plan.samples(0), Folder(str(place))
     result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
     _write(place / "right" / "x.tfrecord", [one for one in examples if one[0] != "k2"])
@@ -298,7 +298,7 @@ def test_a_shard_that_stays(place: Path) -> None:
     entries = list_datasets([str(_typical(place))], Here(), Count(), to_format="tfrecord").entries
     plan, folder = (
         make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), Bounds()),
-        LocalFolder(str(place)),
+        Folder(str(place)),
     )
     task = ShardTask(0, "out-000.tfrecord", plan.format, folder, plan.samples(0), "stop", 0)
     made = pack_shard(task, lambda *_: None)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.opened import read_part
 from shardtool.dataset.parquet_bounds import read_footer
 from shardtool.dataset.sidecar_read import read_bytes
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard, printable, reason
 from shardtool.inspection.page.figures import Chosen, Figures, LabelSet, ShardFigure, Sizes
 from shardtool.inspection.page.labels import (
     LABEL_FIELDS,
@@ -29,6 +29,7 @@ from shardtool.inspection.page.labels import (
     label_columns,
 )
 from shardtool.pattern import sidecar_name
+from shardtool.storage.reading import file_stat
 from shardtool.table.arrow import python_rows
 
 if TYPE_CHECKING:
@@ -291,9 +292,9 @@ def _shard_figures(dataset: OpenedDataset) -> list[ShardFigure]:
     for shard in dataset.shards:
         figure, entry = ShardFigure(shard.name), listed.get(shard.name)
         try:
-            figure.size = os.stat(shard.path).st_size
+            figure.size = file_stat(shard.path).st_size
         except OSError as error:
-            figure.problems.append((error.strerror or str(error)).lower())
+            figure.problems.append(reason(error))
         if entry is not None:
             figure.samples = entry.samples
             if figure.size not in (None, entry.size):

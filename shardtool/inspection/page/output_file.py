@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.storage.staging import LocalFolder
+from shardtool.storage.staging import Folder, write_whole
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset
@@ -36,13 +36,6 @@ def write_target(path: str, data: bytes) -> None:
     Raises:
         OutputFailed: It cannot be written.
     """
-    folder, name = LocalFolder(os.path.dirname(path)), os.path.basename(path)
+    folder = Folder(os.path.dirname(path))
     folder.ready()
-    file = folder.stage(name)
-    try:
-        file.write(data)
-        staged = file.finish()
-    except BaseException:
-        file.abandon()
-        raise
-    folder.publish(staged)
+    folder.publish(write_whole(folder, os.path.basename(path), data))

@@ -33,7 +33,6 @@ Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
-_CHUNK = 2**16  # samples at a time: no object for each of ten million
 
 
 def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entries:
@@ -245,9 +244,8 @@ def table_of(entries: Entries) -> pa.Table:
 
     keys, chunks = entries.keys, []
     first_paths = [b"." + to_bytes(name) for name in entries.fields]
-    for first in range(0, len(keys), _CHUNK):
-        last = min(first + _CHUNK, len(keys))
-        names = keys.span(first, last)[:-1].split(b"\0")
+    for first, names in keys.chunks():
+        last = first + len(names)
         codes = entries.code[entries.first[first:last]].tolist()
         paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
         folders = [name.rpartition(b"/")[0] for name in names]

@@ -21,7 +21,7 @@ from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shardtool.errors import printable
+from shardtool.errors import printable, reason
 from shardtool.values import FILE, LINK, Dots, Skipped, split_name, to_text
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, tar
         return "dangling-link", "a link to nothing"
     except OSError as error:
         code = "link-loop" if error.errno == errno.ELOOP else "unreadable"
-        return code, (error.strerror or str(error)).lower()
+        return code, reason(error)
     if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
             return "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"
@@ -398,4 +398,4 @@ def _no_field(prefix: bytes, name: bytes) -> Skipped:
 
 def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
     code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
-    return _skip(key, path, code, (error.strerror or str(error)).lower())
+    return _skip(key, path, code, reason(error))

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardtool.storage.reading import entries_in
+
 if TYPE_CHECKING:
     from shardtool.dataset.classes import Classes
     from shardtool.values import Dots
@@ -97,16 +99,15 @@ def parquet_files(folder: str) -> list[str]:
     found, folders = [], [folder]
     try:
         while folders:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:  # up to the first that is something else: there may be millions
-                    if entry.name[0] in "._":
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    elif entry.name.lower().endswith(PARQUET):
-                        found.append(entry.path)
-                    else:
-                        return []
+            for entry in entries_in(folders.pop()):  # up to the first that is something else: there may be millions
+                if entry.name[0] in "._":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name.lower().endswith(PARQUET):
+                    found.append(entry.path)
+                else:
+                    return []
     except OSError:
         return []
     return sorted(found, key=os.fsencode)

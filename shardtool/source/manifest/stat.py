@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shardtool.errors import reason
 from shardtool.source.folder.scan import ALWAYS
 from shardtool.values import FILE, LINK
 
@@ -150,7 +151,7 @@ class _Look:
             return _NOTHING, ("dangling-link", "a link to nothing")
         except OSError as error:
             code = "link-loop" if error.errno == errno.ELOOP else "unreadable"
-            return _NOTHING, (code, _words(error))
+            return _NOTHING, (code, reason(error))
 
     def _outside_problem(self, path: bytes) -> tuple[str, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
@@ -164,8 +165,4 @@ def _special(mode: int) -> tuple[str, str]:
 
 def _failure(error: OSError) -> tuple[str, str]:
     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return VANISHED if gone else "unreadable", _words(error)
-
-
-def _words(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
+    return VANISHED if gone else "unreadable", reason(error)

@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 from shardtool.dataset.dataset_file import feature_kinds, feature_lists, read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, read_small, shard_format
+from shardtool.dataset.find import find_dataset, shard_format
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.source.shards.shard_columns import Shard, stat_shard
+from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _open(given: Any, number: int, seen: Seen) -> Dataset:
     if path is not None:
         data = read_small(path)
         if shard_names(data) is not None:
-            seen.add(os.stat(path))
+            seen.add(file_stat(path))
             file = read_dataset(data, path)
     shards, notes = found.shards, list[str]()
     listed: dict[str, ShardEntry] = {}
@@ -126,14 +127,14 @@ def _beside(found: Found) -> str | None:
 
 def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
     """Yield the dataset files of ours in a folder, and the shards that each lists."""
-    try:
-        names = sorted(name for name in os.listdir(folder or ".") if name.endswith(DATASET_SUFFIX))
-    except OSError:
-        return
-    for name in names:
+    for name in names_in(folder):
         path = os.path.join(folder, name)
         with suppress(OSError):
-            if os.path.isfile(path) and (listed := shard_names(read_small(path))) is not None:
+            if (
+                name.endswith(DATASET_SUFFIX)
+                and os.path.isfile(path)
+                and (listed := shard_names(read_small(path))) is not None
+            ):
                 yield name, {*listed}
 
 

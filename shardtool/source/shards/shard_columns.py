@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
@@ -20,10 +19,10 @@ from shardtool.dataset.find import COMPRESSED, sidecar_path
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
 from shardtool.source.folder.scan import NO_FIELD
-from shardtool.storage.staging import READ_PLAIN
+from shardtool.storage.reading import file_stat, open_plain
 from shardtool.table.arrow import string_array, strings
 from shardtool.values import Skipped, SpanFile, is_utf8, to_bytes
 
@@ -169,18 +168,13 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
         CorruptShard: It is not there, no plain file, or cannot be opened.
     """
     try:
-        file = os.open(path, READ_PLAIN)
+        file, fact = open_plain(path)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
-        found = f"cannot be opened: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be opened: {reason(error)}"
         raise CorruptShard(path, found, remedy=_GET) from None
-    try:
-        fact = os.fstat(file)
-    finally:
-        os.close(file)
-    if not stat.S_ISREG(fact.st_mode):
-        raise CorruptShard(path, "no plain file", remedy=_GET)
+    os.close(file)
     seen.add(fact)
     return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
 
@@ -195,14 +189,14 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
         return None
     path = sidecar_path(shard.path, shard.index_folder)
     try:
-        seen.add(os.stat(path))
+        seen.add(file_stat(path))
         data = read_bytes(path)
     except FileNotFoundError:
         if shard.entry is None and not os.path.islink(path):
             return None
         raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
     except OSError as error:
-        found = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        found = f"cannot be read: {reason(error)}"
         raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
     entry, size = shard.entry, shard.file.size
     if entry is not None:

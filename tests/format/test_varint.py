@@ -1,0 +1,45 @@
+"""Laws of varints."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.format.varint import count_varints, encode_varint, read_varint, signed
+from tests import tfrecords
+
+
+@pytest.mark.parametrize(
+    ("number", "encoded"),
+    [(0, "00"), (1, "01"), (127, "7f"), (128, "8001"), (300, "ac02"), (16_383, "ff7f"), (16_384, "808001"),
+     (2**31 - 1, "ffffffff07"), (2**63 - 1, "ffffffffffffffff7f"), (-1, "ffffffffffffffffff01"),
+     (-(2**63), "80808080808080808001")],
+)  # fmt: skip
+def test_varints(number: int, encoded: str) -> None:
+    """A varint has seven bits a byte, the lowest first; a negative one has ten bytes."""
+    assert encode_varint(number).hex() == encoded
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_any_varint(number: int) -> None:
+    """Any number comes back, from no more bytes than it needs."""
+    assert tfrecords.read_varint(encode_varint(number), 0) == (number % 2**64, len(encode_varint(number)))
+    assert encode_varint(number) == tfrecords.varint(number)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.binary(max_size=3))
+def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
+    """What is encoded is read again, one after the other, with its sign; and counted."""
+    data = before + b"".join(map(encode_varint, numbers))
+    at, found = len(before), []
+    while at < len(data):
+        number, at = read_varint(data, at, len(data))
+        found.append(signed(number))
+    assert found == numbers
+    assert count_varints(data[len(before) :]) == len(numbers)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 10 + b"\x01", b"\x80" * 20])
+def test_no_varint(data: bytes) -> None:
+    """Data that ends too early, or goes on for more than ten bytes, is refused."""
+    with pytest.raises(ValueError, match=r"^$"):
+        read_varint(data, 0, len(data))

@@ -1,0 +1,57 @@
+"""Storage owns the file system: no other room opens, lists, makes, renames or removes files."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import shardtool
+
+_PACKAGE = Path(shardtool.__file__).parent
+_OF_PATHS = {
+    "access", "chmod", "chown", "fwalk", "link", "listdir", "lstat", "makedirs", "mkdir", "mkfifo", "open", "readlink",
+    "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink",
+    "truncate", "unlink", "utime", "walk",
+}  # fmt: skip
+_OF_MODULES = {"os": _OF_PATHS, "shutil": {"copy", "copyfile", "copytree", "move", "rmtree"}, "io": {"open"}}
+
+# Module to the calls that it may make, each for the reason given.
+_ALLOWED = {
+    # Loops that run once for each file of a source: another layer of calls would show in the time of a listing.
+    "source/folder/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
+    "source/manifest/stat.py": {"os.lstat", "os.stat"},
+    # What the kernel says of processors and threads lies in files of its own.
+    "execute/local.py": {"open", "os.listdir"},
+    # Standard streams are pointed at the null device.
+    "execute/worker.py": {"os.open"},
+    "cli/__init__.py": {"os.open"},
+    "cli/output.py": {"open"},
+    "cli/results_text.py": {"open"},
+}
+
+
+def _calls(path: Path) -> Iterator[str]:
+    """Yield the functions of files that a module names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Name(id="open")):
+                yield "open"
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _OF_MODULES.get(module, ()):
+                yield f"{module}.{name}"
+            case ast.ImportFrom(module=str(module), names=names) if module in _OF_MODULES:
+                yield from (f"{module}.{one.name}" for one in names if one.name in _OF_MODULES[module])
+
+
+def test_only_storage_touches_files() -> None:
+    """Outside of `storage/`, the functions that take paths are called by exactly the modules that have a reason."""
+    found = {
+        name: calls
+        for path in sorted(_PACKAGE.rglob("*.py"))
+        if not (name := path.relative_to(_PACKAGE).as_posix()).startswith("storage/") and (calls := {*_calls(path)})
+    }
+    assert found == _ALLOWED
+
+
+def test_the_law_is_looked_for() -> None:
+    """The same search finds what storage calls, so that it cannot pass by finding nothing."""
+    calls = {call for path in (_PACKAGE / "storage").glob("*.py") for call in _calls(path)}
+    assert {"open", "os.open", "os.rename", "os.unlink", "os.listdir", "os.scandir", "shutil.rmtree"} <= calls
