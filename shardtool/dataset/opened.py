@@ -20,8 +20,8 @@ from shardtool.dataset.find import find_dataset, read_small, shard_format, sidec
 from shardtool.dataset.sidecar import SCHEMA, UNREAD
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.entries.arrow import number_array, strings
 from shardtool.errors import CorruptShard
-from shardtool.table.arrow import number_array, strings
 from shardtool.values import output_text
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardtool.dataset.parquet_bounds import read_footer
+from shardtool.entries.arrow import number_array, string_array, strings
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, heads_and_tails
 from shardtool.names import Names
-from shardtool.table.arrow import number_array, string_array, strings
 from shardtool.values import source_text
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ import pyarrow.types as pt
 from shardtool.dataset.find import read_small
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
 from shardtool.dataset.sidecar import SCHEMA, read_facts
+from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.table.arrow import numbers
 from shardtool.values import counted
 
 if TYPE_CHECKING:

@@ -137,6 +137,6 @@ class Entries:
 
 
 def _take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
-    from shardtool.table.arrow import number_array
+    from shardtool.entries.arrow import number_array
 
     return table.take(number_array(rows))

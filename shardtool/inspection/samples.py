@@ -25,13 +25,13 @@ from shardtool.dataset.payload import (
     label_of,
     value_of,
 )
+from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord_read as tfrecord_walk
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.inspection.overview import class_names
 from shardtool.inspection.statistics import is_plain
-from shardtool.table.arrow import python_rows
 from shardtool.values import output_text
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from shardtool.dataset.sidecar import (
     types_of,
 )
 from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -39,7 +40,6 @@ from shardtool.plan.plan import fingerprint
 from shardtool.publish.append import existing_keys, joined
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.storage.staging import identity
-from shardtool.table.arrow import number_array
 from shardtool.values import SPAN, counted, output_text, to_bytes, to_text
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Kept, Made, ShardResult, ShardTask, Work

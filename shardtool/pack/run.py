@@ -359,7 +359,7 @@ class Job:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
         if self.verb == "create" and not options.shuffle:
-            from shardtool.dataset.classes import sorted_note
+            from shardtool.entries.classes import sorted_note
 
             self.note(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
         if self.targets[0].pattern.format == "tar":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.sizes import (
     NUMBERS,
@@ -26,7 +27,6 @@ from shardtool.format.sizes import (
 )
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.names import Names
-from shardtool.table.arrow import number_array
 from shardtool.values import INLINE, SPAN, Oversize, ShardSamples, Skipped, counted, show_size, to_bytes, to_text
 
 if TYPE_CHECKING:

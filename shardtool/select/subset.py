@@ -19,12 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.source.folder.scan import NO_FIELD
-from shardtool.source.manifest.columns import BAD_FIELD, is_text, no_column
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
-from shardtool.values import Skipped, is_utf8, to_bytes
+from shardtool.table.columns import BAD_FIELD, is_text, no_column
+from shardtool.values import NO_FIELD, Skipped, is_utf8, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.request.options import TOP_FOLDER
-from shardtool.source.folder.scan import NO_FIELD, ScanPart, ScanRules, scan, share_out
+from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.staging import inside, source_root
-from shardtool.values import DUPLICATE, Skipped, counted
+from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

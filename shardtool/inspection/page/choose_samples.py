@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.opened import read_part
 from shardtool.dataset.parquet_bounds import read_footer
 from shardtool.dataset.sidecar_read import read_bytes
+from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, printable
 from shardtool.inspection.page.figures import Chosen, Figures, LabelSet, ShardFigure, Sizes
 from shardtool.inspection.page.labels import (
@@ -29,7 +30,6 @@ from shardtool.inspection.page.labels import (
     label_columns,
 )
 from shardtool.pattern import sidecar_name
-from shardtool.table.arrow import python_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
