@@ -96,8 +96,8 @@ def test_names_are_bounded() -> None:
     assert _check(json.dumps(wide)) == ""
     assert f"more than {MOST_COLUMNS:,} columns" in _check(json.dumps(wide | {"one": 1}))
     sparse: list[Mapping[str, object]] = [{f"k{at % 3000}": at} for at in range(60_000)]
-    assert "3,000 different names in objects of 60,000 rows" in _check("\n".join(map(json.dumps, sparse)))
+    assert "3,000 different names in objects of " in _check("\n".join(map(json.dumps, sparse)))
     inner = [{"d": [{f"k{at % 3000}": 1}]} for at in range(60_000)]
-    assert "different names in objects of 60,000 rows" in _check("\n".join(map(json.dumps, inner)))
+    assert "different names in objects of " in _check("\n".join(map(json.dumps, inner)))
     said = [{"text": json.dumps({f"k{at}": 1, f"\\l{at}": "a : b"})} for at in range(60_000)]
     assert _check("\n".join(map(json.dumps, said))) == ""  # names in texts are none
