@@ -252,7 +252,7 @@ class Job:
         if self._dividing is not None:
             entries, divided = self._divide(entries, self._dividing)
         is_tar = self.targets[0].pattern.format == "tar"
-        from shardtool.interop.portability import check_case, make_portable
+        from shardtool.select.portable import check_case, make_portable
 
         if options.portable:
             if self._dividing is not None:
