@@ -10,7 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.find import COMPRESSED, read_small
+from shardtool.dataset.find import read_small
+from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
 from shardtool.interop.exports import EXPORTS

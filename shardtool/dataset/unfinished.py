@@ -13,7 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import ENDINGS, read_small
+from shardtool.dataset.find import read_small
+from shardtool.dataset.shard_file import ENDINGS
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
 from shardtool.values import counted
@@ -97,7 +98,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
 
 def _fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
-    from shardtool.dataset.sidecar import read_facts
+    from shardtool.dataset.sidecar_read import read_facts
 
     path = os.path.join(os.path.dirname(shard), sidecar_name(os.path.basename(shard)))
     try:

@@ -11,9 +11,9 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import open_shard
 from shardtool.dataset.opened import payload
 from shardtool.dataset.payload import numbers_in
+from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, OutputExists, OutputFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.values import to_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
-    from shardtool.dataset.find import PackedFile, ShardFile
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.inspection.samples import FoundSample
 
 _NAME_LIMIT = 255  # bytes of a name in a folder

@@ -28,7 +28,7 @@ from shardtool.table.columns import (
     heavy_columns,
     is_index,
     is_text,
-    no_column,
+    no_such,
 )
 from shardtool.table.json_text import ColumnTexts, has_text, render_values
 from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among, repeated
@@ -120,7 +120,7 @@ def _check_columns(source: Table, on: str) -> list[str]:
     columns = source.schema.names
     check_names(source.where, columns)
     if on not in columns:
-        raise no_column("--on", on, columns)
+        raise no_such("column", "--on", on, columns)
     names = [name for name in columns if name != on and not is_index(name)]
     check_sidecar_names(source.where, names, remedy="leave them out of the table")
     heavy = [name for name in heavy_columns(source.schema) if name in names]
@@ -347,7 +347,7 @@ def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
     if entries.columns is None:
         raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
     if column not in entries.columns.column_names:
-        raise no_column("--field", column, entries.columns.column_names)
+        raise no_such("column", "--field", column, entries.columns.column_names)
     values = _one(entries.columns, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         role = "labels" if label else f"field {name}"

@@ -69,12 +69,12 @@ def check_names(name: str, columns: list[str]) -> None:
         raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
 
 
-def no_column(option: str, column: str, columns: list[str]) -> InvalidRequest:
-    """Return the error for a column that is not there, with the nearest names."""
-    lower = {one.casefold(): one for one in columns}
-    near = [lower[one] for one in get_close_matches(column.casefold(), lower, n=3)]
+def no_such(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
+    """Return the error for a column or field that is not there, with the nearest names."""
+    lower = {one.casefold(): one for one in names}
+    near = [lower[one] for one in get_close_matches(name.casefold(), lower, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InvalidRequest(option, f"no column {column!r}", expected=f"one of {listing(columns, 100)}", remedy=remedy)
+    return InvalidRequest(option, f"no {thing} {name!r}", expected=f"one of {listing([*names], 100)}", remedy=remedy)
 
 
 def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave them out of --meta") -> None:

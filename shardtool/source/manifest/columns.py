@@ -22,7 +22,7 @@ from shardtool.table.columns import (
     heavy_columns,
     is_index,
     is_text,
-    no_column,
+    no_such,
 )
 from shardtool.values import Dots, counted, split_name, to_bytes, to_text
 
@@ -99,7 +99,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     check_names(name, schema.names)
     for option, column in options.named():
         if column not in schema.names:
-            raise no_column(option, column, schema.names)
+            raise no_such("column", option, column, schema.names)
     notes: list[str] = []
     path, binary = options.path, options.binary
     if path is None and not options.files and not binary:

@@ -30,7 +30,7 @@ from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
 from shardtool.source.manifest.options import ManifestOptions, is_manifest
 from shardtool.source.manifest.stat import VANISHED, ListedTask
 from shardtool.table import keys
-from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_column
+from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.files import readable
 from shardtool.table.json_text import ColumnTexts, render_rows, render_values
 from shardtool.table.open import open_table, read_columns
@@ -112,7 +112,7 @@ class Manifest:
             InvalidRequest: There is no such column.
         """
         if name not in self._light:
-            raise no_column(self._where, name, self._light)
+            raise no_such("column", self._where, name, self._light)
         self._read([name])
         return pa.chunked_array([self._columns[name]])
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shardtool.dataset.find import COMPRESSED, sidecar_path
+from shardtool.dataset.find import sidecar_path
+from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
