@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.errors import CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, read_small
 from shardtool.dataset.shard_file import COMPRESSED, shard_format
