@@ -14,6 +14,7 @@ from shardtool.check.findings import Finding
 from shardtool.dataset.shard_file import COMPRESSED, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
+from shardtool.values import IMAGE_ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 HASH_SIZE = 16
-IMAGE_ENDINGS = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
-)
 _NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
 # Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
 IMAGE_LIMIT = 250_000_000  # its pixels may take three times as much: see `transform.image.MAX_PIXELS`

@@ -10,12 +10,13 @@ import re
 from typing import Any
 
 from shardtool.format.tfrecord_read import numbers_of
+from shardtool.values import IMAGE_ENDINGS
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
 MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and nobody reads on so far
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
-    "image": ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"),
+    "image": IMAGE_ENDINGS,
     "json": ("json", "jsonl", "geojson"),
     "text": ("txt", "text", "caption", "csv", "tsv", "xml", "html", "yaml", "yml", "srt", "vtt", "md", "transcript"),
     "number": ("cls", "cls2", "index", "id", "label", "label_id", "class", "target", "inx", "score"),

@@ -50,6 +50,7 @@ from PIL import (
 from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.values import IMAGE_ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,10 +65,6 @@ MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-_IMAGE_ENDINGS = frozenset(
-    {ending for endings in _ENDINGS.values() for ending in endings}
-    | {"bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
-)
 _LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
 
 _LOSSY = ("JPEG", "WEBP")  # formats of photographs: eight bits, no palette
@@ -170,7 +167,7 @@ class ImageOptions:
         """Tell whether `field` is an image to be looked at."""
         if self.fields or field in self.masks:
             return field in self.fields or field in self.masks
-        return _ending(field) in _IMAGE_ENDINGS
+        return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
         """Return the format in which `field` is written; None for that of its content."""
@@ -183,7 +180,7 @@ class ImageOptions:
         """
         encode = self.encoding(field)
         ending = _ending(field)
-        if encode is None or not self.applies(field) or ending not in _IMAGE_ENDINGS or ending in _ENDINGS[encode]:
+        if encode is None or not self.applies(field) or ending not in IMAGE_ENDINGS or ending in _ENDINGS[encode]:
             return field
         return field[: len(field) - len(ending)] + encode
 

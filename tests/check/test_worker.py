@@ -13,8 +13,9 @@ from PIL import Image
 
 from shardtool import Report, VerifyOptions, verify
 from shardtool.check.findings import KINDS
-from shardtool.check.worker import IMAGE_ENDINGS, IMAGE_LIMIT, JSON_LIMIT, Task, examine
+from shardtool.check.worker import IMAGE_LIMIT, JSON_LIMIT, Task, examine
 from shardtool.format import tar
+from shardtool.values import IMAGE_ENDINGS
 from tests import tfrecords
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.inspection.page.labels import varint
 from shardtool.transform.image import BadImage, ImageOptions, change
+from shardtool.values import IMAGE_ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.inspection.page.figures import Chosen
 
-_IMAGE_ENDINGS = frozenset(
-    ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
-)
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 _KINDS = (
     (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
@@ -215,7 +213,7 @@ def _kind(data: bytes) -> str:
 
 
 def _is_image(name: str, start: bytes) -> bool:
-    if name.rpartition(".")[2].lower() in _IMAGE_ENDINGS:
+    if name.rpartition(".")[2].lower() in IMAGE_ENDINGS:
         return True
     if start[:4] == b"RIFF" and start[8:12] != b"WEBP":
         return False
