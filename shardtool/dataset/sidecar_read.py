@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.parquet_bounds import Extent
 
-_REMEDY = "`shardtool index` makes it again."
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
 _LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
            "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
