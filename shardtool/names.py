@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-_CHUNK = 2**16  # names at a time: no object for each of ten million
+_CHUNK = 2**16  # names at a time
 
 
 class Texts(Protocol):
@@ -75,6 +75,11 @@ class Names:
         """Return the names `which`, in that order, a NUL after each."""
         starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """Yield all names in order, some at a time: no object for each of ten million."""
+        for first in range(0, len(self), _CHUNK):
+            yield self.span(first, min(first + _CHUNK, len(self)))[:-1].split(b"\0")
 
     def take(self, which: NDArray[np.int64]) -> Names:
         """Return the names `which`, in that order."""

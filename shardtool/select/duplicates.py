@@ -137,8 +137,7 @@ def _with_new_names(entries: Entries, groups: list[_Group], taken: Names | None)
 def _numbered(keys: Names, bases: set[bytes]) -> set[bytes]:
     """Return the keys that are one of `bases`, a dash and more: those that a new name could be."""
     found: set[bytes] = set()
-    for first in range(0, len(keys), _AT_ONCE):
-        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+    for names in keys.chunks():
         found.update([name for name in names if name.rpartition(b"-")[0] in bases])
     return found
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Names
 
-_AT_ONCE = 2**16  # keys at a time: no object for each of ten million
 _HASHES = 2**64
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 
@@ -50,12 +49,11 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
         InvalidRequest: `share` is no such number.
     """
     last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
-    taken = [np.zeros(0, np.int64)]
-    for first in range(0, len(keys), _AT_ONCE):
-        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
+    taken = [np.zeros(0, np.bool_)]
+    for names in keys.chunks():
         hashes = np.frombuffer(b"".join([blake2b(name, digest_size=8).digest() for name in names]), "<u8")
-        taken.append(np.flatnonzero(hashes <= last) + first)
-    return np.concatenate(taken)
+        taken.append(hashes <= last)
+    return np.flatnonzero(np.concatenate(taken))
 
 
 def _share(share: float | str) -> Fraction:

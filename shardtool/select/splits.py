@@ -142,7 +142,7 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
     """
     asked = options.reads
     if asked is None:
-        return _by_hash(_hashes(_key_chunks(keys), options.seed), options)
+        return _by_hash(_hashes(keys.chunks(), options.seed), options)
     if values is None or len(values) != len(keys):
         raise Bug("divide", f"not one value of {asked[1]} for each sample")
     column = _plain(values, *asked)
@@ -256,7 +256,7 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     column = str(options.stratify)
     label, labels = _labels(values, _MOST_LABELS, "--stratify", column)
     counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
-    hashes = np.concatenate([np.empty(0, np.uint64), *_hashes(_key_chunks(keys), options.seed)])
+    hashes = np.concatenate([np.empty(0, np.uint64), *_hashes(keys.chunks(), options.seed)])
     number = np.empty(len(keys), np.int16)
     every = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
     number[np.lexsort((hashes, label))] = np.repeat(every, counts.ravel())
@@ -293,11 +293,6 @@ def _hashes(chunks: Iterable[list[bytes]], seed: int) -> Iterator[NDArray[np.uin
     for texts in chunks:
         hashed = [blake2b(text, digest_size=8, salt=salt, person=b"shardtool split").digest() for text in texts]
         yield np.frombuffer(b"".join(hashed), "<u8").astype(np.uint64)
-
-
-def _key_chunks(keys: Names) -> Iterator[list[bytes]]:
-    for first in range(0, len(keys), _AT_ONCE):
-        yield keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
 
 
 def _group_hashes(values: pa.ChunkedArray, seed: int) -> Iterator[NDArray[np.uint64]]:

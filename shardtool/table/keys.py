@@ -110,7 +110,8 @@ def _arrow(keys: Names, which: NDArray[np.int64]) -> Any:
 def hashes(keys: Names) -> NDArray[np.uint64]:
     """Return Python's hash of each key: the same in this process only."""
     found = np.empty(len(keys), np.int64)
-    for first in range(0, len(keys), _CHUNK):
-        names = keys.span(first, min(first + _CHUNK, len(keys)))[:-1].split(b"\0")
+    first = 0
+    for names in keys.chunks():
         found[first : first + len(names)] = np.fromiter(map(hash, names), np.int64, len(names))
+        first += len(names)
     return found.view(np.uint64)

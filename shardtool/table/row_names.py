@@ -1,4 +1,4 @@
-"""How messages name the rows of a table: row 1 is the first after the header."""
+"""The rows of a table, and how messages name them: row 1 is the first after the header."""
 
 from __future__ import annotations
 
