@@ -142,7 +142,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
         which: The samples to plan, where it is not all of them, in order.
-        estimate: int64[samples]: the records of each, where nobody can know them before they are written.
+        estimate: int64[samples]: the records of each, where they are unknown before they are written.
 
     Raises:
         InvalidRequest: No samples, a sample over the bound, or more shards than the pattern has names.

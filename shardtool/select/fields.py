@@ -109,7 +109,7 @@ def _becoming(
 
 
 def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> None:
-    """See that fields which get the same name are no two of one sample, and nothing that is told of each is lost."""
+    """Refuse fields that get the same name where a sample has two of them, or one is a number, label or list."""
     for new, count in Counter(becomes.values()).items():
         if count == 1:
             continue
@@ -117,8 +117,8 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
         ours = owners[found.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        told = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
-        if len(twice) or told:
+        typed = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             raise InvalidRequest(
                 "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
@@ -148,7 +148,7 @@ def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -
 
 
 def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
-    """Return what is told of fields under their new names."""
+    """Return facts of fields, by their new names."""
     return {new: found[old] for old, new in becomes.items() if old in found}
 
 
