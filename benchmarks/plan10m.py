@@ -17,7 +17,9 @@ import numpy as np
 from shardtool.entries.entries import Entries
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
 
 
 def made_entries(samples: int) -> Entries:
@@ -50,7 +52,7 @@ def main() -> None:
         start = time.perf_counter()
         plan = make_plan(entries, parse_pattern("out-{000000..}.tar"), Bounds(max_size=10**9), seed)
         planned = time.perf_counter()
-        cut = sum(len(plan.samples(shard).keys) for shard in range(plan.shards))
+        cut = sum(len(shard_samples(plan, shard).keys) for shard in range(plan.shards))
         done = time.perf_counter()
         print(
             f"{'shuffled' if seed else 'in order'}: {plan.shards:,} shards, plan {planned - start:.1f} s, "

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardtool._version import __version__
+
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding
     from shardtool.errors import (
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
     from shardtool.verbs.verify import Report, VerifyOptions, verify
 
-__version__ = "0.1.0"
 
 __all__ = [
     "CorruptShard",

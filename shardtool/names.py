@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_CHUNK = 2**16  # names at a time: no object for each of ten million
+_CHUNK = 2**16  # names at a time
 
 
 class Texts(Protocol):

@@ -29,6 +29,11 @@ IMAGE_ENDINGS = frozenset(
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 
+IMAGE_ENDINGS = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
+)
+
+NO_FIELD = "no-field"  # why something was left out that has no field, or no name for one
 DUPLICATE = "duplicate"  # why a sample was left out whose key another one has
 UNSAFE_NAME = "unsafe-name"  # and one whose key or field no shard can hold
 

@@ -141,7 +141,7 @@ def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
     """Return options by which classes keep the numbers that a dataset file tells of, wherever these were from."""
     if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
         return options
-    from shardtool.dataset.classes import Classes
+    from shardtool.entries.classes import Classes
 
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 

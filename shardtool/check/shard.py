@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.check.findings import Finding, finding_of
-from shardtool.dataset.sidecar import ShardFact, read_facts
-from shardtool.dataset.sidecar_read import read_bytes
+from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardtool.check.worker import Examined
     from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.dataset.sidecar import ShardFact
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Odd, Survey
 

@@ -125,7 +125,7 @@ class Comparison:
                 raise InvalidRequest("--source", f"no split {printable(str(name))[:80]!r} of it", expected="the source")
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
-            from shardtool.interop.portability import make_portable
+            from shardtool.select.portable import make_portable
 
             entries = make_portable(entries)
         return entries

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import open_shard
+from shardtool.dataset.shard_file import open_shard
 from shardtool.dataset.walk import payload_crc
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number

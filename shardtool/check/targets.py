@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.find import COMPRESSED
+from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
 from shardtool.interop.exports import EXPORTS

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.find import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import COMPRESSED, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
 from shardtool.values import IMAGE_ENDINGS
@@ -19,7 +19,7 @@ from shardtool.values import IMAGE_ENDINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.dataset.find import PackedFile, ShardFile
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.values import Dots
 
 HASH_SIZE = 16

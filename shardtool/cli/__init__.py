@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.cli.output import say, show_json
 from shardtool.cli.signals import Signals
 from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory

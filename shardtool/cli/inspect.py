@@ -144,7 +144,8 @@ def _write_pictures(  # noqa: PLR0913 - an option each
 ) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.errors import printable
-    from shardtool.inspection.page import write_contact_sheet, write_page
+    from shardtool.inspection.page.contact_sheet import write_contact_sheet
+    from shardtool.inspection.page.page import write_page
     from shardtool.values import output_text
 
     written = [output_text(path) for path in (html, contact_sheet) if path is not None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Size, Whole, common, dividing, if_exists, running, shards
-from shardtool.dataset.find import ENDINGS
+from shardtool.dataset.shard_file import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
+from shardtool.interop.export import SplitShards
 from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
 from shardtool.values import to_bytes
 
@@ -106,6 +107,16 @@ class DatasetFile:
     numbers: Mapping[str, str] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
     shards_folder: str = ""
+
+    @property
+    def split(self) -> str:
+        """The split that the dataset was made as; empty: of none."""
+        split = self.made.get("split")
+        return split if isinstance(split, str) else ""
+
+    def split_shards(self) -> SplitShards:
+        """Return the shards as other tools' index files have them."""
+        return SplitShards(self.split, {shard.name: shard.samples for shard in self.shards})
 
     def is_split_with(self, other: DatasetFile) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""

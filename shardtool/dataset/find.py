@@ -1,4 +1,4 @@
-"""Finished shards, read: which ones are meant, and their bytes at any place.
+"""Which finished shards are meant.
 
 A dataset is given as its dataset file, a shard pattern, a glob, a folder, or a list of shards. Nothing that
 such a name or a dataset file says makes us read outside of the folder that the user named.
@@ -10,13 +10,13 @@ import glob
 import os
 import re
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
-from shardtool.fingerprint import crc32c
+from shardtool.dataset.shard_file import ENDINGS
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.storage.reading import list_folder, names_in, open_plain, read_small
+from shardtool.storage.reading import list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     from shardtool.pattern import ShardPattern
 
-ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
-COMPRESSED = (".gz", ".tgz", ".zst")
-_WINDOW = 2**20
-_HOP = 2**12  # what is read at a place that lies far from the last one
-_NEAR = 2**16
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
@@ -228,229 +223,3 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
         if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path
     return None
-
-
-Self = TypeVar("Self", bound="ShardFile")
-
-
-class ShardFile:
-    """The bytes of one shard, at any place, through a window: many headers cost one system call.
-
-    A place that lies far from the last one is read by 4 KiB only. Use it in a `with` block.
-
-    Raises:
-        CorruptShard: It is no plain file, or cannot be opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self._fd, fact = open_plain(path)
-        except OSError as error:
-            raise CorruptShard(path, f"cannot be opened: {reason(error)}") from None
-        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
-        self._start, self._window = 0, b""
-
-    def fileno(self) -> int:
-        """Return the file's descriptor, which is closed with this object."""
-        return self._fd
-
-    def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is new in 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
-
-        Raises:
-            CorruptShard: The disk fails.
-        """
-        at = offset - self._start
-        if at >= 0 and at + length <= len(self._window):
-            return self._window[at : at + length]
-        near = 0 <= at <= len(self._window) + _NEAR
-        wanted = min(max(length, _WINDOW if near else _HOP), max(0, self.size - offset))
-        try:
-            self._start, self._window = offset, os.pread(self._fd, wanted, offset)
-            while len(self._window) < min(length, self.size - offset):  # a network file system may return less
-                more = os.pread(self._fd, length - len(self._window), offset + len(self._window))
-                if not more:
-                    break
-                self._window += more
-        except OSError as error:
-            raise self._failed(offset, error) from None
-        return self._window[:length]
-
-    def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        found = reason(error)
-        return CorruptShard(self.path, f"at {offset:,}: cannot be read: {found}")
-
-
-class SummedFile(ShardFile):
-    """The bytes of one shard, best read from its start on: the CRC-32C of the file is taken on the way.
-
-    Each block is summed while it is in the processor's cache, so that whoever takes checksums of payloads too pays
-    for one pass. A place behind the window is read again, and not summed twice. What `read` returns holds until the
-    next call.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._view = memoryview(bytearray(2 * _WINDOW))
-        self._crc = self._end = self._held = 0  # of what was summed; where that ends; bytes in the window
-
-    def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
-
-        Raises:
-            CorruptShard: The disk fails.
-        """
-        at = offset - self._start
-        if at >= 0 and at + length <= self._held:
-            return self._view[at : at + length]
-        if at < 0:
-            return self._again(offset, length)
-        while self._end < offset and self._fill(0):
-            at = offset - self._start
-        kept = max(0, self._held - at)
-        moved = self._view[at : at + kept]
-        if length + _WINDOW > len(self._view):
-            self._view = memoryview(bytearray(length + _WINDOW))
-        self._view[:kept] = moved
-        self._start, self._held = offset, kept
-        while self._held < length and self._fill(self._held):
-            pass
-        return self._view[: min(length, self._held)]
-
-    def crc(self) -> int:
-        """Read the rest, and return the CRC-32C of the file."""
-        while self._fill(0):
-            pass
-        return self._crc
-
-    def _fill(self, at: int) -> int:
-        """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
-        block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
-        try:
-            got = os.preadv(self._fd, [block], self._end) if len(block) else 0
-        except OSError as error:
-            raise self._failed(self._end, error) from None
-        self._crc = crc32c(block[:got], self._crc)
-        if not at:
-            self._start = self._end
-        self._held = at + got
-        self._end += got
-        return got
-
-    def _again(self, offset: int, length: int) -> bytes:
-        try:
-            return os.pread(self._fd, min(length, max(0, self.size - offset)), offset)
-        except OSError as error:
-            raise self._failed(offset, error) from None
-
-
-class PackedFile:
-    """The bytes of a compressed shard, in sequence: a place before the last one can be read again only if it is held.
-
-    Raises:
-        CorruptShard: It is no plain file, or cannot be opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        import pyarrow as pa
-
-        self.path, self.size = path, -1
-        kind = "zstd" if path.endswith(".zst") else "gzip"
-        with ShardFile(path) as plain:  # opens no FIFO, and follows no link
-            file = os.fdopen(os.dup(plain.fileno()), "rb")
-        try:
-            self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), kind)
-        except (OSError, ValueError) as error:
-            file.close()
-            raise CorruptShard(path, f"cannot be opened: {error}") from None
-        self._start, self._window = 0, b""
-        self._held: IO[bytes] | None = None
-        self._held_start = self._held_end = 0
-
-    def __enter__(self) -> PackedFile:  # noqa: PYI034 - typing.Self is new in 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        if self._held is not None:
-            self._held.close()
-
-    def hold(self, offset: int, length: int) -> None:
-        """Keep the bytes at a place at hand, in a temporary file, until the next are: these can be read in any order.
-
-        Raises:
-            CorruptShard: The compressed data is damaged.
-            OutputFailed: There is no room for them.
-        """
-        from tempfile import TemporaryFile, gettempdir
-
-        at, end = offset, offset + length
-        self._held_end = 0
-        try:
-            if self._held is None:
-                self._held = TemporaryFile()  # noqa: SIM115 - closed with this object
-            self._held.seek(0)
-            self._held.truncate()
-            while at < end and (block := self.read(at, min(_WINDOW, end - at))):
-                self._held.write(block)
-                at += len(block)
-            self._held.flush()
-        except OSError as error:
-            found = f"no room for {length:,} bytes of {self.path}: {reason(error)}"
-            raise OutputFailed(gettempdir(), found, remedy="Let TMPDIR name a folder that has room.") from None
-        self._held_start, self._held_end = offset, at
-
-    def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end.
-
-        Raises:
-            CorruptShard: The compressed data is damaged.
-        """
-        if self._held is not None and self._held_start <= offset < self._held_end:
-            found = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
-            return found if len(found) == length else found + self.read(offset + len(found), length - len(found))
-        if offset < self._start:
-            raise CorruptShard(self.path, f"at {offset:,}: a compressed shard is read in sequence only")
-        try:
-            while offset >= self._start + len(self._window):
-                self._start += len(self._window)
-                self._window = self._stream.read(_WINDOW)
-                if not self._window:
-                    return b""
-            at = offset - self._start
-            while len(self._window) < at + length and (more := self._stream.read(max(_WINDOW, length))):
-                self._window = self._window[at:] + more
-                self._start, at = offset, 0
-        except (OSError, ValueError) as error:
-            raise CorruptShard(self.path, f"at {offset:,}: cannot be decompressed: {error}") from None
-        return self._window[at : at + length]
-
-
-def open_shard(path: str) -> ShardFile | PackedFile:
-    """Return a shard for reading, compressed or not.
-
-    Raises:
-        CorruptShard: It cannot be opened.
-    """
-    return PackedFile(path) if path.endswith(COMPRESSED) else ShardFile(path)
-
-
-def shard_format(path: str) -> str:
-    """Return `tar` or `tfrecord`.
-
-    Raises:
-        InvalidRequest: The name has neither's ending.
-    """
-    name = path.removesuffix(".gz").removesuffix(".zst")
-    if name.endswith((".tar", ".tgz")):
-        return "tar"
-    if name.endswith((".tfrecord", ".tfrecords")) or ".tfrecord-" in os.path.basename(name):
-        return "tfrecord"
-    raise InvalidRequest(path, "neither tar nor TFRecord by its name", expected=f"one of {', '.join(ENDINGS)}")

@@ -16,20 +16,22 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, shard_format, sidecar_path
+from shardtool.dataset.find import find_dataset, sidecar_path
+from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.sidecar import SCHEMA, UNREAD
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.entries.arrow import number_array, strings
 from shardtool.errors import CorruptShard, reason
 from shardtool.storage.reading import file_stat, read_small
-from shardtool.table.arrow import number_array, strings
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.find import Found, PackedFile, ShardFile
+    from shardtool.dataset.find import Found
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.values import Dots
 
 FIELDS = "__fields__"

@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
-from shardtool.dataset.sidecar import SCHEMA, read_facts
+from shardtool.dataset.sidecar import FORMAT_VERSION, PREFIX, SCHEMA, MadeFact, ShardFact
+from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import read_small
-from shardtool.table.arrow import numbers
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.parquet_bounds import Extent
-    from shardtool.dataset.sidecar import ShardFact
 
-_REMEDY = "`shardtool index` makes it again."
+_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
 _LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
            "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
@@ -368,3 +367,47 @@ def _text_bytes(array: Any) -> int:
 
 def _decoded(table: Any, schema: Any) -> Any:
     return table.cast(pa.schema([schema.field(name) for name in table.column_names]))
+
+
+def read_facts(data: bytes, name: str) -> ShardFact:
+    """Return what a sidecar says of its shard.
+
+    Args:
+        data: The sidecar's bytes.
+        name: Its name, for messages.
+
+    Raises:
+        CorruptShard: It is no sidecar of a version that this program knows.
+    """
+    try:
+        facts = {name.removeprefix(PREFIX): value for name, value in read_footer(data).facts.items()}
+        version = int(facts["format_version"])
+        made = None
+        if "consumed" in facts:
+            made = MadeFact(
+                int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
+            )
+        crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
+        shards = int(facts["shards"]) if "shards" in facts else None
+        fact = ShardFact(
+            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("first", ""), shards
+        )
+        _check_facts(fact)
+    except KeyError as error:
+        raise CorruptShard(name, f"no sidecar: without {PREFIX}{error.args[0]}", remedy=_REMEDY) from None
+    except ValueError as error:
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
+    if version != FORMAT_VERSION:
+        raise CorruptShard(
+            name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
+        )
+    return fact
+
+
+def _check_facts(fact: ShardFact) -> None:
+    """Check that numbers are such as files have."""
+    counts = () if fact.made is None else (fact.made.consumed, fact.made.dropped, fact.made.skipped)
+    if not all(0 <= number < 2**63 for number in (fact.size, *counts)):
+        raise ValueError("a size or count that no shard has")
+    if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
+        raise ValueError("a checksum that is none")

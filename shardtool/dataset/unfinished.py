@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import ENDINGS
+from shardtool.dataset.shard_file import ENDINGS
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
 from shardtool.storage.reading import names_in, read_small
@@ -94,7 +94,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
 
 def _fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
-    from shardtool.dataset.sidecar import read_facts
+    from shardtool.dataset.sidecar_read import read_facts
 
     path = os.path.join(os.path.dirname(shard), sidecar_name(os.path.basename(shard)))
     try:

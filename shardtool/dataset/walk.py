@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.find import COMPRESSED, PackedFile, SummedFile, open_shard, shard_format
+from shardtool.dataset.shard_file import COMPRESSED, PackedFile, SummedFile, open_shard, shard_format
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar_read as tar_walk
@@ -21,7 +21,7 @@ from shardtool.storage.reading import file_stat
 from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
-    from shardtool.dataset.find import ShardFile
+    from shardtool.dataset.shard_file import ShardFile
     from shardtool.values import Dots
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")

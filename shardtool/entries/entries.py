@@ -47,7 +47,7 @@ class Entries:
         offset: int64[rows], where the payload of SPAN rows starts in its file; None where there are none.
         files: The files that SPAN rows lie in: shards, or a spool; none: the spool is yet to be written.
         file: uint32[samples]: which of `files`; None: the first.
-        expected: int64[rows], the CRC-32C that a payload must have, -1 where nobody knows; None: nobody knows any.
+        expected: int64[rows], the CRC-32C that a payload must have, -1 where it is unknown; None: all are unknown.
         identity: What tells the source from any other, where it is not what `root` leads to.
         columns: Metadata for the sidecars, a row a sample: a `pyarrow.Table`.
         lists: What the values of fields are that are lists of a TFRecord: all their rows are SPAN.
@@ -137,6 +137,6 @@ class Entries:
 
 
 def _take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
-    from shardtool.table.arrow import number_array
+    from shardtool.entries.arrow import number_array
 
     return table.take(number_array(rows))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from shardtool.table.arrow import number_array, strings
+from shardtool.entries.arrow import number_array, strings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import open_shard
 from shardtool.dataset.opened import payload
 from shardtool.dataset.payload import numbers_in
+from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.tree import Tree
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from shardtool.dataset.find import PackedFile, ShardFile
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.inspection.samples import FoundSample
 
 _NAME_LIMIT = 255  # bytes of a name in a folder

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.dataset.dataset_file import feature_kinds
-from shardtool.dataset.find import COMPRESSED, open_shard
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
+from shardtool.dataset.shard_file import COMPRESSED, open_shard
 from shardtool.errors import CorruptShard
 from shardtool.inspection.statistics import Column, Counts, Sizes, is_plain
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.find import PackedFile, ShardFile
     from shardtool.dataset.opened import OpenedDataset, OpenedShard, Part
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.inspection.summary import InspectOptions
     from shardtool.request.observer import Observer
 

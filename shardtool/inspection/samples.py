@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from shardtool.dataset.dataset_file import feature_kinds
-from shardtool.dataset.find import open_shard, shard_format
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import (
     IMAGE_LIMIT,
@@ -25,20 +24,21 @@ from shardtool.dataset.payload import (
     label_of,
     value_of,
 )
+from shardtool.dataset.shard_file import open_shard, shard_format
+from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord_read as tfrecord_walk
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.inspection.overview import class_names
 from shardtool.inspection.statistics import is_plain
-from shardtool.table.arrow import python_rows
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.dataset.find import PackedFile, ShardFile
     from shardtool.dataset.opened import OpenedDataset, OpenedShard, Part
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
 
 _OWN = ("__key__", "__offset__", "__size__", FIELDS)
 _HEAD = 64  # bytes of a payload that is neither text nor an image

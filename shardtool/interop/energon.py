@@ -18,8 +18,7 @@ from shardtool.errors import InvalidRequest, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.interop.exports import IndexedShard
+    from shardtool.interop.export import IndexedShard, SplitShards
 
 _FOLDER = ".nv-meta"
 INFO_FILE = f"{_FOLDER}/.info.json"
@@ -56,10 +55,10 @@ def offsets_index(shard: IndexedShard) -> bytes:
     return bytes(starts.tobytes() + end.tobytes())
 
 
-def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta` for the datasets of a folder, the one by which energon knows it last.
+def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
+    """Return the files in `.nv-meta` for the splits in a folder, the one by which energon knows it last.
 
-    Each dataset is the split that it was made as; one that was never split is `train`. Shards without a sample are
+    A dataset that was never split is `train`. Shards without a sample are
     left out: energon takes none.
 
     Raises:
@@ -67,12 +66,10 @@ def folder_index(datasets: Sequence[DatasetFile]) -> dict[str, bytes]:
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in _SPLITS}
-    for dataset in sorted(datasets, key=by_split):
-        part = parts.setdefault(split_of(dataset) or _SPLITS[0], [])
-        for shard in dataset.shards:
-            if shard.samples:
-                counts[shard.name] = shard.samples
-                part.append(shard.name)
+    for split in sorted(splits, key=by_split):
+        found = {name: samples for name, samples in split.shards.items() if samples}
+        parts.setdefault(split.name or _SPLITS[0], []).extend(found)
+        counts |= found
     lines = ["split_parts:"]
     for name, shards in parts.items():
         lines.append(f"  {_quoted(name)}:{'' if shards else ' []'}")
@@ -98,16 +95,9 @@ def shard_counts(info: bytes) -> dict[str, int]:
         return {}
 
 
-def split_of(dataset: DatasetFile) -> str:
-    """Return the split that a dataset was made as; empty: of none."""
-    split = dataset.made.get("split")
-    return split if isinstance(split, str) else ""
-
-
-def by_split(dataset: DatasetFile) -> tuple[int, str]:
+def by_split(split: SplitShards) -> tuple[int, str]:
     """Return a key that sorts the splits of a run: train, val, test, then others by name."""
-    split = split_of(dataset)
-    return (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split)
+    return (_SPLITS.index(split.name) if split.name in _SPLITS else len(_SPLITS), split.name)
 
 
 def _quoted(name: str) -> str:

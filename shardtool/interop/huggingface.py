@@ -13,16 +13,17 @@ import json
 import re
 from collections import Counter
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c
-from shardtool.interop.energon import by_split, split_of
+from shardtool.interop.energon import by_split
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.interop.export import IndexedShard, SplitShards
 
 README = "README.md"
 _TRAIN = "train"
@@ -40,23 +41,22 @@ _SPLIT_WORDS = (
 )  # fmt: skip
 
 
-def readme(datasets: Sequence[DatasetFile], there: Iterable[str]) -> bytes:
+def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:
     """Return a `README.md` that names the shards of each split of a dataset.
 
     Args:
-        datasets: The splits that one run made, or one dataset.
+        splits: Those that one run made, or one dataset.
         there: The names of all files in the folder: a pattern may match no other.
 
     Raises:
         InvalidRequest: Two splits would have the same name there.
     """
-    names = {shard.name for dataset in datasets for shard in dataset.shards} | set(there)
+    names = {name for split in splits for name in split.shards} | set(there)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    check_splits([split_of(dataset) for dataset in datasets])
-    for dataset in sorted(datasets, key=by_split):
-        split = split_name(split_of(dataset) or _TRAIN)
-        paths = _paths([shard.name for shard in dataset.shards], names)
-        lines.append(f"  - split: {split}")
+    check_splits([split.name for split in splits])
+    for split in sorted(splits, key=by_split):
+        paths = _paths([*split.shards], names)
+        lines.append(f"  - split: {split_name(split.name or _TRAIN)}")
         lines += [f"    path: {paths[0]}"] if len(paths) == 1 else ["    path:", *(f"    - {path}" for path in paths)]
     text = "\n".join([*lines, "---", "", ""]).encode()
     sign = b"made by `shardtool index --export huggingface`, and made again by it only while nothing here is changed"
@@ -148,3 +148,21 @@ def _has_word(name: str, words: Iterable[str]) -> bool:
 
 def _example(names: Iterable[str], ending: str) -> str:
     return min(name for name in names if ending in name.lower().split(".")[1:])
+
+
+def hub_index(shard: IndexedShard) -> bytes:
+    """Return what `hfutils.index.tar_create_index` writes: where each member lies, and hashes as the Hub has them."""
+    digests = shard.digests
+    if digests is None:
+        raise TypeError("a shard that was not hashed")
+    keys = shard.table.column("__key__").to_pylist()
+    lists = shard.table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    names, offsets, lengths = (fields.field(part).to_pylist() for part in ("name", "offset", "length"))
+    files = {
+        f"{key}.{names[at]}": {"offset": offsets[at], "size": lengths[at], "sha256": digests.payload(at)}
+        for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True)
+        for at in range(first, last)
+    }
+    document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
+    return json.dumps(document).encode()

@@ -22,7 +22,7 @@ from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
-    from shardtool.interop.exports import Export, IndexedShard
+    from shardtool.interop.export import Export, IndexedShard
 
 HEAD_SIZE = 64  # bytes from the start of a file that tell its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")

@@ -1,4 +1,4 @@
-"""Names that every reader reads alike: what each reader gets wrong, and how to write around it.
+"""Names that not every reader reads alike: what each reader gets wrong. `select.portable` writes around it.
 
 A shard is plain tar, but readers split names by rules of their own and drop what they do not
 expect, without a word. These are the ones that were seen doing it (interop.md, 1, 2, 4 and 11;
@@ -8,25 +8,19 @@ webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0, megatron-energon 7.4.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.names import Names
 from shardtool.values import INLINE, counted, to_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shardtool.entries.entries import Entries
+    from shardtool.names import Names
 
-_UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")
-_UNSAFE_IN_CHUNK = re.compile(rb"[^A-Za-z0-9_\-/\0]|(?:^|[/\0])__")
-_HASH_LENGTH = 16
 _UNEVEN_SHOWN = 3  # fields that not all samples have: the rest is counted
 _NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
@@ -65,7 +59,7 @@ class Misread:
         what: What it is about; its first word is the noun.
         count: How many there are.
         example: The first of them.
-        mendable: Whether `make_portable` ends it.
+        mendable: Whether `--portable` ends it.
     """
 
     code: str
@@ -192,120 +186,6 @@ def _uneven(entries: Entries) -> list[Misread]:
         what = "more field that not all samples have"
         found.append(Misread("missing-field", readers, what, len(more), printable(more[0][0]), mendable=False))
     return found
-
-
-def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
-    """Return the samples under names that every reader reads alike; `by_key`: in the order of their new keys.
-
-    What is unsafe in a key becomes `%` and two hex digits, so that `urllib.parse.unquote_to_bytes` gives
-    it back; fields are lower-cased; a key too long for the header's name field is cut and ends in a
-    hash of the whole. The source's names go into the sidecar.
-
-    Raises:
-        InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.
-    """
-    fields = tuple(_portable_field(name) for name in entries.fields)
-    longest = max((fields[code] for code in np.unique(entries.code).tolist()), key=len, default="")
-    room = NAME_LIMIT - 1 - len(longest)
-    if room < 2 * _HASH_LENGTH:
-        raise InvalidRequest(
-            "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
-            expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",
-        )  # fmt: skip
-    unique = tuple(sorted(set(fields), key=str.encode))
-    new_code = np.array([unique.index(name) for name in fields], np.uint16)
-    keys = _portable_keys(entries.keys, room)
-    renamed = replace(
-        entries,
-        keys=keys,
-        fields=unique,
-        code=new_code[entries.code],
-        paths=_paths(entries),
-        source_paths=True,
-        inline={_portable_field(name): texts for name, texts in entries.inline.items()},
-        numbers={_portable_field(name): number for name, number in entries.numbers.items()},
-        classes={_portable_field(name): classes for name, classes in entries.classes.items()},
-        lists={_portable_field(name): kind for name, kind in entries.lists.items()},
-    )
-    check_case(renamed)
-    # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.
-    if np.any(np.diff(new_code.astype(np.int64)) < 0):
-        by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
-        renamed = renamed.take_rows(by_field)
-    return renamed.take(keys.sorted_order()) if by_key and keys.data != entries.keys.data else renamed
-
-
-def _portable_field(name: str) -> str:
-    safe = re.sub(r"[^a-z0-9_.\-]", "_", name.lower().encode("utf-8", "replace").decode())
-    return f"x{safe}" if safe.startswith("__") else safe
-
-
-def _portable_keys(keys: Names, room: int) -> Names:
-    """Return the portable keys: a chunk at a time, and only those looked at that need it."""
-    lengths, chunks = keys.lengths(), []
-    cut: set[bytes] = set()
-    for first in range(0, len(keys), _CHUNK):
-        last = min(first + _CHUNK, len(keys))
-        chunk = keys.span(first, last)
-        if _UNSAFE_IN_CHUNK.search(chunk) or lengths[first:last].max() > room:
-            new = [_portable_key(key, room) for key in chunk[:-1].split(b"\0")]
-            twins = [key for key in new if b"~" in key]  # only these can meet: what is encoded is encoded one to one
-            if len(cut) + len(twins) > len(cut.union(twins)):
-                raise InvalidRequest("--portable", "two long keys become one", remedy="Rename one of them.")
-            cut.update(twins)
-            chunk = b"\0".join(new) + b"\0"
-        chunks.append(chunk)
-    return Names.parse(b"".join(chunks))
-
-
-def _paths(entries: Entries) -> Names:
-    """Return the source's path of each row; empty for what is no file."""
-    endings = [b"." + to_bytes(name) for name in entries.fields]
-    counts, chunks = entries.counts(), []
-    for first in range(0, len(entries), _CHUNK):
-        last = min(first + _CHUNK, len(entries))
-        rows = slice(int(entries.first[first]), int(entries.first[last]))
-        if entries.paths is not None:
-            chunks.append(entries.paths.span(rows.start, rows.stop))
-            continue
-        keys = entries.keys.span(first, last)[:-1].split(b"\0")
-        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
-        columns = zip(owners, entries.code[rows].tolist(), entries.kind[rows].tolist(), strict=True)
-        paths = [b"" if kind == INLINE else keys[owner] + endings[code] for owner, code, kind in columns]
-        chunks.append(b"\0".join(paths) + b"\0")
-    return Names.parse(b"".join(chunks))
-
-
-def _portable_key(key: bytes, room: int) -> bytes:
-    safe = _UNSAFE.sub(lambda match: b"".join(b"%%%02X" % byte for byte in match[0]), key)
-    safe = re.sub(rb"/__", b"/%5F%5F", safe)
-    if len(safe) <= room:
-        return safe
-    digest = blake2b(key, digest_size=_HASH_LENGTH // 2).hexdigest().encode()
-    cut = re.sub(rb"%[0-9A-F]?$", b"", safe[: room - _HASH_LENGTH - 1])
-    return cut + b"~" + digest
-
-
-def check_case(entries: Entries) -> None:
-    """Refuse samples with two fields that differ in case only: webdataset, which lower-cases, fails on them.
-
-    Raises:
-        InvalidRequest: There are such samples.
-    """
-    lower = [name.lower() for name in entries.fields]
-    twins: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
-    if len(set(lower)) == len(lower) and not entries.source_paths:
-        return
-    samples = np.repeat(np.arange(len(entries)), entries.counts())
-    pairs = samples * (len(lower) + 1) + (twins[entries.code] if len(twins) else 0)
-    values, counts = np.unique(pairs, return_counts=True)
-    clash = values[counts > 1] // (len(lower) + 1)
-    if len(clash):
-        why = "that get the same name" if entries.source_paths else "that differ in case only"
-        raise InvalidRequest(
-            "SOURCE", f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}",
-            expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
-        )  # fmt: skip
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")

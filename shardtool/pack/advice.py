@@ -13,7 +13,7 @@ from shardtool.values import output_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.interop.exports import Export
+    from shardtool.interop.export import Export
     from shardtool.publish.publisher import Publisher
     from shardtool.storage.staging import Folder
 

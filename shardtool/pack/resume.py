@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar import read_facts
-from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name

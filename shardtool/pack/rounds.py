@@ -15,31 +15,20 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
-from shardtool.dataset.sidecar import (
-    MadeFact,
-    ShardFact,
-    Tally,
-    Written,
-    encode,
-    encode_table,
-    index_of,
-    read_facts,
-    string_lists,
-    tally_of,
-    types_of,
-)
-from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar import MadeFact, ShardFact, Tally, tally_of, types_of
+from shardtool.dataset.sidecar_read import read_facts, read_sidecar
+from shardtool.dataset.sidecar_write import Written, encode, encode_table, index_of, string_lists
+from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
-from shardtool.plan.plan import fingerprint
+from shardtool.plan.shard_samples import fingerprint, shard_samples
 from shardtool.publish.append import existing_keys, joined
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.storage.reading import identity
-from shardtool.table.arrow import number_array
 from shardtool.values import SPAN, counted, output_text, to_bytes, to_text
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Kept, Made, ShardResult, ShardTask, Work
@@ -214,7 +203,7 @@ class Packing:
         if manner.transform is not None:
             work = Work(manner.transform, room, plan.limits.max_count, manner.oversize, manner.dots)
         for shard in range(plan.shards):
-            samples = self._working[shard] = plan.samples(shard)
+            samples = self._working[shard] = shard_samples(plan, shard)
             name = self.publisher.pattern.shard(self._base + shard)
             kept = self._kept(shard, name, samples)
             folder = self.publisher.folder

@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.errors import CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.exports import wanted_exports
@@ -252,7 +252,7 @@ class Job:
         if self._dividing is not None:
             entries, divided = self._divide(entries, self._dividing)
         is_tar = self.targets[0].pattern.format == "tar"
-        from shardtool.interop.portability import check_case, make_portable
+        from shardtool.select.portable import check_case, make_portable
 
         if options.portable:
             if self._dividing is not None:
@@ -333,7 +333,8 @@ class Job:
     def plan(self, entries: Entries, divided: list[NDArray[Any] | None], pool: LocalPool) -> list[Plan]:
         """Decide what goes where; tell the user what to know before a byte is written."""
         options = self.options
-        from shardtool.plan.plan import Bounds, make_plan
+        from shardtool.plan.cuts import Bounds
+        from shardtool.plan.plan import make_plan
 
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
@@ -359,7 +360,7 @@ class Job:
             self.note(*plan.notes)
         self.note(*left_out_notes(entries))
         if self.verb == "create" and not options.shuffle:
-            from shardtool.dataset.classes import sorted_note
+            from shardtool.entries.classes import sorted_note
 
             self.note(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
         if self.targets[0].pattern.format == "tar":
@@ -386,12 +387,14 @@ class Job:
             return
         from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
         from shardtool.pack.rounds import shard_fingerprint
+        from shardtool.plan.shard_samples import shard_samples
         from shardtool.request.options import share
 
         def named(plan: Plan) -> Callable[[int], str]:
             return lambda shard: shard_fingerprint(
-                plan, shard, plan.samples(shard), work=self.identity, oversize=self.options.oversize, dots=self.dots
-            )
+                plan, shard, shard_samples(plan, shard),
+                work=self.identity, oversize=self.options.oversize, dots=self.dots,
+            )  # fmt: skip
 
         renamed = self.transform is not None and bool(self.transform.function)
         both = zip(self.targets, plans, strict=True)

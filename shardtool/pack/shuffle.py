@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardtool.dataset.find import COMPRESSED
+from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
 from shardtool.storage.spool import SPOOL_REMEDY

@@ -10,24 +10,23 @@ Samples keep their order, or are put into one global random order; shards are co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.sizes import (
     NUMBERS,
     SAMPLE_LIMIT,
     TRAILER_SIZE,
     Payloads,
-    heads_and_tails,
     sample_sizes,
 )
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.names import Names
-from shardtool.table.arrow import number_array
-from shardtool.values import INLINE, SPAN, Oversize, ShardSamples, Skipped, counted, show_size, to_bytes, to_text
+from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
+from shardtool.plan.shuffle import shuffled
+from shardtool.values import INLINE, Oversize, Skipped, counted, show_size, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,44 +35,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
 
 DEFAULT_MAX_SIZE = 10**9
-FORMAT_VERSION = 1
-NO_LIMIT = 2**62
-_WORTH_READING = 0.25  # of a region must be wanted: then reading it whole beats reading its spans one by one
 _ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What limits a shard.
-
-    Attributes:
-        max_size: Bytes of the finished file; None: no such bound was asked for.
-        max_count: Samples; likewise.
-        equal_count: Whether shards hold equally many samples, give or take one.
-        multiple_of: The number of shards is a multiple of this.
-        oversize: What becomes of a sample that fits in no shard: an error, a shard of its own, or left out.
-    """
-
-    max_size: int | None = None
-    max_count: int | None = None
-    equal_count: bool = False
-    multiple_of: int = 1
-    oversize: Oversize = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan's shards were cut by.
-
-    Attributes:
-        room: Bytes of records that a shard may hold; `NO_LIMIT` where nothing bounds them.
-        planned: What the plan fills of that: less, where it only estimates what samples take.
-        max_count: Samples; None: any number.
-    """
-
-    room: int
-    planned: int
-    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,106 +91,6 @@ class Plan:
         """Return the key of the sample at a place of the plan's order."""
         return self.entries.key(place if self.order is None else int(self.order[place]))
 
-    def samples(self, shard: int) -> ShardSamples:
-        """Return what a worker must know to write a shard: plain bytes, no arrays."""
-        e, rows = self.entries, self._rows(shard)
-        first, last = self.span(shard)
-        if isinstance(rows, slice):
-            keys, counts = e.keys.span(first, last), np.diff(e.first[first : last + 1])
-            paths = e.paths.span(rows.start, rows.stop) if e.paths is not None else None
-        else:
-            which = self.which(shard)
-            keys, counts = e.keys.gather(which), e.counts()[which]
-            paths = e.paths.gather(rows) if e.paths is not None else None
-        has_numbers = NUMBERS[self.format]
-        numbers = {e.fields.index(name): number for name, number in e.numbers.items()} if has_numbers else {}
-        return ShardSamples(
-            root=e.root,
-            keys=keys,
-            needs=np.diff(self.total[first : last + 1]).tobytes(),
-            counts=counts.astype(np.uint16).tobytes(),
-            fields=tuple(map(to_bytes, e.fields)),
-            codes=e.code[rows].tobytes(),
-            kinds=e.kind[rows].tobytes(),
-            sizes=e.size[rows].tobytes(),
-            mtimes=e.mtime_ns[rows].tobytes(),
-            paths=paths,
-            inline=self._inline(shard, rows, counts) if e.inline else None,
-            stored=None if self.stored is None else self.stored[rows].tobytes(),
-            numbers=numbers,
-            lists={e.fields.index(name): kind for name, kind in e.lists.items()} if has_numbers else {},
-            whole=e.whole[rows].tobytes() if e.whole is not None and has_numbers else None,
-            **self._spans(shard, rows),
-        )
-
-    def _spans(self, shard: int, rows: NDArray[np.int64] | slice) -> dict[str, Any]:
-        """Return where the SPAN rows of a shard lie."""
-        e = self.entries
-        if e.offset is None:
-            return {}
-        which = self.which(shard)
-        files, file = e.files, np.zeros(len(which), np.int64)
-        if e.file is not None:
-            used, file = _used(e.file[which])
-            files = tuple(e.files[at] for at in used)
-        regions, runs = self._regions(shard, rows), None
-        if self.format == "tar" and files and np.isin(e.kind[rows], (SPAN, INLINE)).all():
-            runs = self._runs(shard, rows, file) if regions is None else _each(len(e.kind[rows]))
-        return {
-            "offsets": e.offset[rows].tobytes(),
-            "files": files,
-            "file": file.astype(np.uint32).tobytes(),
-            "expected": None if e.expected is None else e.expected[rows].tobytes(),
-            "runs": runs,
-            "regions": regions,
-        }
-
-    def _regions(self, shard: int, rows: NDArray[np.int64] | slice) -> bytes | None:
-        """Return the regions of which a shard wants enough to read them whole; None where there are none."""
-        e = self.entries
-        if self.regions is None or e.offset is None:
-            return None
-        spooled = e.kind[rows] == SPAN
-        if e.file is not None:
-            which = self.which(shard)
-            spooled &= np.repeat(e.file[which] == 0, e.counts()[which])
-        offset, size = e.offset[rows][spooled], e.size[rows][spooled]
-        at = np.searchsorted(self.regions[:, 0], offset, "right") - 1
-        inside = (at >= 0) & (offset < self.regions[at, 1])
-        used, place = np.unique(at[inside], return_inverse=True)
-        wanted = np.bincount(place, weights=size[inside], minlength=len(used))
-        found = self.regions[used]
-        found = found[wanted >= _WORTH_READING * (found[:, 1] - found[:, 0])]
-        return found.tobytes() if len(found) else None
-
-    def _runs(self, shard: int, rows: NDArray[np.int64] | slice, file: NDArray[np.int64]) -> bytes:
-        """Return the ends of runs of rows that lie in one file as far apart as they will in the shard."""
-        e, which = self.entries, self.which(shard)
-        counts = e.counts()[which]
-        first = np.concatenate(([0], np.cumsum(counts)))
-        size = e.size[rows] if self.stored is None else self.stored[rows]
-        keys = Names.parse(e.keys.gather(which))
-        heads, tails = heads_and_tails(self.format, Payloads(keys, first, e.fields, e.code[rows], size))
-        place = np.cumsum(heads + size + tails) - size - tails
-        moved = (e.offset[rows] if e.offset is not None else 0) - place
-        breaks = (np.diff(moved) != 0) | (e.kind[rows][1:] != SPAN) | (e.kind[rows][:-1] != SPAN)
-        breaks |= np.diff(np.repeat(file, counts)) != 0
-        return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
-
-    def _inline(self, shard: int, rows: NDArray[np.int64] | slice, counts: NDArray[np.int64]) -> bytes:
-        """Return the payload of each row of a shard that is INLINE, nothing for others, a NUL after each."""
-        e, (first, last) = self.entries, self.span(shard)
-        code, inline = e.code[rows], e.kind[rows] == INLINE
-        owners = np.repeat(np.arange(last - first), counts)
-        texts = [b""] * len(code)
-        for name, column in e.inline.items():
-            at = np.flatnonzero(inline & (code == e.fields.index(name)))
-            data = column.span(first, last) if self.order is None else column.gather(self.which(shard))
-            found = data[:-1].split(b"\0")
-            for row, owner in zip(at.tolist(), owners[at].tolist(), strict=True):
-                texts[row] = found[owner]
-        return b"\0".join(texts) + b"\0"
-
     def columns(self, shard: int) -> Any:
         """Return the metadata of a shard's samples, a `pyarrow.Table`; None where there is none."""
         if self.entries.columns is None:
@@ -240,13 +102,13 @@ class Plan:
 
     def changed_ns(self, shard: int) -> int:
         """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
-        return int(np.max(self.entries.changed_ns[self._rows(shard)]))
+        return int(np.max(self.entries.changed_ns[self.rows(shard)]))
 
     def again(self, places: NDArray[np.int64]) -> Plan:
         """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
         order = places if self.order is None else self.order[places]
-        total = _running(np.diff(self.total)[places])
-        ends = _Runs(total, self.limits.planned, self.limits.max_count).fill()
+        total = running(np.diff(self.total)[places])
+        ends = Runs(total, self.limits.planned, self.limits.max_count).fill()
         sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
         return replace(self, order=order, total=total, ends=ends, sizes=sizes, left_out=(), notes=())
 
@@ -255,45 +117,12 @@ class Plan:
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
-    def _rows(self, shard: int) -> NDArray[np.int64] | slice:
+    def rows(self, shard: int) -> NDArray[np.int64] | slice:
         """Return the rows of a shard's samples; a slice where they lie together."""
         first, last = self.span(shard)
         if self.order is None:
             return slice(int(self.entries.first[first]), int(self.entries.first[last]))
         return self.entries.rows_of(self.which(shard))
-
-
-def _each(rows: int) -> bytes:
-    """Return runs of one row each."""
-    return np.arange(1, rows + 1, dtype=np.uint32).tobytes()
-
-
-def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of what the plan says of a shard: another one means other bytes.
-
-    Neither the source's root nor times are in it, so that the same tree elsewhere gives the same sidecars.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        samples: Of the shard.
-        work: What tells the transform of the samples from any other; empty for none.
-    """
-    # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
-    used, codes = _used(np.frombuffer(samples.codes, np.uint16))
-    names = b"\0".join(samples.fields[code] for code in used)
-    digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
-    if shard_format != "tar":
-        digest.update(shard_format.encode())
-    if work:
-        digest.update(f" {work}".encode())
-    local = codes.astype(np.uint16).tobytes()
-    columns = [samples.keys, samples.counts, names, local, samples.sizes, samples.paths, samples.inline]
-    if kinds := [samples.numbers.get(code) or samples.lists.get(code) or "" for code in used]:
-        columns += [" ".join(kinds).encode(), samples.whole] if any(kinds) else []
-    for column in columns:
-        digest.update(b"%d:" % len(column or b""))
-        digest.update(column or b"")
-    return digest.hexdigest()
 
 
 def make_plan(  # noqa: PLR0913 - what there is to say
@@ -313,7 +142,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
         which: The samples to plan, where it is not all of them, in order.
-        estimate: int64[samples]: the records of each, where nobody can know them before they are written.
+        estimate: int64[samples]: the records of each, where they are unknown before they are written.
 
     Raises:
         InvalidRequest: No samples, a sample over the bound, or more shards than the pattern has names.
@@ -345,8 +174,8 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     if shuffle_seed is not None:
         order = shuffled(count, shuffle_seed)
         order = order if which is None else which[order]
-    total = _running(sizes if order is None else sizes[order])
-    ends = _exactly(total, pattern, bounds) if exact else _bounded(total, limits, bounds)
+    total = running(sizes if order is None else sizes[order])
+    ends = exactly(total, pattern, bounds) if exact else bounded(total, limits, bounds)
     if pattern.count is not None and len(ends) > pattern.count:
         raise InvalidRequest(
             pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
@@ -355,21 +184,6 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, (*notes, *rounded))
-
-
-def _used(numbers: NDArray[Any]) -> tuple[list[int], NDArray[np.int64]]:
-    """Return which numbers occur, ascending, and the place of each among them: `np.unique` imports half of NumPy."""
-    seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
-    seen[numbers] = True
-    return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]
-
-
-def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[places + 1]: bytes of the samples before each place."""
-    total = np.empty(len(sizes) + 1, np.int64)
-    total[0] = 0
-    np.cumsum(sizes, out=total[1:])
-    return total
 
 
 def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
@@ -422,22 +236,6 @@ def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, 
 _CHUNK = 2**16  # texts at a time
 
 
-def shuffled(count: int, seed: int) -> NDArray[np.int64]:
-    """Return a uniform random permutation of `count` places, the same on every machine and NumPy version.
-
-    Each place gets a 64-bit number from SplitMix64 (Steele, Lea, Flood, OOPSLA 2014); they are sorted.
-    """
-    state = np.arange(1, count + 1, dtype=np.uint64)
-    offset = int.from_bytes(blake2b(b"shuffle %d" % seed, digest_size=8).digest(), "little")
-    state *= np.uint64(0x9E3779B97F4A7C15)
-    state += np.uint64(offset)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state ^= state >> np.uint64(shift)
-        state *= np.uint64(factor)
-    state ^= state >> np.uint64(31)
-    return np.argsort(state, kind="stable")
-
-
 def _why_empty(entries: Entries) -> str:
     if entries.left_out:
         return f"All {len(entries.left_out):,} files were left out, such as {entries.left_out[0].path}."
@@ -487,105 +285,3 @@ def _named(entries: Entries, total: NDArray[np.int64], which: NDArray[np.int64],
     """Say which samples are larger than `what` may be."""
     names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in which[:5].tolist()]
     return f"{counted(len(which), 'sample')} larger than {what} may be: {listing(names, total=len(which))}"
-
-
-def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
-    """Return the ends of as few shards as the bounds allow."""
-    runs = _Runs(total, limits.planned, limits.max_count)
-    ends = runs.fill()
-    multiple, samples = bounds.multiple_of, runs.samples
-    count = -(-len(ends) // multiple) * multiple
-    if bounds.equal_count:
-        while count <= samples:
-            ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
-            if runs.hold(ends):
-                return ends
-            most = samples // multiple * multiple
-            step = max(1, count // (64 * multiple)) * multiple  # near enough to the least, in a bounded number of tries
-            count = count + step if count == most else min(count + step, most)
-    elif count <= samples:
-        return ends if count == len(ends) and multiple == 1 else runs.divide(count)
-    raise InvalidRequest(
-        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
-        remedy="Choose a smaller multiple, or raise --max-size or --max-count.",
-    )  # fmt: skip
-
-
-def _exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
-    """Return the ends of as many shards as the pattern has names."""
-    count, samples = pattern.count or 0, len(total) - 1
-    if count % bounds.multiple_of:
-        raise InvalidRequest(
-            "--shards-multiple-of", f"{pattern.text} asks for {count:,} shards",
-            expected=f"a multiple of {bounds.multiple_of:,}",
-        )  # fmt: skip
-    if count > samples:
-        raise InvalidRequest(
-            pattern.text, f"{count:,} shards for {samples:,} samples", expected="at least one sample a shard",
-            remedy="Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with --max-size.",
-        )  # fmt: skip
-    if bounds.equal_count:
-        return np.arange(1, count + 1, dtype=np.int64) * samples // count
-    return _Runs(total, NO_LIMIT, None).divide(count)
-
-
-class _Runs:
-    """Which runs of samples make a shard: within bytes and count, or one sample alone.
-
-    Args:
-        total: int64[samples + 1], bytes of the samples before each place.
-        room: Bytes that a shard has for records.
-        max_count: Samples, or None.
-    """
-
-    def __init__(self, total: NDArray[np.int64], room: int, max_count: int | None) -> None:
-        self.total, self.room, self.samples = total, room, len(total) - 1
-        self.max_count = self.samples if max_count is None else max_count
-
-    def reach(self, first: int) -> int:
-        """Return the last place at which a shard that starts at `first` can end."""
-        end = int(np.searchsorted(self.total, self.total[first] + self.room, "right")) - 1
-        return max(first + 1, min(end, first + self.max_count))
-
-    def back(self, end: int) -> int:
-        """Return the first place at which a shard that ends at `end` can start."""
-        first = int(np.searchsorted(self.total, self.total[end] - self.room, "left"))
-        return max(0, min(end - 1, max(first, end - self.max_count)))
-
-    def hold(self, ends: NDArray[np.int64]) -> bool:
-        """Tell whether each of these shards is within the limits."""
-        starts = np.concatenate(([0], ends[:-1]))
-        counts = ends - starts
-        fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
-        return bool(np.all(fits | (counts == 1)))
-
-    def fill(self) -> NDArray[np.int64]:
-        """Fill each shard as far as it goes: the least number of them."""
-        ends, at = [], 0
-        while at < self.samples:
-            at = self.reach(at)
-            ends.append(at)
-        return np.array(ends, np.int64)
-
-    def divide(self, count: int) -> NDArray[np.int64]:
-        """Return the ends of `count` shards, cut as near as the limits allow to equal shares of the bytes.
-
-        Args:
-            count: At least as many as `fill` needs, and at most one a sample.
-        """
-        least = [0] * (count + 1)  # least[k]: where shard k must start at the earliest, for the rest to fit
-        least[count] = self.samples
-        for shard in range(count - 1, 0, -1):
-            least[shard] = max(self.back(least[shard + 1]), shard)
-        ends, at = [], 0
-        share = [int(self.total[-1]) * number // count for number in range(1, count + 1)]
-        after = np.searchsorted(self.total, share, "left").tolist()
-        for shard in range(count):
-            cut = after[shard]
-            if cut > 0 and share[shard] - self.total[cut - 1] < self.total[cut] - share[shard]:
-                cut -= 1
-            lowest = max(least[shard + 1], at + 1)
-            highest = min(self.reach(at), self.samples - (count - 1 - shard))
-            at = min(max(cut, lowest), highest)
-            ends.append(at)
-        return np.array(ends, np.int64)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.interop.exports import FolderIndex
+    from shardtool.interop.export import FolderIndex
     from shardtool.storage.staging import Folder
 
 
@@ -43,13 +43,13 @@ def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: Folde
         InvalidRequest: A name cannot stand in them.
         OutputExists: The ones that are there cover other shards that are there.
     """
-    files = once.encode(datasets)
+    files = once.encode([one.split_shards() for one in datasets])
     ours = {shard.name for dataset in datasets for shard in dataset.shards}
     listed = refuse_others(once, target, ours.__contains__)
     if listed is None:
         return OnceFiles(files, once.lasting, renewed=False)
     earlier = [found for one in datasets if (found := _as_listed(one, listed)) is not None]
-    was = once.encode(earlier)
+    was = once.encode([one.split_shards() for one in earlier])
     return OnceFiles(files, once.lasting, all(_read(target, one) == was[one] for one in was if one != once.lasting))
 
 

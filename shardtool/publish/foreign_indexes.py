@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputExists, listing
 from shardtool.interop import energon, huggingface
-from shardtool.interop.exports import EXPORTS, IndexedShard
+from shardtool.interop.export import IndexedShard
+from shardtool.interop.exports import EXPORTS
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, stems_of
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes

@@ -17,7 +17,7 @@ from shardtool.values import Dots, OnError, Oversize, parse_size
 
 if TYPE_CHECKING:
     from shardtool.select.splits import SplitOptions
-    from shardtool.source.manifest.manifest import ManifestOptions
+    from shardtool.source.manifest.options import ManifestOptions
     from shardtool.transform.steps import Transform
 
 Trust = Literal["time", "size"]
@@ -252,7 +252,7 @@ class CreateOptions(OutputOptions):
     def of_manifest(self) -> ManifestOptions:
         """Return what concerns a manifest."""
         from shardtool.dataset.classes import open_classes
-        from shardtool.source.manifest.manifest import ManifestOptions
+        from shardtool.source.manifest.options import ManifestOptions
 
         return ManifestOptions(
             key=self.key,

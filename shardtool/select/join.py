@@ -14,26 +14,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.classes import Classes
+from shardtool.entries.arrow import number_array
+from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.inline import Field, with_fields
-from shardtool.source.manifest.checks import Rows, check_sidecar_names
-from shardtool.source.manifest.columns import (
-    Roles,
+from shardtool.table import buffers
+from shardtool.table.columns import (
     check_fields,
+    check_labels,
     check_names,
+    check_sidecar_names,
     heavy_columns,
     is_index,
     is_text,
-    no_column,
+    no_such,
 )
-from shardtool.table import buffers
-from shardtool.table.arrow import number_array
 from shardtool.table.json_text import ColumnTexts, has_text, render_values
 from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among, repeated
 from shardtool.table.open import open_table, read_columns
-from shardtool.table.row_names import rows_text
+from shardtool.table.row_names import Rows, rows_text
 from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
 from shardtool.values import counted
 
@@ -120,7 +120,7 @@ def _check_columns(source: Table, on: str) -> list[str]:
     columns = source.schema.names
     check_names(source.where, columns)
     if on not in columns:
-        raise no_column("--on", on, columns)
+        raise no_such("column", "--on", on, columns)
     names = [name for name in columns if name != on and not is_index(name)]
     check_sidecar_names(source.where, names, remedy="leave them out of the table")
     heavy = [name for name in heavy_columns(source.schema) if name in names]
@@ -303,7 +303,8 @@ def set_fields(
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
     """
-    check_fields("--field", Roles(None, None, (), (), fields, ()), classes)
+    check_fields("--field", [name for name, _ in fields])
+    check_labels(classes, fields)
     made, notes = [], []
     for name, column in fields:
         had = _samples_with(entries, name)
@@ -346,7 +347,7 @@ def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
     if entries.columns is None:
         raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
     if column not in entries.columns.column_names:
-        raise no_column("--field", column, entries.columns.column_names)
+        raise no_such("column", "--field", column, entries.columns.column_names)
     values = _one(entries.columns, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         role = "labels" if label else f"field {name}"

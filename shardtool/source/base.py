@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.request.options import TOP_FOLDER
-from shardtool.source.folder.scan import NO_FIELD, ScanPart, ScanRules, scan, share_out
+from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.reading import entries_in, inside, source_root
-from shardtool.values import DUPLICATE, Skipped, counted
+from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +93,7 @@ def open_source(source: Any, options: CreateOptions, outputs: Iterable[ShardPatt
         return ManifestSource(source, options)
     text = os.fspath(source)
     if _may_be_manifest(text):
-        from shardtool.source.manifest.manifest import is_manifest
+        from shardtool.source.manifest.options import is_manifest
 
         if is_manifest(text):
             options.check_for(manifest=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.table.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
+from shardtool.entries.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.storage.reading import file_stat
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
 from shardtool.table.text import numbers_of
 
 if TYPE_CHECKING:

@@ -127,7 +127,9 @@ class _Block:
         masked = codes & np.uint8(mask)
         opens, closes = np.flatnonzero(masked == opening), np.flatnonzero(masked == closing)
         if len(opens) == len(starts) == len(closes) and whole.all():  # one of each, at both ends: what most files are
-            return []
+            before = np.searchsorted(self.quotes, np.append(starts, len(codes)))
+            if not np.any(before % 2):  # and every text ends in its line
+                return []
         sound = whole & self._balanced(opens, closes, last)
         return np.flatnonzero(~sound & ~self.blank).tolist()  # type: ignore[no-any-return]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries.arrow import number_array
 from shardtool.names import Names
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
 from shardtool.values import NAME_LIMIT
 
 if TYPE_CHECKING:

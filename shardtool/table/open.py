@@ -11,30 +11,25 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.source.manifest.checks import check_sound
-from shardtool.source.manifest.columns import PATH_NAMES, check_names
-from shardtool.source.manifest.options import (
-    ARROW,
-    JSON_LINES,
-    PARQUET,
-    SEPARATORS,
-    is_frame,
-    parquet_files,
-    table_ending,
-)
 from shardtool.table import buffers
+from shardtool.table.columns import PATH_NAMES, check_names
 from shardtool.table.files import ArrowTable, ParquetTable, base_name, folder_of, readable
+from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
 from shardtool.table.limits import check_shape
-from shardtool.table.row_names import mixed_types
+from shardtool.table.row_names import Rows, mixed_types
 from shardtool.table.text import DelimitedTable, read_json_lines, read_list
-from shardtool.values import counted
+from shardtool.values import counted, is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from numpy.typing import NDArray
+
+_MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _STDIN = "stdin"
 
 
@@ -225,3 +220,34 @@ def _check_values(name: str, column: str, values: Any) -> None:
         raise InvalidRequest(
             name, f"column {column!r} holds {held} in {counted(len(values), 'row')}", expected="values that Arrow knows"
         ) from None  # fmt: skip
+
+
+def check_sound(where: str, name: str, column: Any) -> None:
+    """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
+
+    Raises:
+        InvalidRequest: It is not.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column.validate()
+            Rows(where, {}, None).refuse(
+                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
+                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
+            )  # fmt: skip
+        raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+    if pa.types.is_timestamp(column.type) and column.type.unit == "s":
+        seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
+        Rows(where, {}, None).refuse(
+            np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), f"column {name!r}: a time that Parquet cannot hold",
+            expected="milliseconds since 1970 of 63 bits",
+        )  # fmt: skip
+
+
+def _undecodable(column: Any) -> NDArray[np.int64]:
+    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
+    return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)

@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.classes import number_classes
+from shardtool.entries.arrow import number_array
+from shardtool.entries.classes import number_classes
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
 from shardtool.table.json_text import ColumnTexts, render_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.dataset.classes import Classes
+    from shardtool.entries.classes import Classes
     from shardtool.values import Number
 
 _INT64 = 2**63 - 1

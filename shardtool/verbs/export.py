@@ -15,8 +15,8 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import check_below
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute.local import LocalPool, cores
-from shardtool.interop.energon import split_of
-from shardtool.interop.exports import EXPORTS, IndexedShard, wanted_exports
+from shardtool.interop.export import IndexedShard
+from shardtool.interop.exports import EXPORTS, wanted_exports
 from shardtool.interop.hashes import DigestTask, digest
 from shardtool.interop.huggingface import README, is_ours, listed, misreading, readme, split_name
 from shardtool.interop.index_forms import index_name
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.interop.exports import Export, FolderIndex
+    from shardtool.interop.export import Export, FolderIndex
     from shardtool.pattern import ShardPattern
     from shardtool.publish.folder_index import OnceFiles
     from shardtool.storage.staging import Folder
@@ -305,7 +305,7 @@ class Exporter:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
         datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
         for one in datasets:
-            if (split := split_of(one)) and (name := split_name(split)) != split:
+            if (split := one.split) and (name := split_name(split)) != split:
                 self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
         if README in there:
             try:
@@ -321,7 +321,7 @@ class Exporter:
                     "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
                 )
                 return None
-        return readme(datasets, [*map(output_text, there)])
+        return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
 
     def _index(self, shard: ShardEntry) -> Any:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""

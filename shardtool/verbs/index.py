@@ -12,9 +12,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec, read_dataset, shard_names
-from shardtool.dataset.find import COMPRESSED, find_dataset, shard_format
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.shard_file import COMPRESSED, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
@@ -222,7 +223,8 @@ class _Job:
     def add(self, number: int, found: Survey) -> None:
         """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept."""
         from shardtool.dataset.opened import table_of
-        from shardtool.dataset.sidecar import ShardFact, encode_table, tally_of, types_of
+        from shardtool.dataset.sidecar import ShardFact, tally_of, types_of
+        from shardtool.dataset.sidecar_write import encode_table
 
         if found.error is not None:
             raise found.error

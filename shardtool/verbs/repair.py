@@ -160,7 +160,8 @@ class _Mending:
 
     def _sidecar_of(self, case: Case) -> bytes:
         from shardtool.dataset.opened import table_of
-        from shardtool.dataset.sidecar import ShardFact, encode_table
+        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.sidecar_write import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
         found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots()))

@@ -194,7 +194,7 @@ class ShardSource(Source):
 
     def column(self, name: str) -> Any:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        from shardtool.select.subset import column_of
+        from shardtool.select.order import column_of
 
         return column_of(_table(*self._of_query), name, "DATASET")
 
@@ -229,7 +229,7 @@ class ShardSource(Source):
         """Return the samples that `where` takes, with the fields and the metadata that were asked for."""
         options, values = self._options, pairs("--field", self._options.values)
         if options.select_fields or options.drop_fields or options.rename_fields:
-            from shardtool.select.subset import select_fields
+            from shardtool.select.fields import select_fields
 
             renames = pairs("--rename-field", options.rename_fields)
             entries = select_fields(entries, options.select_fields, options.drop_fields, renames)
@@ -275,7 +275,7 @@ class ShardSource(Source):
 
     def _with_fields(self, entries: Entries) -> Entries:
         """Return the samples that have fields: an Example may hold nothing but its key."""
-        from shardtool.select.subset import without_empty
+        from shardtool.select.fields import without_empty
 
         if not len(entries):
             return entries
@@ -288,12 +288,12 @@ class ShardSource(Source):
         """Return the samples that were asked for, in the order that was asked for."""
         import numpy as np
 
-        from shardtool.select import subset
+        from shardtool.select import order
         from shardtool.select.duplicates import resolve_duplicates
 
         options = self._options
         if options.sample is not None:
-            samples = subset.sample_by_key(entries.keys, options.sample)
+            samples = order.sample_by_key(entries.keys, options.sample)
             found = f"none of {len(entries):,} samples falls into {options.sample}"
             entries = _taken(entries, samples, "--sample", found)
         before, file = entries, entries.file
@@ -307,8 +307,8 @@ class ShardSource(Source):
         if entries is not before:
             self.digest = None
         if options.sort_by is not None:
-            column = subset.column_of(_table(entries, shards), options.sort_by, "--sort-by")
-            entries = entries.take(subset.sort_order(column, options.sort_by, descending=options.descending))
+            column = order.column_of(_table(entries, shards), options.sort_by, "--sort-by")
+            entries = entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
         if options.head is not None and options.head < len(entries):
             entries = entries.take(np.arange(options.head))
         return entries
@@ -333,7 +333,7 @@ def _table(entries: Entries, shards: tuple[str, ...]) -> Any:
     """Return what a query sees of samples."""
     import numpy as np
 
-    from shardtool.select.subset import table_of
+    from shardtool.select.order import table_of
 
     file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
     return table_of(entries, file, shards)

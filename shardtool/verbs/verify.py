@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardtool.check.findings import Finding, finding_of
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
-from shardtool.dataset.find import ENDINGS, find_dataset, natural
+from shardtool.dataset.find import find_dataset, natural
+from shardtool.dataset.shard_file import ENDINGS
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, printable, reason
 from shardtool.execute.local import LocalPool, cores

@@ -230,7 +230,7 @@ class _Packed:
     """
 
     def __init__(self, planned: SpanFile) -> None:
-        from shardtool.dataset.find import PackedFile
+        from shardtool.dataset.shard_file import PackedFile
 
         open_span_file(planned).close()
         self._file = PackedFile(os.fsdecode(planned.path))

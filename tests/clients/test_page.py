@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.dataset.opened import open_dataset
-from shardtool.inspection.page import write_page
+from shardtool.inspection.page.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.inspection.page.made import HOSTILE_KEYS, hostile
 

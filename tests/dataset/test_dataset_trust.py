@@ -37,7 +37,7 @@ from shardtool.cli import cli
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.opened import open_dataset
 from shardtool.fingerprint import crc32c
-from shardtool.inspection.page import write_page
+from shardtool.inspection.page.page import write_page
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
 from shardtool.verbs.index import IndexOptions

@@ -25,8 +25,9 @@ from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
 from shardtool.cli import cli
 from shardtool.dataset.opened import open_dataset
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
-from shardtool.dataset.sidecar import ShardFact, ShardIndex, encode
+from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import check_places, read_sidecar
+from shardtool.dataset.sidecar_write import ShardIndex, encode
 from shardtool.errors import Bug
 from shardtool.inspection.samples import first_samples, view
 from tests.helpers import ENVIRONMENT, write_tree

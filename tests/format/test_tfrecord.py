@@ -27,7 +27,9 @@ from shardtool.format.tfrecord import (
 )
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, Plan, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_samples import shard_samples
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.task import ShardTask
@@ -255,7 +257,7 @@ class _Bytes(bytearray):
 def _written(plan: Plan, shard: int) -> bytes:
     task = ShardTask(
         shard=shard, name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
-        samples=plan.samples(shard), on_error="stop", mtime_ns=0,
+        samples=shard_samples(plan, shard), on_error="stop", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()
     TFRecordPacker(task, output, lambda *_: None, {}).run()

@@ -29,7 +29,10 @@ from shardtool.names import Names
 from shardtool.pack.read_cost import Cost, show_time
 from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, Plan, make_plan, shuffled
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.shuffle import shuffled
 from shardtool.request.observer import Observer
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
@@ -158,7 +161,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
-        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), plan.samples(shard), on_error, 0)
+        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), shard_samples(plan, shard), on_error, 0)
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
         path = Path(result.staged.token)
@@ -260,7 +263,7 @@ def test_every_payload_lies_where_the_plan_says(
                 starts = entries.offset[rows]
                 first, last = min(starts, default=end), max(starts + entries.size[rows], default=end)
                 assert (first, last - first) == (end, int(entries.size[rows].sum()))
-                regions = np.frombuffer(new.samples(shard).regions or b"", np.int64).reshape(-1, 2)
+                regions = np.frombuffer(shard_samples(new, shard).regions or b"", np.int64).reshape(-1, 2)
                 assert all(0 < stop - start <= share for start, stop in regions.tolist())
                 assert all(first <= start < stop <= last for start, stop in regions.tolist())
                 assert (regions[1:, 0] >= regions[:-1, 1]).all()
@@ -271,7 +274,9 @@ def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]
     """Two regions next to each other, of one shard, are more than memory may hold."""
     source = made_source(place, [(1000, 500)] * 300)
     with scattered([plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
-        regions = [np.frombuffer(plans[0].samples(at).regions or b"", np.int64).reshape(-1, 2) for at in range(2)]
+        regions = [
+            np.frombuffer(shard_samples(plans[0], at).regions or b"", np.int64).reshape(-1, 2) for at in range(2)
+        ]
     for found in regions:
         assert len(found) > 5
         assert ((found[1:, 1] - found[:-1, 0]) > 20_000).all()
@@ -310,7 +315,7 @@ def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, Lo
     plan, places = plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
     with scattered([plan], place / "temp", pools[1], 40_000) as plans:
         again = plans[0].again(places)
-        assert len(again.samples(0).regions or b"") == 2 * 16, "two of five regions are worth it"
+        assert len(shard_samples(again, 0).regions or b"") == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
 
 
@@ -322,7 +327,7 @@ def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -
     """A system call a region, not one a sample."""
     source = made_source(place, [(300, 300)] * 600)
     with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
-        regions = sum(len(plans[0].samples(shard).regions or b"") // 16 for shard in range(3))
+        regions = sum(len(shard_samples(plans[0], shard).regions or b"") // 16 for shard in range(3))
         before = _system_calls()
         pack(plans[0], place / "out")
         assert 3 <= regions <= 12
@@ -631,7 +636,7 @@ def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
 
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
     folder = Folder(str(out))
-    shards = [ShardTask(at, f"{at}", "tar", folder, plan.samples(at), "stop", 0) for at in range(plan.shards)]
+    shards = [ShardTask(at, f"{at}", "tar", folder, shard_samples(plan, at), "stop", 0) for at in range(plan.shards)]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass
     folder.discard_staged([shard.name for shard in shards])

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from shardtool.errors import InvalidRequest
 from shardtool.format.tar import TRAILER, header, padding
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, Plan, fingerprint, make_plan, shuffled
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_samples import fingerprint, shard_samples
+from shardtool.plan.shuffle import shuffled
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO
 from tests.made import FIELDS, made_entries
@@ -51,7 +54,7 @@ def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _samp
 
 def _places(plan: Plan) -> list[list[int]]:
     """Return the samples of each shard, as a worker would get them."""
-    return [[int(key) for key in plan.samples(shard).keys.split(b"\0")[:-1]] for shard in range(plan.shards)]
+    return [[int(key) for key in shard_samples(plan, shard).keys.split(b"\0")[:-1]] for shard in range(plan.shards)]
 
 
 def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset()) -> list[int]:
@@ -353,16 +356,18 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
     plan = make_plan(entries, OPEN, Bounds(20_000), seed)
     assert [at for shard in _places(plan) for at in shard] == shuffled(len(samples), seed).tolist()
     for shard, places in enumerate(_places(plan)):
-        carried = np.frombuffer(plan.samples(shard).sizes, np.int64).tolist()
+        carried = np.frombuffer(shard_samples(plan, shard).sizes, np.int64).tolist()
         assert carried == [size for at in places for size in samples[at]]
-        assert np.frombuffer(plan.samples(shard).counts, np.uint16).tolist() == [len(samples[at]) for at in places]
+        assert np.frombuffer(shard_samples(plan, shard).counts, np.uint16).tolist() == [
+            len(samples[at]) for at in places
+        ]
 
 
 @given(SAMPLES, SAMPLES)
 def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
     """A shard's plan fingerprint differs where sizes, fields or formats do, and not by where the source lies."""
     prints = [
-        fingerprint(pattern.format, make_plan(made_entries(samples), pattern, Bounds()).samples(0))
+        fingerprint(pattern.format, shard_samples(make_plan(made_entries(samples), pattern, Bounds()), 0))
         for samples in (one, two)
         for pattern in (OPEN, RECORDS)
     ]
@@ -373,12 +378,14 @@ def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
 _NO_FILES = """
 import sys
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
 from tests.made import made_entries
 entries = made_entries([[7, 100_000 + at] for at in range(20_000)])
 sys.addaudithook(lambda event, _: sys.exit(event) if event in {"open", "os.listdir", "os.scandir"} else None)
 plan = make_plan(entries, parse_pattern("/nowhere/out-{000..}.tar"), Bounds(10**8, multiple_of=4), 1)
-print(plan.shards, len(plan.samples(0).keys) > 0)
+print(plan.shards, len(shard_samples(plan, 0).keys) > 0)
 """
 
 

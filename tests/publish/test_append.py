@@ -42,7 +42,8 @@ from shardtool.execute.local import LocalPool
 from shardtool.names import Names
 from shardtool.pack.rounds import Manner, Packing
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.plan.plan import Bounds, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
 from shardtool.publish.appended import later_files, names_left
 from shardtool.publish.publisher import Publisher

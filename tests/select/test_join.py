@@ -20,11 +20,14 @@ from shardtool import InvalidRequest
 from shardtool.entries.entries import Entries
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
 from shardtool.select import inline, join
 from shardtool.select.join import set_fields
 from shardtool.select.query import matching
-from shardtool.source.manifest.manifest import Manifest, ManifestOptions
+from shardtool.source.manifest.manifest import Manifest
+from shardtool.source.manifest.options import ManifestOptions
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
 
 if TYPE_CHECKING:
@@ -542,7 +545,7 @@ def test_what_the_plan_makes_of_it() -> None:
     assert notes == ("field 'cls' of column 'label': replaced in 3 samples, kept in 1 sample where that is null",)
     assert after.fields == ("cls", "jpg")
     plan = make_plan(after, parse_pattern("out-{000000..}.tar"), Bounds(), shuffle_seed=3)
-    samples = plan.samples(0)
+    samples = shard_samples(plan, 0)
     keys = samples.keys.decode().split("\0")[:-1]
     assert sorted(keys) == sorted(_SAMPLES)
     wanted = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]

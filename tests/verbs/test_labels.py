@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, dry_run, reshard, verify
-from shardtool.dataset.classes import Classes, number_classes, open_classes
+from shardtool.dataset.classes import open_classes
+from shardtool.entries.classes import Classes, number_classes
 from shardtool.values import source_text
 from tests.helpers import members, read_tree, shards, tool, write_tree
 

@@ -19,10 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, create, index, reshard, verify
-from shardtool.dataset.sidecar import ShardFact, Written, encode, index_of
+from shardtool.dataset.sidecar import ShardFact
+from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
-from shardtool.plan.plan import Bounds, make_plan
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
 from shardtool.source.shards.listing import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.shard import pack_shard
@@ -280,7 +283,7 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     expected[bad] ^= 1
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
     plan = make_plan(replace(entries, expected=expected), pattern, Bounds())
-    samples, folder = plan.samples(0), Folder(str(place))
+    samples, folder = shard_samples(plan, 0), Folder(str(place))
     result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
     _write(place / "right" / "x.tfrecord", [one for one in examples if one[0] != "k2"])
@@ -300,7 +303,7 @@ def test_a_shard_that_stays(place: Path) -> None:
         make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), Bounds()),
         Folder(str(place)),
     )
-    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, plan.samples(0), "stop", 0)
+    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, shard_samples(plan, 0), "stop", 0)
     made = pack_shard(task, lambda *_: None)
     assert made.staged is not None
     folder.publish(made.staged)

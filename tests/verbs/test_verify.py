@@ -20,8 +20,9 @@ from shardtool.check import shard as shardchecks
 from shardtool.check.shard import Case
 from shardtool.check.worker import Task, examine
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar import ShardFact, encode_table, read_facts
-from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar import ShardFact
+from shardtool.dataset.sidecar_read import read_facts, read_sidecar
+from shardtool.dataset.sidecar_write import encode_table
 from shardtool.fingerprint import crc32c
 from tests.helpers import flip, identity, shards, tool, write_tree
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.opened import read_part
 from shardtool.dataset.parquet_bounds import read_footer
 from shardtool.dataset.sidecar_read import read_bytes
+from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, printable, reason
 from shardtool.inspection.page.figures import Chosen, Figures, LabelSet, ShardFigure, Sizes
 from shardtool.inspection.page.labels import (
@@ -29,8 +30,8 @@ from shardtool.inspection.page.labels import (
     label_columns,
 )
 from shardtool.pattern import sidecar_name
+from shardtool.plan.shuffle import FIRST_FACTOR, SECOND_FACTOR, random_numbers
 from shardtool.storage.reading import file_stat
-from shardtool.table.arrow import python_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +44,6 @@ _MOST_SHARDS = 256  # whose indexes are read
 _MOST_ROWS = 4_000_000
 _MOST_FIELDS = 1000
 _MOST_PINNED = 50  # samples that are shown because something is wrong with them
-_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class FindingLike(Protocol):
@@ -258,18 +258,8 @@ def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
 
 
 def _numbers(seed: int, stream: int, count: int) -> NDArray[np.uint64]:
-    """Return `count` numbers that look random, the same with any version of NumPy.
-
-    Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
-    mask = 2**64 - 1
-    start = ((seed & mask) * _MIX[1] + stream * _MIX[2]) & mask
-    with np.errstate(over="ignore"):
-        state: NDArray[np.uint64] = np.uint64(start) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_MIX[0])
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(_MIX[1])
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(_MIX[2])
-        state ^= state >> np.uint64(31)
-    return state
+    """Return `count` numbers that look random, others for each seed and stream."""
+    return random_numbers((seed * FIRST_FACTOR + stream * SECOND_FACTOR) % 2**64, count)
 
 
 def _parts(table: Any) -> dict[str, Any]:

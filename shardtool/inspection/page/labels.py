@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from shardtool.dataset.find import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import COMPRESSED, open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.inspection.page.figures import MOST_LABELS
 

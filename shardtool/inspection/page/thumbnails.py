@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import open_shard
+from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.inspection.page.labels import varint
@@ -23,8 +23,8 @@ from shardtool.values import IMAGE_ENDINGS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.dataset.find import PackedFile, ShardFile
     from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.inspection.page.figures import Chosen
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))

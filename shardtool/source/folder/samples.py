@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardtool.dataset.classes import number_classes
+from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.source.folder.scan import NO_FIELD
-from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.values import INLINE, NO_FIELD, counted, to_bytes, to_text
 
 if TYPE_CHECKING:
     from array import array
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.dataset.classes import Classes
+    from shardtool.entries.classes import Classes
     from shardtool.source.folder.scan import ScanPart
     from shardtool.values import Skipped
 
@@ -171,7 +170,7 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
     """
     import pyarrow as pa
 
-    from shardtool.table.arrow import number_array, strings
+    from shardtool.entries.arrow import number_array, strings
 
     spans = _folders(keys, 0, ("--split-from-folder", "SOURCE/SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
@@ -240,7 +239,7 @@ def table_of(entries: Entries) -> pa.Table:
     """
     import pyarrow as pa
 
-    from shardtool.table.arrow import number_array, string_array
+    from shardtool.entries.arrow import number_array, string_array
 
     keys, chunks = entries.keys, []
     first_paths = [b"." + to_bytes(name) for name in entries.fields]

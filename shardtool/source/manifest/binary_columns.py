@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.source.manifest.columns import is_wrapped_bytes
+from shardtool.entries.arrow import number_array
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
+from shardtool.table.columns import is_wrapped_bytes
 from shardtool.table.files import readable
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,95 +10,23 @@ import pyarrow.compute as pc
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.columns import META, META_CLASH, Roles, is_bytes, is_text, is_wrapped_bytes
+from shardtool.source.manifest.columns import META, META_CLASH, Roles
 from shardtool.table import buffers, keys
-from shardtool.table.arrow import number_array
+from shardtool.table.columns import is_bytes, is_text, is_wrapped_bytes
 from shardtool.table.json_text import has_text
-from shardtool.table.row_names import rows_text
+from shardtool.table.row_names import Rows, short
 from shardtool.table.values import large_places, missing_places, nul_places
-from shardtool.values import NAME_LIMIT, counted, is_utf8
+from shardtool.values import NAME_LIMIT, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
     from shardtool.names import Names
 
 _SHOWN = 3  # keys and paths in a message
-_SHOWN_LETTERS = 120  # of each
-_MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _BYTES_REMEDY = "--bytes takes a column of bytes."
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a table that are left.
-
-    Attributes:
-        where: What the table is called.
-        columns: Those that hold no bytes, an array each.
-        numbers: int64, their numbers in the table, counted from 0; None: all are left.
-    """
-
-    where: str
-    columns: Mapping[str, Any]
-    numbers: NDArray[np.int64] | None
-
-    def named(self, at: NDArray[np.int64]) -> str:
-        """Return `rows 3, 17 and 12 more` for places among these rows."""
-        first = at[: _SHOWN + 2]
-        shown = (first if self.numbers is None else self.numbers[first]) + 1
-        return rows_text(shown.tolist(), total=len(at))
-
-    def refuse(self, at: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise for the rows at these places, where there are any.
-
-        Raises:
-            InvalidRequest: There are.
-        """
-        if len(at):
-            raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
-
-    def examples(self, column: Any, at: NDArray[np.int64]) -> str:
-        """Return the first few of the values at these places."""
-        values = column.take(number_array(at[:_SHOWN])).to_pylist()
-        return listing([f"'{_short(printable(str(value)))}'" for value in values], _SHOWN, total=len(at))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
-
-
-def check_sound(where: str, name: str, column: Any) -> None:
-    """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
-
-    Raises:
-        InvalidRequest: It is not.
-    """
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        kind = column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            column.validate()
-            Rows(where, {}, None).refuse(
-                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
-                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
-            )  # fmt: skip
-        raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
-    if pa.types.is_timestamp(column.type) and column.type.unit == "s":
-        seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
-        Rows(where, {}, None).refuse(
-            np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), f"column {name!r}: a time that Parquet cannot hold",
-            expected="milliseconds since 1970 of 63 bits",
-        )  # fmt: skip
-
-
-def _undecodable(column: Any) -> NDArray[np.int64]:
-    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
-    return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)
 
 
 def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
@@ -141,20 +68,6 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
         kind = schema.field(column).type
         right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
         want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
-
-
-def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave them out of --meta") -> None:
-    """Refuse columns of metadata with names that the sidecars have for themselves.
-
-    Raises:
-        InvalidRequest: There are such columns.
-    """
-    own = [repr(name) for name in columns if name.startswith("__")]
-    if own:
-        raise InvalidRequest(
-            where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
-            remedy=f"Rename them, or {remedy}.",
-        )  # fmt: skip
 
 
 def check_values(rows: Rows, roles: Roles) -> None:
@@ -295,7 +208,7 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     twice = keys.repeated(found)
     if twice:
         first = [*twice.items()][:_SHOWN]
-        some = [f"'{_short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
+        some = [f"'{short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
         raise InvalidRequest(
             rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
             expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,

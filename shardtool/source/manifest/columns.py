@@ -7,15 +7,23 @@ names, and noted, so that nobody has to guess what was guessed.
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.table.columns import (
+    NAME_APART,
+    PATH_NAMES,
+    check_fields,
+    check_labels,
+    check_names,
+    heavy_columns,
+    is_index,
+    is_text,
+    no_such,
+)
 from shardtool.values import Dots, counted, split_name, to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -24,18 +32,12 @@ if TYPE_CHECKING:
     from shardtool.source.manifest.options import ManifestOptions
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
-PATH_NAMES = (
-    "path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "img_path", "image_file",
-    "image", "img",
-)  # fmt: skip
 META = "json"
 META_CLASH = "The metadata is the field json: call the other something else, or leave it out with --meta none."
 _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
 })  # fmt: skip
-BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
-_INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     check_names(name, schema.names)
     for option, column in options.named():
         if column not in schema.names:
-            raise no_column(option, column, schema.names)
+            raise no_such("column", option, column, schema.names)
     notes: list[str] = []
     path, binary = options.path, options.binary
     if path is None and not options.files and not binary:
@@ -126,7 +128,10 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
         meta=() if options.meta == "none" else meta,
         notes=notes,
     )
-    check_fields(name, roles, options.classes)
+    names = roles.field_names()
+    clash = bool(roles.meta) and names.count(META) > 1
+    check_fields(name, names, remedy=META_CLASH if clash else NAME_APART)
+    check_labels(options.classes, roles.fields)
     _check_payload(name, schema.names, roles)
     _note(roles, options)
     return roles
@@ -152,62 +157,8 @@ def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
         )  # fmt: skip
 
 
-def heavy_columns(schema: Any) -> list[str]:
-    """Return the columns that hold bytes, which are streamed."""
-    return [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
-
-
-def is_bytes(kind: Any) -> bool:
-    """Tell whether a type is one of bytes."""
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(test(kind) for test in tests)
-
-
-def is_wrapped_bytes(kind: Any) -> bool:
-    """Tell whether a type is Hugging Face's `struct<bytes, path>`."""
-    return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-
-
-def is_index(column: str) -> bool:
-    """Tell whether a name is what pandas calls the column that it makes of an index without a name."""
-    return _INDEX.match(column) is not None
-
-
-def is_text(kind: Any) -> bool:
-    """Tell whether a type is one of text, behind a dictionary or not."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
 def _is_key(kind: Any) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def check_names(name: str, columns: list[str]) -> None:
-    """Refuse columns without a name, and several of one.
-
-    Raises:
-        InvalidRequest: There are such columns.
-    """
-    without = [str(at) for at, column in enumerate(columns, 1) if not column.strip()]
-    if without:
-        raise InvalidRequest(
-            name, f"column {listing(without)} without a name",
-            expected="a name for each",
-            remedy="pandas writes its index like that: df.to_csv(..., index=False) does not.",
-        )  # fmt: skip
-    twice = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
-
-
-def no_column(option: str, column: str, columns: list[str]) -> InvalidRequest:
-    """Return the error for a column that is not there, with the nearest names."""
-    lower = {one.casefold(): one for one in columns}
-    near = [lower[one] for one in get_close_matches(column.casefold(), lower, n=3)]
-    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InvalidRequest(option, f"no column {column!r}", expected=f"one of {listing(columns, 100)}", remedy=remedy)
 
 
 def _usual(
@@ -247,25 +198,3 @@ def ending_of(path: str | None, dots: Dots) -> str:
     """Return the field that a path names; empty where it names none."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""
-
-
-def check_fields(name: str, roles: Roles, classes: tuple[str, ...]) -> None:
-    """Refuse names that no field can have, or that several columns give to theirs, and labels that are no field.
-
-    Raises:
-        InvalidRequest: There are such names.
-    """
-    names = roles.field_names()
-    for one in names:
-        if BAD_FIELD.search(one):
-            raise InvalidRequest(
-                f"field {one!r}", "no name for a field", expected="an ending, such as jpg, cls or seg.png"
-            )
-    twice = sorted({repr(one) for one in names if names.count(one) > 1})
-    if twice:
-        remedy = META_CLASH if repr(META) in twice and roles.meta else "Name them apart."
-        raise InvalidRequest(name, f"several columns become the field {listing(twice)}", remedy=remedy)
-    unknown = [one for one in classes if one not in dict(roles.fields)]
-    if unknown:
-        remedy = f"Name its column: --field {unknown[0]}=COLUMN."
-        raise InvalidRequest("--classes", f"no field {listing([repr(one) for one in unknown])}", remedy=remedy)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
@@ -24,15 +25,16 @@ from shardtool.source.folder.scan import ALWAYS
 from shardtool.source.manifest import binary_columns as spool
 from shardtool.source.manifest import checks
 from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.columns import META, choose, ending_of, heavy_columns, is_wrapped_bytes, no_column
+from shardtool.source.manifest.columns import META, choose, ending_of
 from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
 from shardtool.source.manifest.options import ManifestOptions, is_manifest
 from shardtool.source.manifest.stat import VANISHED, ListedTask
 from shardtool.table import keys
-from shardtool.table.arrow import number_array
+from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.files import readable
 from shardtool.table.json_text import ColumnTexts, render_rows, render_values
 from shardtool.table.open import open_table, read_columns
+from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
 from shardtool.values import FILE, INLINE, SPAN, Skipped
 
@@ -110,7 +112,7 @@ class Manifest:
             InvalidRequest: There is no such column.
         """
         if name not in self._light:
-            raise no_column(self._where, name, self._light)
+            raise no_such("column", self._where, name, self._light)
         self._read([name])
         return pa.chunked_array([self._columns[name]])
 
@@ -133,9 +135,9 @@ class Manifest:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row a sample")
         options = self._options
-        rows, roles = checks.Rows(self._where, self._columns, self._numbers), self._roles
+        rows, roles = Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
-        checks.check_sidecar_names(self._where, self._sidecar_names())
+        check_sidecar_names(self._where, self._sidecar_names())
         checks.check_values(rows, roles)
         if not self._options.stat and roles.paths():
             self._sizes = checks.check_sizes(rows, self._options.size or "")
@@ -249,7 +251,7 @@ class Manifest:
         names = self._sidecar_names()
         return pa.table({name: self._columns[name] for name in names}) if names else None
 
-    def _find_paths(self, rows: checks.Rows) -> list[Any]:
+    def _find_paths(self, rows: Rows) -> list[Any]:
         """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
         roles, options = self._roles, self._options
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
@@ -263,7 +265,7 @@ class Manifest:
         self._columns |= dict(zip(roles.paths(), found, strict=True))  # no output tells where the root lies
         return found
 
-    def _find_keys(self, rows: checks.Rows) -> Names:
+    def _find_keys(self, rows: Rows) -> Names:
         roles, bad = self._roles, np.zeros(0, np.int64)
         if roles.key is not None:
             column = self._columns[roles.key]
@@ -280,7 +282,7 @@ class Manifest:
         checks.check_keys(rows, roles.key or next(iter(roles.paths()), None), found, bad)
         return found
 
-    def _measure(self, rows: checks.Rows) -> list[NDArray[np.int64]]:
+    def _measure(self, rows: Rows) -> list[NDArray[np.int64]]:
         """Return the lengths of the bytes in the table, a column each."""
         columns = self._roles.streamed()
         if not columns:

@@ -6,17 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardtool.storage.reading import entries_in
+from shardtool.table.kinds import is_frame, parquet_files, table_ending
 
 if TYPE_CHECKING:
-    from shardtool.dataset.classes import Classes
+    from shardtool.entries.classes import Classes
     from shardtool.values import Dots
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = (".jsonl", ".ndjson")
-ARROW = (".feather", ".arrow", ".ipc")
-PARQUET = ".parquet"
-_PACKED = (".gz", ".bz2", ".zst")
 _STREAM = ("__arrow_c_stream__", "__arrow_c_array__")
 
 
@@ -74,40 +69,3 @@ def is_manifest(source: Any) -> bool:
     if os.path.isdir(path):
         return bool(parquet_files(path))
     return path == "-" or bool(table_ending(path))
-
-
-def is_frame(source: object) -> bool:
-    """Tell whether an object is a pandas DataFrame, without importing pandas."""
-    kind = type(source)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
-
-
-def table_ending(path: str) -> str:
-    """Return the ending that tells a table's format, without that of a compression; empty for no table."""
-    lower = path.lower()
-    packed = next((one for one in _PACKED if lower.endswith(one)), "")
-    ending = os.path.splitext(lower.removesuffix(packed))[1]
-    text = (*SEPARATORS, *JSON_LINES)
-    return ending if ending in text or (not packed and ending in (PARQUET, *ARROW)) else ""
-
-
-def parquet_files(folder: str) -> list[str]:
-    """Return the files of a folder and below, sorted, where all are Parquet; else none.
-
-    Names that start with a dot or an underscore are a writer's own, such as `_SUCCESS`.
-    """
-    found, folders = [], [folder]
-    try:
-        while folders:
-            for entry in entries_in(folders.pop()):  # up to the first that is something else: there may be millions
-                if entry.name[0] in "._":
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.name.lower().endswith(PARQUET):
-                    found.append(entry.path)
-                else:
-                    return []
-    except OSError:
-        return []
-    return sorted(found, key=os.fsencode)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries.arrow import number_array
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 from shardtool.dataset.dataset_file import feature_kinds, feature_lists, read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, shard_format
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.source.shards.shard_columns import Shard, stat_shard

@@ -11,14 +11,14 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import ShardFile, open_shard
+from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number
 from shardtool.format.tfrecord_read import numbers_of
 
 if TYPE_CHECKING:
-    from shardtool.dataset.find import PackedFile
+    from shardtool.dataset.shard_file import PackedFile
     from shardtool.values import Number, SpanFile
 
 _FLOAT_BYTES = 4

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shardtool.dataset.find import COMPRESSED, sidecar_path
+from shardtool.dataset.find import sidecar_path
+from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
+from shardtool.entries.arrow import string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
-from shardtool.source.folder.scan import NO_FIELD
 from shardtool.storage.reading import file_stat, open_plain
-from shardtool.table.arrow import string_array, strings
-from shardtool.values import Skipped, SpanFile, is_utf8, to_bytes
+from shardtool.values import NO_FIELD, Skipped, SpanFile, is_utf8, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

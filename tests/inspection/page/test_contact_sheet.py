@@ -9,7 +9,7 @@ from PIL import Image
 
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.inspection.page import write_contact_sheet
+from shardtool.inspection.page.contact_sheet import write_contact_sheet
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, labelled, write_shard
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.inspection.page import write_page
-from shardtool.inspection.page.page import script_json
+from shardtool.inspection.page.page import script_json, write_page
 from tests.helpers import tool, write_tree
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
 

@@ -21,7 +21,8 @@ from shardtool.source.folder.scan import ALWAYS
 from shardtool.source.manifest import binary_columns as spool
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.layout import lay_out
-from shardtool.source.manifest.manifest import Manifest, ManifestOptions
+from shardtool.source.manifest.manifest import Manifest
+from shardtool.source.manifest.options import ManifestOptions
 from shardtool.source.manifest.stat import stat_listed
 from shardtool.table import keys
 from shardtool.table.open import MemoryTable

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, create, index
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import PackedFile
+from shardtool.dataset.shard_file import PackedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.local import LocalPool
 from shardtool.pattern import sidecar_name

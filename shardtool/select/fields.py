@@ -1,44 +1,34 @@
-"""Which fields and samples of a dataset are taken, in which order, and the table that queries see: pure, without I/O.
+"""Which fields samples keep, and under which names: pure, without I/O.
 
 The rows are SPAN or INLINE, as those of shards are: no payload is found by its name, so fields can get other names.
-Where the samples of several sources share keys, see `duplicates`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import replace
-from difflib import get_close_matches
-from fractions import Fraction
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.source.folder.scan import NO_FIELD
-from shardtool.source.manifest.columns import BAD_FIELD, is_text, no_column
 from shardtool.table import buffers
-from shardtool.table.arrow import number_array
-from shardtool.values import Skipped, is_utf8, to_bytes
+from shardtool.table.columns import BAD_FIELD, no_such
+from shardtool.values import NO_FIELD, Skipped, is_utf8, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.names import Names
 
-_AT_ONCE = 2**16  # keys at a time: no object for each of ten million
 _SHOWN = 100  # names in a message
-_HASHES = 2**64
 _READERS_OWN = re.compile(r"__.*__")  # WebDataset puts `__key__` and `__url__` beside a sample's fields
-_SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 _PATHS = "source_paths"  # the column of a portable dataset that has a value a field: docs/format.md, "Sidecar"
 
 
@@ -101,7 +91,7 @@ def _becoming(
     for option, names in (("--select-fields", select), ("--drop-fields", drop), ("--rename-field", old)):
         for name in names:
             if name not in fields:
-                raise _no_field(option, name, fields)
+                raise no_such("field", option, name, fields)
     both = [name for name in select if name in drop]
     if both:
         raise InvalidRequest(
@@ -119,7 +109,7 @@ def _becoming(
 
 
 def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> None:
-    """See that fields which get the same name are no two of one sample, and nothing that is told of each is lost."""
+    """Refuse fields that get the same name where a sample has two of them, or one is a number, label or list."""
     for new, count in Counter(becomes.values()).items():
         if count == 1:
             continue
@@ -127,8 +117,8 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
         ours = owners[found.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        told = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
-        if len(twice) or told:
+        typed = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             raise InvalidRequest(
                 "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
@@ -146,14 +136,6 @@ def _check_name(name: str) -> None:
         )
 
 
-def _no_field(option: str, name: str, fields: tuple[str, ...]) -> InvalidRequest:
-    """Return the error for a field that is not there, with the nearest names."""
-    lower = {one.casefold(): one for one in fields}
-    near = [lower[one] for one in get_close_matches(name.casefold(), lower, n=3)]
-    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InvalidRequest(option, f"no field {name!r}", expected=f"one of {listing([*fields], _SHOWN)}", remedy=remedy)
-
-
 def _quoted(names: Collection[str]) -> str:
     return listing([repr(name) for name in names], _SHOWN)
 
@@ -166,7 +148,7 @@ def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -
 
 
 def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
-    """Return what is told of fields under their new names."""
+    """Return facts of fields, by their new names."""
     return {new: found[old] for old, new in becomes.items() if old in found}
 
 
@@ -206,127 +188,3 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
         raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
     lost = [Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist()]
     return replace(entries.take(np.flatnonzero(counts)), left_out=(*entries.left_out, *lost))
-
-
-def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
-    """Return a random share of the samples, by the hash of each one's key alone.
-
-    So a sample stays in or out when others come or go, and those of a smaller share are among those of a larger one.
-    The hash is BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is taken where it is below share * 2^64.
-
-    Args:
-        keys: One a sample.
-        share: More than 0, at most 1: a number, `0.01` or `1%`.
-
-    Returns:
-        int64, the samples in order.
-
-    Raises:
-        InvalidRequest: `share` is no such number.
-    """
-    last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
-    taken = [np.zeros(0, np.int64)]
-    for first in range(0, len(keys), _AT_ONCE):
-        names = keys.span(first, min(first + _AT_ONCE, len(keys))).split(b"\0")[:-1]
-        hashes = np.frombuffer(b"".join([blake2b(name, digest_size=8).digest() for name in names]), "<u8")
-        taken.append(np.flatnonzero(hashes <= last) + first)
-    return np.concatenate(taken)
-
-
-def _share(share: float | str) -> Fraction:
-    """Return exactly what was written; of a float, what Python shows."""
-    match = _SHARE.fullmatch(str(share))
-    found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
-    if not 0 < found <= 1:
-        raise InvalidRequest(
-            "--sample", f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
-        )
-    return found
-
-
-def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
-    """Return the places of values in order; equal ones keep theirs, and nulls and NaN come last, either way.
-
-    Args:
-        values: Numbers, text (in the order of its bytes), truths or times.
-        name: What the column is called.
-        descending: The greatest first.
-
-    Raises:
-        InvalidRequest: Values of another type.
-    """
-    kind = buffers.plain(values.slice(0, 0)).type
-    if pa.types.is_null(kind):
-        return np.arange(len(values))
-    if not _is_ordered(kind):
-        raise InvalidRequest(
-            "--sort-by", f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
-        )
-    values = buffers.plain(values)
-    if pa.types.is_floating(kind):
-        values = pc.if_else(pc.is_nan(values), pa.nulls(1, kind)[0], values)
-    places = pc.sort_indices(values, sort_keys=[("", "descending" if descending else "ascending")])
-    return buffers.numbers(places).astype(np.int64)
-
-
-def _is_ordered(kind: Any) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, is_text,
-             pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)  # fmt: skip
-    return any(test(kind) for test in tests)
-
-
-def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:
-    """Return what can be asked of samples: their metadata and, where it has no such column, facts of our own.
-
-    These are `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (how many). About 30 bytes a
-    sample and its key, besides the metadata.
-
-    Args:
-        entries: The samples.
-        shard: Which of `shards` each sample lies in.
-        shards: The names of the shards.
-    """
-    counts = entries.counts()
-    made: dict[str, Callable[[], Any]] = {
-        "key": lambda: _texts(entries.keys),
-        "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), buffers.texts([*map(printable, shards)])),
-        "size": lambda: number_array(_sums(entries.size, entries.first[:-1], counts)),
-        "fields": lambda: number_array(counts),
-    }
-    table = entries.columns
-    own = {name: make() for name, make in made.items() if table is None or name not in table.column_names}
-    if table is None:
-        return pa.Table.from_arrays([*own.values()], names=[*own])
-    for name, column in own.items():
-        table = table.append_column(name, column)
-    return table
-
-
-def _texts(names: Names) -> Any:
-    """Return names as a large_string array: their buffer, without the NULs."""
-    data = names.span(0, len(names)).replace(b"\0", b"")
-    offsets = names.starts - names.starts[0] - np.arange(len(names) + 1)
-    return pa.Array.from_buffers(pa.large_string(), len(names), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _sums(values: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of each sample's values, 0 for a sample without any."""
-    found = np.zeros(len(counts), np.int64)
-    some = counts > 0  # reduceat gives an empty run its next value
-    if some.any():
-        found[some] = np.add.reduceat(values, first[some])
-    return found
-
-
-def column_of(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return a column of `table_of`.
-
-    Raises:
-        InvalidRequest: There is none of that name, or several.
-    """
-    at: Sequence[int] = table.schema.get_all_field_indices(name)
-    if not at:
-        raise no_column(option, name, table.column_names)
-    if len(at) > 1:
-        raise InvalidRequest(option, f"{len(at)} columns {name!r}", expected="one")
-    return table.column(at[0])

@@ -1,0 +1,177 @@
+"""Sidecars written: from what a worker wrote, or from a table, to the bytes of the Parquet file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardtool.dataset.sidecar import FIELD, FORMAT_VERSION, PREFIX, SCHEMA, ShardFact, Tally, types_of
+from shardtool.entries.arrow import number_array, string_array, strings
+from shardtool.fingerprint import crc32c
+from shardtool.format.sizes import Payloads, heads_and_tails
+from shardtool.names import Names
+from shardtool.values import source_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.values import ShardSamples
+
+_ROW_GROUP = 2**17  # samples
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """The samples of one shard as columns.
+
+    Attributes:
+        format: `tar` or `tfrecord`.
+        keys: Each with a NUL after it.
+        counts: int64[samples], fields a sample.
+        names: The field names that `codes` stands for.
+        codes: uint16[fields].
+        sizes: int64[fields], bytes that a payload takes in the shard.
+        crcs: uint32[fields], of these bytes.
+        columns: Further columns, a value a sample.
+        whole: bool[fields], whether a payload is all that a list of a TFRecord holds; None: none is.
+    """
+
+    format: str
+    keys: bytes
+    counts: NDArray[np.int64]
+    names: tuple[str, ...]
+    codes: NDArray[np.uint16]
+    sizes: NDArray[np.int64]
+    crcs: NDArray[np.uint32]
+    columns: dict[str, Any]
+    whole: NDArray[np.bool_] | None = None
+
+    def tally(self) -> Tally:
+        """Return what the dataset file tells of the shard."""
+        counts = np.bincount(self.codes, minlength=len(self.names))
+        fields = {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
+        keys = self.keys[:-1].split(b"\0") if self.keys else [b""]
+        return Tally(len(self.counts), keys[0].decode(), keys[-1].decode(), fields, int(self.sizes.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is known of a shard that was written.
+
+    Attributes:
+        format: `tar` or `tfrecord`.
+        samples: What was planned.
+        columns: Their metadata, a `pyarrow.Table`, or None.
+        field_crcs: uint32 for each field that was written.
+        left_out: The places of samples that were not.
+        source_paths: Whether the source's names are a column.
+    """
+
+    format: str
+    samples: ShardSamples
+    columns: Any
+    field_crcs: bytes
+    left_out: tuple[int, ...]
+    source_paths: bool
+
+
+def index_of(shard: Written) -> ShardIndex:
+    """Return the index of a shard that was written."""
+    samples, columns, left_out = shard.samples, shard.columns, shard.left_out
+    counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
+    codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.stored or samples.sizes, np.int64)
+    keys, whole = samples.keys, None if samples.whole is None else np.frombuffer(samples.whole, np.bool_)
+    paths = samples.paths[:-1].split(b"\0") if shard.source_paths and samples.paths is not None else []
+    if left_out:
+        stays = np.ones(len(counts), bool)
+        stays[list(left_out)] = False
+        rows = np.repeat(stays, counts)
+        keys = b"".join(key + b"\0" for key, stay in zip(keys[:-1].split(b"\0"), stays, strict=True) if stay)
+        paths = [path for path, stay in zip(paths, rows, strict=True) if stay] if paths else []
+        counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
+        whole = None if whole is None else whole[rows]
+        columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
+    names = tuple(name.decode() for name in samples.fields)
+    more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
+    if shard.source_paths:
+        more["source_paths"] = string_lists(paths, counts)
+    crcs = np.frombuffer(shard.field_crcs, np.uint32)
+    return ShardIndex(shard.format, keys, counts, names, codes, sizes, crcs, more, whole)
+
+
+def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
+    """Return the sidecar's bytes, and its columns with their types."""
+    table = _table(index)
+    data = encode_table(table, shard)
+    # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
+    return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else table.schema)
+
+
+def encode_table(table: Any, shard: ShardFact) -> bytes:
+    """Return the bytes of a sidecar with the rows of `table`: a `pyarrow.Table` with the columns of `SCHEMA`."""
+    sink = pa.BufferOutputStream()
+    facts = {"format_version": f"{FORMAT_VERSION}", "shard": shard.name, "size": f"{shard.size}"}
+    if shard.crc is not None:
+        facts["crc32c"] = f"{shard.crc:08x}"
+    if shard.plan:
+        facts["plan"] = shard.plan
+    if shard.shards is not None:
+        facts |= {"first": shard.first, "shards": f"{shard.shards}"}
+    if shard.made is not None:
+        made = shard.made
+        facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
+        facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot tell again
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        use_dictionary=["__fields__.list.element.name", *table.column_names[len(SCHEMA) :]],
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table, row_group_size=_ROW_GROUP)
+        for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
+            writer.add_key_value_metadata({PREFIX + name: value})
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _table(index: ShardIndex) -> Any:
+    """Return the sidecar's table: what the plan knew, and the offsets that follow from it."""
+    names = Names.parse(index.keys)
+    keys = string_array(index.keys.replace(b"\0", b""), names.lengths())
+    starts = np.concatenate(([0], np.cumsum(index.counts)))
+    payloads = Payloads(names, starts, index.names, index.codes, index.sizes, index.whole)
+    heads, tails = heads_and_tails(index.format, payloads)
+    after = np.concatenate(([0], np.cumsum(heads + index.sizes + tails)))
+    first = after[starts]
+    fields = pa.StructArray.from_arrays(
+        [
+            strings([name.encode() for name in index.names]).take(number_array(index.codes)),
+            number_array((after[:-1] + heads).astype(np.uint64)),
+            number_array(index.sizes.astype(np.uint64)),
+            number_array(index.crcs),
+        ],
+        fields=list(FIELD),
+    )
+    columns = [
+        keys,
+        number_array(first[:-1].astype(np.uint64)),
+        number_array(np.diff(first).astype(np.uint64)),
+        pa.ListArray.from_arrays(number_array(starts.astype(np.int32)), fields, type=SCHEMA.field("__fields__").type),
+    ]
+    more = [pa.field(name, values.type) for name, values in index.columns.items()]
+    return pa.Table.from_arrays([*columns, *index.columns.values()], schema=pa.schema([*SCHEMA, *more]))
+
+
+def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
+    """Return a list of strings a sample: the source's `names` in turn, `counts` at a time."""
+    names = [source_text(name).encode() for name in names]
+    values = strings(names)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    kind = pa.list_(pa.field("element", pa.string(), nullable=False))
+    return pa.ListArray.from_arrays(number_array(offsets), values, type=kind)

@@ -1,0 +1,110 @@
+"""The numbers of classes: in the order of the bytes of their names, or as a list says that was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, listing
+from shardtool.values import counted, source_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.names import Texts
+
+OPTION = "--classes-from"
+EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
+_AT_ONCE = 2**16  # samples at a time
+SHOWN = 60  # letters of a name in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Names of classes, the first of which is number 0.
+
+    Attributes:
+        where: What they are from, for messages.
+        names: By field; one for all under the empty name.
+        grows: Whether other classes get the numbers that follow; otherwise they are an error.
+    """
+
+    where: str
+    names: Mapping[str, Sequence[str]]
+    grows: bool = False
+
+    def of(self, field: str) -> list[str]:
+        """Return the names for a field.
+
+        Raises:
+            InvalidRequest: There are none.
+        """
+        if field not in self.names and not self.grows and len(self.names) != 1:
+            found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
+            expected = f"those of one of its fields: {listing([*self.names])}" if self.names else EXPECTED
+            raise InvalidRequest(OPTION, found, expected=expected)
+        if self.grows:
+            return [*self.names.get(field, ())]
+        return [*self.names.get(field, next(iter(self.names.values())))]
+
+
+def number_classes(found: Collection[bytes], field: str, known: Classes | None) -> tuple[dict[bytes, int], list[str]]:
+    """Return the number of each class that was found, and the names of all, as the dataset file has them.
+
+    Raises:
+        InvalidRequest: A class that the list does not have.
+    """
+    texts = {name: source_text(name) for name in sorted(found)}
+    names = [] if known is None else known.of(field)
+    place = {name: at for at, name in enumerate(names)}
+    new = [text for text in texts.values() if text not in place]
+    if new and known is not None and not known.grows:
+        raise InvalidRequest(
+            OPTION, f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}",
+            expected=f"one of its {counted(len(names), 'name')}: {_quoted(names)}",
+            remedy="Add what is new at the end of a list of your own: the numbers of the others stay as they are.",
+        )  # fmt: skip
+    for text in new:
+        place[text] = len(names)
+        names.append(text)
+    return {name: place[text] for name, text in texts.items()}, names
+
+
+def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
+    """Return what the user should know of samples that stand class by class; empty where they do not.
+
+    Args:
+        entries: The samples.
+        order: Which sample stands where; None: in their own order.
+    """
+    total = len(entries) if order is None else len(order)
+    for name in entries.classes:
+        texts = entries.inline.get(name)
+        runs = 0 if texts is None else _runs(texts, order, total)
+        if 1 < runs < total:
+            return f"samples stand class by class ({runs:,} classes of {name}): --shuffle mixes them"
+    return ""
+
+
+def _runs(texts: Texts, order: NDArray[np.int64] | None, total: int) -> int:
+    """Return how many different texts there are, where equal ones all stand next to each other; otherwise 0."""
+    seen: set[bytes] = set()
+    last: bytes | None = None
+    for first in range(0, total, _AT_ONCE):
+        end = min(first + _AT_ONCE, total)
+        data = texts.span(first, end) if order is None else texts.gather(order[first:end])
+        for text, _ in groupby(data.split(b"\0")[:-1]):
+            if text != last and text in seen:
+                return 0
+            seen.add(text)
+            last = text
+    return len(seen)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return listing([repr(name[:SHOWN]) for name in names])

@@ -1,0 +1,162 @@
+"""Where shards end: the bounds that limit them, and the runs of samples that are within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.values import Oversize
+
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What limits a shard.
+
+    Attributes:
+        max_size: Bytes of the finished file; None: no such bound was asked for.
+        max_count: Samples; likewise.
+        equal_count: Whether shards hold equally many samples, give or take one.
+        multiple_of: The number of shards is a multiple of this.
+        oversize: What becomes of a sample that fits in no shard: an error, a shard of its own, or left out.
+    """
+
+    max_size: int | None = None
+    max_count: int | None = None
+    equal_count: bool = False
+    multiple_of: int = 1
+    oversize: Oversize = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan's shards were cut by.
+
+    Attributes:
+        room: Bytes of records that a shard may hold; `NO_LIMIT` where nothing bounds them.
+        planned: What the plan fills of that: less, where it only estimates what samples take.
+        max_count: Samples; None: any number.
+    """
+
+    room: int
+    planned: int
+    max_count: int | None
+
+
+def running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[places + 1]: bytes of the samples before each place."""
+    total = np.empty(len(sizes) + 1, np.int64)
+    total[0] = 0
+    np.cumsum(sizes, out=total[1:])
+    return total
+
+
+def bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as few shards as the bounds allow."""
+    runs = Runs(total, limits.planned, limits.max_count)
+    ends = runs.fill()
+    multiple, samples = bounds.multiple_of, runs.samples
+    count = -(-len(ends) // multiple) * multiple
+    if bounds.equal_count:
+        while count <= samples:
+            ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
+            if runs.hold(ends):
+                return ends
+            most = samples // multiple * multiple
+            step = max(1, count // (64 * multiple)) * multiple  # near enough to the least, in a bounded number of tries
+            count = count + step if count == most else min(count + step, most)
+    elif count <= samples:
+        return ends if count == len(ends) and multiple == 1 else runs.divide(count)
+    raise InvalidRequest(
+        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
+        remedy="Choose a smaller multiple, or raise --max-size or --max-count.",
+    )  # fmt: skip
+
+
+def exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as many shards as the pattern has names."""
+    count, samples = pattern.count or 0, len(total) - 1
+    if count % bounds.multiple_of:
+        raise InvalidRequest(
+            "--shards-multiple-of", f"{pattern.text} asks for {count:,} shards",
+            expected=f"a multiple of {bounds.multiple_of:,}",
+        )  # fmt: skip
+    if count > samples:
+        raise InvalidRequest(
+            pattern.text, f"{count:,} shards for {samples:,} samples", expected="at least one sample a shard",
+            remedy="Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with --max-size.",
+        )  # fmt: skip
+    if bounds.equal_count:
+        return np.arange(1, count + 1, dtype=np.int64) * samples // count
+    return Runs(total, NO_LIMIT, None).divide(count)
+
+
+class Runs:
+    """Which runs of samples make a shard: within bytes and count, or one sample alone.
+
+    Args:
+        total: int64[samples + 1], bytes of the samples before each place.
+        room: Bytes that a shard has for records.
+        max_count: Samples, or None.
+    """
+
+    def __init__(self, total: NDArray[np.int64], room: int, max_count: int | None) -> None:
+        self.total, self.room, self.samples = total, room, len(total) - 1
+        self.max_count = self.samples if max_count is None else max_count
+
+    def reach(self, first: int) -> int:
+        """Return the last place at which a shard that starts at `first` can end."""
+        end = int(np.searchsorted(self.total, self.total[first] + self.room, "right")) - 1
+        return max(first + 1, min(end, first + self.max_count))
+
+    def back(self, end: int) -> int:
+        """Return the first place at which a shard that ends at `end` can start."""
+        first = int(np.searchsorted(self.total, self.total[end] - self.room, "left"))
+        return max(0, min(end - 1, max(first, end - self.max_count)))
+
+    def hold(self, ends: NDArray[np.int64]) -> bool:
+        """Tell whether each of these shards is within the limits."""
+        starts = np.concatenate(([0], ends[:-1]))
+        counts = ends - starts
+        fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
+        return bool(np.all(fits | (counts == 1)))
+
+    def fill(self) -> NDArray[np.int64]:
+        """Fill each shard as far as it goes: the least number of them."""
+        ends, at = [], 0
+        while at < self.samples:
+            at = self.reach(at)
+            ends.append(at)
+        return np.array(ends, np.int64)
+
+    def divide(self, count: int) -> NDArray[np.int64]:
+        """Return the ends of `count` shards, cut as near as the limits allow to equal shares of the bytes.
+
+        Args:
+            count: At least as many as `fill` needs, and at most one a sample.
+        """
+        least = [0] * (count + 1)  # least[k]: where shard k must start at the earliest, for the rest to fit
+        least[count] = self.samples
+        for shard in range(count - 1, 0, -1):
+            least[shard] = max(self.back(least[shard + 1]), shard)
+        ends, at = [], 0
+        share = [int(self.total[-1]) * number // count for number in range(1, count + 1)]
+        after = np.searchsorted(self.total, share, "left").tolist()
+        for shard in range(count):
+            cut = after[shard]
+            if cut > 0 and share[shard] - self.total[cut - 1] < self.total[cut] - share[shard]:
+                cut -= 1
+            lowest = max(least[shard + 1], at + 1)
+            highest = min(self.reach(at), self.samples - (count - 1 - shard))
+            at = min(max(cut, lowest), highest)
+            ends.append(at)
+        return np.array(ends, np.int64)
