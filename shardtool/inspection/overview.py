@@ -1,4 +1,4 @@
-"""One pass over the indexes of a dataset that adds up what a summary tells, and a few looks into shards.
+"""One pass over the indexes of a dataset that adds up what a summary and the page show, and a few looks into shards.
 
 Memory does not grow with the number of samples. Which samples are looked at follows from a seed, not from the order of
 the work. Damage is noted, and the pass goes on.
@@ -40,7 +40,7 @@ _MOST_FIELDS = 1000  # names; more is no dataset of fields
 SHORT = 64  # bytes of a payload that may be a label
 _NEAR = 2**26  # bytes of a compressed shard that are decompressed to look into it
 _MOST_READS = 20_000  # label payloads that are read because no index has their checksums
-_TOLD = 10  # unreadable images that are named
+_NAMED = 10  # unreadable images that are named
 NO_LABELS = ("split", "mode", "width", "height")
 
 
@@ -50,8 +50,9 @@ class InspectOptions:
 
     Attributes:
         full: Read every sidecar, however many samples there are; otherwise a choice of them above four million.
-        looks: How many samples are opened for their images, and for labels that no index tells.
-        seed: Of the choice of samples.
+        looks: How many samples are opened for their images, and for labels where no index has their checksums and they
+            are too many to be read.
+        seed: Decides which samples these are.
     """
 
     full: bool = False
@@ -103,14 +104,14 @@ class Look:
 
 
 class FieldTally:
-    """A field in all shards: its sizes, and how often each short payload is there, told apart by length and CRC-32C.
+    """A field in all shards: its sizes, and how often each short payload is there, by length and CRC-32C.
 
     Attributes:
-        sizes: Of the payloads.
-        groups: Length and checksum, as one number, to how often they are there; of no use where `unknown`.
+        sizes: Bytes of the payloads.
+        groups: Length and checksum, as one number, to how often they are there; of no use where `unknown` is true.
         places: The same to the shard and offset of one such payload.
         unknown: Some payloads have no checksum in the index.
-        labels: What the payloads that were looked into say: name and number to how often.
+        labels: Name and number, as the payloads that were looked into have them, to how often.
     """
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class ImageTally:
         self.images += 1
         fact = image_fact(data)
         if isinstance(fact, str):
-            if len(self.unreadable) < _TOLD:
+            if len(self.unreadable) < _NAMED:
                 self.unreadable.append((key, fact))
             return
         self.width.add(np.array([fact[0]], np.uint64))
@@ -179,14 +180,14 @@ class Overview:
     Args:
         dataset: Which.
         options: How to look.
-        observer: Is told of every shard.
+        observer: Hears of every shard.
 
     Attributes:
         counts: Number of a shard to how many samples its index has, of the shards that were read.
         walked: How many shards had no sound sidecar.
         sample_sizes: Payload bytes of a sample.
         torn: Shards with more samples than keys.
-        pixels: Of the columns width and height.
+        pixels: The values of the columns width and height.
 
     Raises:
         InvalidRequest: The dataset has no shards.
@@ -279,9 +280,11 @@ class Overview:
         self.sample_sizes.add(ends[starts[1:]] - ends[starts[:-1]])
         parents = np.repeat(np.arange(part.samples), np.diff(starts))
         found: dict[str, Payloads] = {}
+        room = _MOST_FIELDS - len(self.fields)
         for code, name in enumerate(names.dictionary.to_pylist()):
             rows = order[bounds[code] : bounds[code + 1]]
-            if len(rows) and (name in self.fields or len(self.fields | found) < _MOST_FIELDS):
+            if len(rows) and (name in self.fields or room > 0):
+                room -= name not in self.fields
                 crc = self._checksums(shard, name, offsets[rows], lengths[rows]) if known is None else known[rows]
                 found[name] = Payloads(parents[rows], offsets[rows], lengths[rows], crc)
         return found
@@ -353,7 +356,7 @@ class Overview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, most: int) -> list[tuple[str, int | float | None, int]]:
-        """Return name, number and count of a field's most frequent payloads: one of each is read, or told by its class.
+        """Return name, number and count of a field's most frequent payloads: one of each is read.
 
         A class whose payload cannot be read has no name.
         """

@@ -160,12 +160,12 @@ class ColumnSummary:
     """A column of metadata.
 
     Attributes:
-        type: Of Arrow.
+        type: Its name in Arrow.
         filled: How many samples have a value.
         distinct: How many values; None where there are too many to count.
-        smallest: Of numbers and times.
-        largest: Likewise.
-        mean: Of numbers.
+        smallest: The smallest number, or the first time.
+        largest: The largest number, or the last time.
+        mean: The mean of the numbers.
         values: The most frequent ones; none where all differ.
     """
 

@@ -33,7 +33,7 @@ _MOST_OF_COLUMN = 10  # values
 _SUMMARY_VERSION = 1
 _MOST_CLASSES = 1000  # values of what is not called a label
 _NAME = 32  # characters of the name of a class, on average
-_MOST = 2**62  # what a file of somebody else's may say
+_MOST = 2**62  # what a file of another tool may say
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Summary:
     Attributes:
         dataset: What was given; of a dataset file, its path.
         dataset_file: Its path; None where there is none.
-        name: Of the dataset; None without a dataset file.
+        name: The name of the dataset; None without a dataset file.
         format: `tar` or `tfrecord`.
         samples: In all shards.
         size: Bytes of all shards that are there, or are listed.
@@ -128,7 +128,7 @@ class Summary:
         skipped: What was left out, when it was made.
         complete: Whether all that the dataset file lists is there; None without one.
         problems: What is missing or damaged.
-        fingerprint: Of the content; None where nobody knows.
+        fingerprint: The hash of the content; None where unknown.
         made: How it was made, as the dataset file has it.
         looked: What the statistics below are about.
         shard_sizes: Bytes.
@@ -169,7 +169,7 @@ class Summary:
 
 
 def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
-    """Return what the indexes of a dataset told.
+    """Return what the indexes of a dataset say.
 
     Args:
         overview: What was read.
@@ -223,8 +223,8 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
 
 def _damaged(overview: Overview) -> Iterator[Problem]:
     for shard, samples, known in overview.torn:
-        told = f"{samples:,} samples, but only {known:,} keys: fields of one sample do not lie next to each other"
-        yield Problem("torn-samples", shown(shard.path), told)
+        found = f"{samples:,} samples, but only {known:,} keys: fields of one sample do not lie next to each other"
+        yield Problem("torn-samples", shown(shard.path), found)
     for error in overview.damage:
         code = "damaged-sidecar" if error.where.endswith(SIDECAR_SUFFIX) else "damaged-shard"
         yield Problem(code, error.where, error.found)
@@ -249,7 +249,7 @@ def _shard_spreads(overview: Overview) -> tuple[Spread, Spread]:
 
 
 def file_size(path: str) -> int | None:
-    """Return the size of a file; None where it cannot be told."""
+    """Return the size of a file; None where it has none."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -90,9 +90,9 @@ def balance(values: Sequence[int], show: Callable[[float], str], label: str, bou
     """Return a bar for each shard; of many shards, one for each run: the mean, and paler the largest.
 
     Args:
-        values: One a shard.
+        values: A number for each shard.
         show: Turns a value into text.
-        label: What the chart tells, for who cannot see it.
+        label: What the chart shows, for who cannot see it.
         bound: What no shard may exceed: a dashed line.
     """
     step = -(-len(values) // _MOST_SHARD_BARS)

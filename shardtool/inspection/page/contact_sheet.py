@@ -46,10 +46,10 @@ def write_contact_sheet(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         dataset: What to show.
-        path: Of the PNG.
+        path: The PNG.
         samples: How many samples are shown, 1 to 2,000; spread over labels, or over shards where there are none.
         columns: Thumbnails in a row, 1 to 50.
-        seed: Of the choice.
+        seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
     Raises:

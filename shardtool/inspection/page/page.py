@@ -48,9 +48,9 @@ def write_page(
 
     Args:
         dataset: What to show. It may be damaged: the page says so.
-        path: Of the HTML file.
+        path: The HTML file.
         samples: How many samples are shown, at most 2,000; spread over labels, or over shards where there are none.
-        seed: Of their choice.
+        seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
     Raises:

@@ -19,6 +19,7 @@ from shardtool.dataset.payload import label_of, numbers_in
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.inspection.overview import SHORT
+from shardtool.inspection.samples import text_of
 from shardtool.transform.image import BadImage, ImageOptions, change
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _KINDS = (
     (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
 )  # fmt: skip
-_SNIFFED = 5  # of _KINDS are told by their content alone, whatever the field is called
+_SNIFFED = 5  # of _KINDS are known by their content alone, whatever the field is called
 SPLIT = "split"  # the column of a sample's split
 _START = 4096  # bytes that are read of a field that is no image
 _LARGEST_IMAGE = 2**26  # bytes of an image that is read
@@ -320,7 +321,7 @@ class _Reading:
                 return self._cut(title, "json", pretty, is_cut=False)
             except (ValueError, RecursionError) as error:
                 shown.problems.append(f"{title}: no JSON: {printable(str(error))[:_SHORT]}")
-        if (text := _as_text(start, is_whole=len(start) == length)) is not None:
+        if (text := text_of(start, whole=len(start) == length)) is not None:
             return self._cut(title, "text", text, is_cut=len(start) < length)
         dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
         return Text(title, "bytes", dump, length > _HEX_BYTES)
@@ -331,17 +332,6 @@ class _Reading:
         whole = "\n".join(lines).encode()
         kept = whole[:most].decode("utf-8", "ignore")
         return Text(field_name, kind, kept, is_cut or len(whole) > most or len(text) > 2 * most)
-
-
-def _as_text(data: bytes, *, is_whole: bool) -> str | None:
-    """Return `data` as text; None where it is none."""
-    for end in range(len(data), max(len(data) - (1 if is_whole else 4), -1), -1):  # a letter may be cut
-        try:
-            text = data[:end].decode()
-        except UnicodeDecodeError:
-            continue
-        return None if "\0" in text else text
-    return None if data else ""
 
 
 def _numbers(start: bytes, kind: str) -> str | None:
