@@ -122,7 +122,7 @@ def numbers(gathered: Gathered) -> list[tuple[str, str]]:
         name, label = next(iter(summary.labels.items()))
         what = _noun(label.distinct, "label" if gathered.overview.rank(name) <= 1 else "value")
         rows.append((f"{what} in {shorten(name, 24)}", f"{label.distinct:,}"))
-    if summary.dataset_file:
+    if gathered.overview.dataset.file:
         rows.append(("left out", f"{summary.skipped:,}"))
     return rows
 

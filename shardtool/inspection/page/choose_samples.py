@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.inspection.overview import InspectOptions, Overview, draw
+from shardtool.inspection.statistics import is_plain
 from shardtool.inspection.summary import summarize
 from shardtool.request.observer import Observer
 from shardtool.table.arrow import python_rows
@@ -95,7 +96,7 @@ def _strata(read: ReadShard, labels: Sequence[str]) -> tuple[str, NDArray[np.int
             codes = np.full(read.part.samples, -1, np.int64)
             groups, codes[read.fields[name].rows] = np.unique(read.fields[name].groups(), return_inverse=True)
             return name, codes, [*map(str, groups.tolist()), ""]
-        if name in read.part.table.column_names:
+        if name in read.part.schema.names and is_plain(read.part.schema.field(name).type):
             values = read.part.table.column(name).combine_chunks()
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
             codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)

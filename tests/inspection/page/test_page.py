@@ -203,6 +203,17 @@ def test_all_shards_take_part(tmp_path: Path) -> None:
     assert {one["shard"] for one in _page(tmp_path / "d", samples=6).samples} == {f"s-{at:06}.tar" for at in range(6)}
 
 
+def test_label_of_another_type_in_each_shard(tmp_path: Path) -> None:
+    """A column called a label that holds texts, nothing, or lists is shown as far as it is a label."""
+    for number, values in enumerate((["a", "b"], [None, None], [["a"], ["b", "c"]], [1, 2])):
+        table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
+        create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / "d" / f"s-{number}.json").unlink()
+    page = _page(tmp_path / "d")
+    assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
+    assert len(page.samples) == 8
+
+
 @pytest.mark.parametrize("samples", [0, 1, 7, 36, 50])
 def test_as_many_as_asked_for(tmp_path: Path, samples: int) -> None:
     """As many samples are shown as were asked for, or all; the page says how many of how many."""
