@@ -20,13 +20,15 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
-    from shardtool.inspection.summary import InspectOptions, Summary, inspect
+    from shardtool.inspection.overview import InspectOptions
+    from shardtool.inspection.summary import Summary
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import ExportResult, export
     from shardtool.verbs.index import IndexOptions, IndexResult, index
+    from shardtool.verbs.inspect import inspect
     from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
     from shardtool.verbs.verify import Report, VerifyOptions, verify
 
@@ -72,7 +74,7 @@ _MODULES = {
     "Finding": "check.findings",
     "IndexOptions": "verbs.index",
     "IndexResult": "verbs.index",
-    "InspectOptions": "inspection.summary",
+    "InspectOptions": "inspection.overview",
     "Observer": "request.observer",
     "Report": "verbs.verify",
     "ReshardOptions": "verbs.reshard",
@@ -83,7 +85,7 @@ _MODULES = {
     "dry_run": "verbs.create",
     "export": "verbs.export",
     "index": "verbs.index",
-    "inspect": "inspection.summary",
+    "inspect": "verbs.inspect",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",

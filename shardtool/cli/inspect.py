@@ -9,10 +9,10 @@ import click
 from shardtool.cli.options import Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardtool.dataset.opened import OpenedDataset
-    from shardtool.inspection.samples import FoundSample
+    from shardtool.inspection.samples import FoundSample, SampleView
 
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
@@ -125,8 +125,8 @@ def _show_summary(  # noqa: PLR0913 - an option each
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.inspection.summary import InspectOptions
-    from shardtool.inspection.summary import inspect as run
+    from shardtool.inspection.overview import InspectOptions
+    from shardtool.verbs.inspect import inspect as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
@@ -180,32 +180,32 @@ def _print_samples(
     found: Iterator[FoundSample], folder: str | None, *, overwrite: bool, brief: bool, as_json: bool
 ) -> None:
     from shardtool.cli.output import show_json
-    from shardtool.cli.summary_text import encodable, sample_line, sample_text, show_each, width
-    from shardtool.errors import printable
+    from shardtool.cli.summary_text import show_each, width
     from shardtool.inspection.extract import extract
     from shardtool.inspection.samples import view
-    from shardtool.values import counted, output_text
+    from shardtool.values import output_text
 
-    room = width()
-
-    def documents() -> Iterator[dict[str, object]]:
-        for sample in found:
-            seen = view(sample, text_limit=_BRIEF) if brief else view(sample)
-            files = (
-                {} if folder is None else {"files": [*map(output_text, extract(sample, folder, overwrite=overwrite))]}
-            )
-            yield seen.to_json() | files
-
-    def texts() -> Iterator[str]:
-        for number, sample in enumerate(found):
-            seen = view(sample, text_limit=_BRIEF) if brief else view(sample)
-            text = sample_line(seen, room) if brief else ("\n" if number else "") + sample_text(seen, room)
-            if folder is not None:
-                written = extract(sample, folder, overwrite=overwrite)
-                text += "" if brief else f"\n{counted(len(written), 'file')} written to {printable(folder)}"
-            yield encodable(text)
-
+    seen = ((view(sample, text_limit=_BRIEF) if brief else view(sample), sample) for sample in found)
+    shown = (
+        (one, None if folder is None else [*map(output_text, extract(sample, folder, overwrite=overwrite))])
+        for one, sample in seen
+    )
     if as_json:
-        show_json({"samples": list(documents())})
+        show_json({"samples": [one.to_json() | ({} if files is None else {"files": files}) for one, files in shown]})
     else:
-        show_each(texts())
+        show_each(_texts(shown, folder, width(), brief=brief))
+
+
+def _texts(
+    shown: Iterable[tuple[SampleView, list[str] | None]], folder: str | None, room: int, *, brief: bool
+) -> Iterator[str]:
+    """Yield samples for people, each with how many files were written of it."""
+    from shardtool.cli.summary_text import encodable, sample_line, sample_text
+    from shardtool.errors import printable
+    from shardtool.values import counted
+
+    for number, (one, files) in enumerate(shown):
+        text = sample_line(one, room) if brief else ("\n" if number else "") + sample_text(one, room)
+        if folder is not None and files is not None and not brief:
+            text += f"\n{counted(len(files), 'file')} written to {printable(folder)}"
+        yield encodable(text)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WIDTH, _NARROWEST, _WIDEST = 100, 40, 160
 _LABELS = 8  # values that are shown; the JSON has more
 _FIELDS = 40
-_TOLD = 5
+_MOST_LINES = 5
 _NAME = 32  # columns for a name in a table
 _LINES = 200  # of a text or JSON
 
@@ -102,9 +102,9 @@ def summary_text(summary: Summary, room: int) -> str:
 def _head(summary: Summary, room: int) -> list[str]:
     partial = summary.looked.shards < (summary.shard_sizes.count or 0)
     held = f"{counted(summary.samples, 'sample')} in {counted(summary.shard_sizes.count, 'shard')}"
-    told = f"{held}, {show_size(summary.size)}, {summary.format}"
+    facts = f"{held}, {show_size(summary.size)}, {summary.format}"
     name = fit(summary.dataset, room)
-    lines = [f"{name}: {told}"] if cells(f"{name}: {told}") <= room else [name, fit(f"  {told}", room)]
+    lines = [f"{name}: {facts}"] if cells(f"{name}: {facts}") <= room else [name, fit(f"  {facts}", room)]
     rows = [("complete", _complete(summary))]
     if summary.fingerprint:
         rows.append(("fingerprint", summary.fingerprint))
@@ -119,12 +119,12 @@ def _head(summary: Summary, room: int) -> list[str]:
         rows.append(
             ("walked", f"{counted(summary.looked.walked, 'shard')} without an index (`shardtool index` makes it)")
         )
-    rows += [("problem", f"{one.where}: {one.message}") for one in summary.problems[:_TOLD]]
+    rows += [("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MOST_LINES]]
     for name, value in rows:
         folded = textwrap.wrap(printable(value), max(room - 15, 20), break_long_words=False, break_on_hyphens=False)
-        lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_TOLD])]
-    if len(summary.problems) > _TOLD:
-        lines.append(f"  and {len(summary.problems) - _TOLD:,} more problems")
+        lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_MOST_LINES])]
+    if len(summary.problems) > _MOST_LINES:
+        lines.append(f"  and {len(summary.problems) - _MOST_LINES:,} more problems")
     return lines
 
 
@@ -142,10 +142,10 @@ def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     split = f", split {made['split']}" if "split" in made else ""
     yield "made", f"{made.get('tool', '?')}: {command_line(made)}{split}"
     runs = appended_runs(made)
-    for run in runs[:_TOLD]:
+    for run in runs[:_MOST_LINES]:
         yield "appended", f"{run.get('tool', '?')}: {command_line(run)}"
-    if len(runs) > _TOLD:
-        yield "", f"and {len(runs) - _TOLD:,} more times"
+    if len(runs) > _MOST_LINES:
+        yield "", f"and {len(runs) - _MOST_LINES:,} more times"
 
 
 def _shards(summary: Summary) -> list[str]:
@@ -192,9 +192,9 @@ def _images(summary: Summary, room: int) -> list[str]:
 
 
 def _image(name: str, one: ImageSummary, room: int, *, brief: bool) -> list[str]:
-    """Return what is told of images: `brief` where their sizes are known better."""
-    told = f"{one.images:,} looked at" if one.source == "sampled" else f"all {one.images:,}, by the sidecars' columns"
-    lines = [fit(f"images  {name}: {told}", room)]
+    """Return what is known of images; `brief` where the columns have their sizes."""
+    which = f"{one.images:,} looked at" if one.source == "sampled" else f"all {one.images:,}, by the sidecars' columns"
+    lines = [fit(f"images  {name}: {which}", room)]
     if one.width.count and not brief:
         lines.append(f"  width   {' / '.join(_numbers(one.width))}  (smallest / median / largest)")
         lines.append(f"  height  {' / '.join(_numbers(one.height))}")
@@ -205,8 +205,8 @@ def _image(name: str, one: ImageSummary, room: int, *, brief: bool) -> list[str]
 
 
 def _label(name: str, label: LabelSummary, room: int) -> list[str]:
-    told = f"{label.samples:,} looked at, " if label.sampled else ""
-    lines = [fit(f"{label.source} {name}: {told}{counted(label.distinct, 'value')}", room)]
+    sampled = f"{label.samples:,} looked at, " if label.sampled else ""
+    lines = [fit(f"{label.source} {name}: {sampled}{counted(label.distinct, 'value')}", room)]
     shown = label.values[:_LABELS]
     names = [
         fit(one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})", _NAME)
@@ -326,8 +326,8 @@ def _letters(data: bytes) -> str:
 
 def sample_line(sample: SampleView, room: int) -> str:
     """Return a sample on one line."""
-    told = "  ".join(f"{printable(one.name)}: {_brief(one)}" for one in sample.fields)
-    return fit(f"{sample.key}  {told}", room)
+    fields = "  ".join(f"{printable(one.name)}: {_brief(one)}" for one in sample.fields)
+    return fit(f"{sample.key}  {fields}", room)
 
 
 def _brief(one: FieldView) -> str:

@@ -1,6 +1,6 @@
 """Samples of a dataset, found by key or number and looked at: the twin of `inspect --sample`, `--head` and `--keys`.
 
-A payload is read as far as people look at it, and told as what it is. Damage is told with the field that has it.
+A payload is read as far as people look at it, and shown as what it is. Damage is shown with the field that has it.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _view_field(
     problem = ""
     if len(data) == length and one["crc32c"] is not None and crc32c(data) != one["crc32c"]:
         problem = "another checksum than its index says; run `shardtool verify`"
-    content, value, image, worse = _told(data, content, kind, whole=len(data) == length)
+    content, value, image, worse = _recognized(data, content, kind, whole=len(data) == length)
     head = data[:_HEAD] if value is None and image is None else b""
     label = None
     if name in sample.classes and length <= _HEAD and len(data) == length:
@@ -280,7 +280,9 @@ def _view_field(
     return FieldView(name, content, offset, length, value, image, head, problem or worse, label)
 
 
-def _told(data: bytes, content: str, kind: str, *, whole: bool) -> tuple[str, Any, tuple[int, int, str] | None, str]:
+def _recognized(
+    data: bytes, content: str, kind: str, *, whole: bool
+) -> tuple[str, Any, tuple[int, int, str] | None, str]:
     """Return what a payload turned out to be, its value, what image it is, and what is wrong with it."""
     if kind != "bytes":
         value = value_of(data, kind)
@@ -298,14 +300,14 @@ def _told(data: bytes, content: str, kind: str, *, whole: bool) -> tuple[str, An
             found, wrong = None, f"JSON more than {MOST_LEVELS} deep, shown as text"
         if found is not None or data.strip() == b"null":
             return "json", found, None, ""
-    text = _text(data, whole=whole)
+    text = text_of(data, whole=whole)
     if content == "number" and isinstance(number := value_of(data[:_HEAD]), (int, float)) and len(data) <= _HEAD:
         return "number", number, None, ""
     return ("bytes", None, None, wrong) if text is None else ("text", text, None, wrong)
 
 
-def _text(data: bytes, *, whole: bool) -> str | None:
-    """Return bytes as text; None where they are none. The last character may be cut off."""
+def text_of(data: bytes, *, whole: bool) -> str | None:
+    """Return bytes as text; None where they are none. Where they are not `whole`, the last character may be cut off."""
     for cut in range(1 if whole else 4):
         try:
             text = data[: len(data) - cut].decode()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _EXACT = 2**17  # values that are kept as they are, for an exact median
 _BITS = 10  # of larger numbers of values, these leading bits are kept: a median within 0.2 %
+_STEPS = 64  # of an octave, for the columns of a histogram
 _MOST_VALUES = 10_000
 _LONGEST = 200  # characters of a value: more is prose, and no label
 
@@ -83,9 +84,31 @@ class Sizes:
             left -= self._buckets[bucket]
             if left < 0:
                 break
-        shift = bucket >> (_BITS + 1)
-        low: int = (bucket & (2 ** (_BITS + 1) - 1)) << shift
-        return max(self._smallest, min(self._largest, low + (1 << shift >> 1)))
+        return max(self._smallest, min(self._largest, _middle(bucket)))
+
+    def columns(self, most: int) -> list[tuple[float, float, int]]:
+        """Return at most `most` columns (from, to, count) over all but zeros, equally wide on a log scale."""
+        values = np.concatenate([*self._kept, np.array([_middle(one) for one in self._buckets], np.uint64)])
+        counts = np.concatenate([np.ones(self._held, np.int64), np.array([*self._buckets.values()], np.int64)])
+        steps = (np.log2(values[values > 0].astype(np.float64)) * _STEPS).astype(np.int64)
+        if not len(steps):
+            return []
+        first = int(steps.min())
+        wide = max(_STEPS // 16, -(-(int(steps.max()) + 1 - first) // most))
+        found = np.zeros((int(steps.max()) - first) // wide + 1, np.int64)
+        np.add.at(found, (steps - first) // wide, counts[values > 0])
+        starts = range(first, first + wide * len(found), wide)
+        return [
+            (2 ** (start / _STEPS), 2 ** ((start + wide) / _STEPS), count)
+            for start, count in zip(starts, found.tolist(), strict=True)
+        ]
+
+
+def _middle(bucket: int) -> int:
+    """Return the number in the middle of a bucket."""
+    shift = bucket >> (_BITS + 1)
+    low: int = (bucket & (2 ** (_BITS + 1) - 1)) << shift
+    return low + (1 << shift >> 1)
 
 
 class Counts:
@@ -137,12 +160,12 @@ class ColumnSummary:
     """A column of metadata.
 
     Attributes:
-        type: Of Arrow.
+        type: Its name in Arrow.
         filled: How many samples have a value.
         distinct: How many values; None where there are too many to count.
-        smallest: Of numbers and times.
-        largest: Likewise.
-        mean: Of numbers.
+        smallest: The smallest number, or the first time.
+        largest: The largest number, or the last time.
+        mean: The mean of the numbers.
         values: The most frequent ones; none where all differ.
     """
 

@@ -1,8 +1,7 @@
-"""`inspect`: what is in a dataset. The library twin of `shardtool inspect`.
+"""What is in a dataset, as one value that the terminal, `--json` and the page show.
 
-It reads the dataset file and the sidecars, one at a time, and of the shards only a seeded few images and labels. Shards
-without a sidecar are walked. What is missing or damaged is told, not raised, as long as something can be read:
-to prove that a dataset is whole is the work of `verify`.
+What is missing or damaged is a problem in it, as long as something can be read: to prove that a dataset is whole is
+the work of `verify`.
 """
 
 from __future__ import annotations
@@ -15,49 +14,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.opened import open_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
+from shardtool.errors import CorruptShard, printable, reason
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
-from shardtool.request.observer import Observer
-from shardtool.request.ranges import check_ranges
 from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from shardtool.dataset.opened import OpenedDataset
-    from shardtool.inspection.overview import FieldTally
-    from shardtool.inspection.statistics import ColumnSummary, Spread
+    from shardtool.inspection.overview import FieldTally, Overview
+    from shardtool.inspection.statistics import Column, ColumnSummary, Spread
 
 MOST_VALUES = 100  # of a label, in a summary
 _MOST_OF_COLUMN = 10  # values
 _SUMMARY_VERSION = 1
 _MOST_CLASSES = 1000  # values of what is not called a label
 _NAME = 32  # characters of the name of a class, on average
-_MOST = 2**62  # what a file of somebody else's may say
-_NO_LABELS = ("split", "mode", "width", "height")
-
-
-@dataclass(frozen=True, slots=True)
-class InspectOptions:
-    """How to look at a dataset.
-
-    Attributes:
-        full: Read every sidecar, however many samples there are; otherwise a choice of them above four million.
-        looks: How many samples are opened for their images, and for labels that no index tells.
-        seed: Of the choice of samples.
-    """
-
-    full: bool = False
-    looks: int = 256
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+_MOST = 2**62  # what a file of another tool may say
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +64,7 @@ class ImageSummary:
         source: `columns` or `sampled`.
         images: How many the numbers are about.
         width: As a viewer shows them.
-        height: Likewise.
+        height: As a viewer shows them.
         modes: Pillow's mode to how many images have it.
         unreadable: (key, what is wrong) of those that are no image.
     """
@@ -144,7 +121,7 @@ class Summary:
     Attributes:
         dataset: What was given; of a dataset file, its path.
         dataset_file: Its path; None where there is none.
-        name: Of the dataset; None without a dataset file.
+        name: The name of the dataset; None without a dataset file.
         format: `tar` or `tfrecord`.
         samples: In all shards.
         size: Bytes of all shards that are there, or are listed.
@@ -152,7 +129,7 @@ class Summary:
         skipped: What was left out, when it was made.
         complete: Whether all that the dataset file lists is there; None without one.
         problems: What is missing or damaged.
-        fingerprint: Of the content; None where nobody knows.
+        fingerprint: The hash of the content; None where unknown.
         made: How it was made, as the dataset file has it.
         looked: What the statistics below are about.
         shard_sizes: Bytes.
@@ -192,42 +169,19 @@ class Summary:
         return {"summary_version": _SUMMARY_VERSION, **asdict(self)}
 
 
-def inspect(
-    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: InspectOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> Summary:
-    """Return what is in a dataset.
+def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
+    """Return what the indexes of a dataset say.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
-        options: See `InspectOptions`.
-        observer: Is told of progress.
-
-    Raises:
-        InvalidRequest: There is none.
-        CorruptShard: The dataset file is damaged, or no shard can be read.
+        overview: What was read.
+        most_values: How many values of a label are named.
     """
-    opened = open_dataset(dataset)
-    if not opened.shards:
-        raise InvalidRequest(opened.found.dataset_file or "DATASET", "no shards", expected="one at least")
-    overview = Overview(opened, options or InspectOptions(), observer or Observer())
-    problems = [*_missing(opened), *_damaged(overview)]
-    if not overview.shards:
-        raise CorruptShard(
-            opened.found.dataset_file or opened.shards[0].path, f"no shard can be read: {problems[0].where}: "
-            f"{problems[0].message}", remedy="Get the shards again.",
-        )  # fmt: skip
-    return _summary(opened, overview, tuple(problems))
-
-
-def _summary(opened: OpenedDataset, overview: Overview, problems: tuple[Problem, ...]) -> Summary:
+    opened = overview.dataset
     file, found = opened.file, opened.found
-    sizes, counts = _shard_spreads(opened, overview)
-    whole = overview.shards == len(opened.shards)
-    fields = _fields(opened, overview)
-    payloads = sum(one.size.total for one in fields.values()) if whole else None
+    problems = (*_missing(opened), *_damaged(overview))
+    sizes, counts = _shard_spreads(overview)
+    fields = _fields(overview)
+    payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
         dataset=output_text(found.dataset_file or found.folder or "."),
         dataset_file=None if found.dataset_file is None else output_text(found.dataset_file),
@@ -241,12 +195,12 @@ def _summary(opened: OpenedDataset, overview: Overview, problems: tuple[Problem,
         problems=problems,
         fingerprint=(file.fingerprint or None) if file else None,
         made=dict(file.made) if file else None,
-        looked=Looked(overview.samples, overview.shards, overview.walked),
+        looked=Looked(overview.samples, len(overview.counts), overview.walked),
         shard_sizes=sizes,
         shard_samples=counts,
         fields=fields,
         images=_images(overview),
-        labels=_labels(overview),
+        labels=_labels(overview, most_values),
         splits=_splits(overview),
         siblings=_siblings(opened),
         columns={name: column.summary(_MOST_OF_COLUMN) for name, column in overview.columns.items()},
@@ -270,8 +224,8 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
 
 def _damaged(overview: Overview) -> Iterator[Problem]:
     for shard, samples, known in overview.torn:
-        told = f"{samples:,} samples, but only {known:,} keys: fields of one sample do not lie next to each other"
-        yield Problem("torn-samples", shown(shard.path), told)
+        found = f"{samples:,} samples, but only {known:,} keys: fields of one sample do not lie next to each other"
+        yield Problem("torn-samples", shown(shard.path), found)
     for error in overview.damage:
         code = "damaged-sidecar" if error.where.endswith(SIDECAR_SUFFIX) else "damaged-shard"
         yield Problem(code, error.where, error.found)
@@ -282,23 +236,30 @@ def shown(path: str) -> str:
     return printable(output_text(path))
 
 
-def _shard_spreads(opened: OpenedDataset, overview: Overview) -> tuple[Spread, Spread]:
+def _shard_spreads(overview: Overview) -> tuple[Spread, Spread]:
     """Return the sizes of the shards, and how many samples they hold."""
-    sizes, counts = Sizes(), Sizes()
+    opened, sizes, counts = overview.dataset, Sizes(), Sizes()
     if opened.file is not None:
         sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
         counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
         return sizes.spread(), counts.spread()
-    found = []
-    for shard in opened.shards:
-        with suppress(OSError):
-            found.append(file_stat(shard.path).st_size)
+    found = [size for shard in opened.shards if (size := file_size(shard.path)) is not None]
     sizes.add(np.array(found, np.uint64))
-    return sizes.spread(), overview.shard_samples.spread()
+    counts.add(np.array([*overview.counts.values()], np.uint64))
+    return sizes.spread(), counts.spread()
 
 
-def _fields(opened: OpenedDataset, overview: Overview) -> dict[str, FieldSummary]:
-    listed = opened.file.fields if opened.file else {}
+def file_size(path: str) -> int | None:
+    """Return the size of a file; None where it has none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _fields(overview: Overview) -> dict[str, FieldSummary]:
+    file = overview.dataset.file
+    listed = file.fields if file else {}
     found = {}
     for name, tally in overview.fields.items():
         kind, size = overview.kinds.get(name, "bytes"), tally.sizes.spread()
@@ -323,39 +284,39 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
     return found
 
 
-def _labels(overview: Overview) -> dict[str, LabelSummary]:
+def _labels(overview: Overview, most: int) -> dict[str, LabelSummary]:
     """Return what looks like labels: fields with classes first, then what is called so, then columns of few values."""
-    found: list[tuple[int, str, LabelSummary]] = []
-    for name, tally in overview.fields.items():
-        rank = 0 if name in overview.classes else 1 if is_label(name) else 3
-        if (label := field_label(overview, name, tally, rank)) is not None:
-            found.append((rank, name, label))
-    for name, column in overview.columns.items():
-        if name in _NO_LABELS or name in overview.fields:
-            continue
-        values = column.counts.values
-        few = values is not None and 1 <= len(values) <= min(_MOST_CLASSES, column.filled // 2)
-        if values and (is_label(name) or (few and column.type in ("string", "bool") and _is_short(values))):
-            most = tuple(Label(str(value), None, count) for value, count in column.counts.most()[:MOST_VALUES])
-            label = LabelSummary("column", column.filled, overview.partial, len(values), most)
-            found.append((1 if is_label(name) else 2, name, label))
-    return {name: label for _, name, label in sorted(found, key=lambda one: one[:2])}
+    found = {name: _field_label(overview, name, tally, most) for name, tally in overview.fields.items()}
+    found |= {name: _column_label(overview, name, one, most) for name, one in overview.label_columns().items()}
+    labels = {name: label for name, label in found.items() if label is not None}
+    return dict(sorted(labels.items(), key=lambda item: (overview.rank(item[0]), item[0])))
 
 
-def field_label(overview: Overview, name: str, tally: FieldTally, rank: int) -> LabelSummary | None:
+def _column_label(overview: Overview, name: str, column: Column, most: int) -> LabelSummary | None:
+    """Return the distribution of a column; None where it is no label."""
+    values = column.counts.values
+    if not values:
+        return None
+    few = len(values) <= min(_MOST_CLASSES, column.filled // 2)
+    if not is_label(name) and not (few and column.type in ("string", "bool") and _is_short(values)):
+        return None
+    shown = tuple(Label(str(value), None, count) for value, count in column.counts.most()[:most])
+    return LabelSummary("column", column.filled, overview.partial, len(values), shown)
+
+
+def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) -> LabelSummary | None:
     """Return the distribution of a field's payloads; None where it is no label."""
     if tally.unknown:
         if not tally.labels:
             return None
-        most = tally.labels.most_common(MOST_VALUES)
-        values = tuple(Label(*label, count) for label, count in most)
-        return LabelSummary("field", tally.labels.total(), True, len(tally.labels), values)  # noqa: FBT003
-    groups, samples = tally.groups.values, tally.sizes.spread().count
-    if not groups or (rank > 1 and not 1 < len(groups) <= min(_MOST_CLASSES, samples // 2)):
+        values = tuple(Label(*label, count) for label, count in tally.labels.most_common(most))
+        return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
+    groups, samples, called = tally.groups.values, tally.sizes.spread().count, overview.is_label_field(name)
+    if not groups or (not called and not 1 < len(groups) <= min(_MOST_CLASSES, samples // 2)):
         return None
-    values = tuple(Label(*one) for one in overview.labels(name, MOST_VALUES))
-    if rank > 1 and all(value.number is not None for value in values):
-        return None  # numbers that nobody calls a label are measurements
+    values = tuple(Label(*one) for one in overview.labels(name, most))
+    if not called and all(value.number is not None for value in values):
+        return None  # numbers that are not called a label are measurements
     return LabelSummary("field", samples, overview.partial, len(groups), values)
 
 

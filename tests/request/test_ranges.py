@@ -11,7 +11,7 @@ from shardtool import CreateOptions, InvalidRequest
 from shardtool.cli import cli
 from shardtool.cli.reshard import divide_arguments
 from shardtool.execute.local import LocalPool, cores
-from shardtool.inspection.summary import InspectOptions
+from shardtool.inspection.overview import InspectOptions
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.request.options import OutputOptions

@@ -15,10 +15,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
@@ -27,7 +26,6 @@ from shardtool.dataset.opened import open_dataset, read_part
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.inspection.samples import find_sample, first_samples, keys, view
-from shardtool.inspection.statistics import Counts, Sizes
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, write_tree
 
@@ -431,41 +429,6 @@ def test_damage_anywhere_is_an_error_of_ours_or_none(
         for sample in first_samples(open_dataset(folder), 3):
             json.dumps(view(sample).to_json(), allow_nan=False)
     shutil.rmtree(folder)
-
-
-@given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50))
-def test_sizes_add_up(values: list[int]) -> None:
-    """A spread is that of the numbers, however they were divided."""
-    sizes = Sizes()
-    for at in range(0, len(values), 7):
-        sizes.add(np.array(values[at : at + 7], np.uint64))
-    found = sizes.spread()
-    assert (found.count, found.total) == (len(values), sum(values))
-    assert (found.smallest, found.median, found.largest) == (
-        min(values), sorted(values)[len(values) // 2], max(values)
-    )  # fmt: skip
-
-
-@given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
-@example(0, 0)
-def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
-    """Of more numbers than are kept, the median is right within 0.2 per cent."""
-    values = np.random.default_rng(seed).integers(0, largest + 1, 2**17 + 10, dtype=np.uint64)
-    sizes = Sizes()
-    for part in np.array_split(values, 3):
-        sizes.add(part)
-    true = int(np.sort(values)[len(values) // 2])
-    assert abs(sizes.spread().median - true) <= true * 0.002
-
-
-def test_too_many_values_are_no_labels() -> None:
-    """Counts end at their bound, and at prose."""
-    few, many, prose = Counts(most=3), Counts(most=3), Counts()
-    few.add({"a": 2, "b": 1})
-    few.add({"a": 1})
-    many.add(dict.fromkeys(range(4), 1))
-    prose.add({"word " * 100: 1})
-    assert (few.most(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))

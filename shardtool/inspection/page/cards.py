@@ -1,232 +1,272 @@
-"""The page above the samples: the headline, the key numbers, and a card for each thing that can be counted."""
+"""What the page says above the samples: the state, the key numbers, what is wrong, and what each card shows."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from html import escape
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.inspection.page import charts
-from shardtool.inspection.page.markup import WORD, card, facts, folded, name_cell, number_cells, table
-from shardtool.inspection.page.naming import dataset_name, state
-from shardtool.inspection.page.thumbnails import shorten
+from shardtool.inspection.page.thumbnails import SPLIT, shorten
+from shardtool.inspection.summary import file_size
 from shardtool.request.command_line import appended_runs, command_line
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.dataset.opened import OpenedDataset
-    from shardtool.inspection.page.figures import Figures, LabelSet, ShardFigure, Sizes
+    from shardtool.inspection.overview import Overview
+    from shardtool.inspection.page.charts import Chart
+    from shardtool.inspection.page.choose_samples import Gathered
     from shardtool.inspection.page.thumbnails import Shown
+    from shardtool.inspection.summary import Summary
 
-_OPEN_LABELS = 8
-_MOST_SETS = 6
-_OPEN_FIELDS = 12
+_MOST_SETS = 6  # of labels
 _MOST_FIELDS = 60
-_MOST_COLUMNS = 40  # metadata columns, and options
+_MOST_OPTIONS = 40
 _MOST_SHARDS = 200  # rows of the table
 
 
-def headline(dataset: OpenedDataset, figures: Figures, samples: int, problems: int) -> str:
-    """Return the name, the state, the key numbers and the links."""
-    kind, words = state(dataset, figures)
-    links = [("problems", counted(problems, "problem"))] if problems else []
-    links += [("samples", f"{counted(samples, 'sample')} to look at"), ("fields", "Fields")]
-    if figures.labels:
-        links.append(("labels", "Labels" if figures.labels[0].is_label else "Columns"))
-    links += [("sizes", "Sizes"), ("shards", "Shards"), ("made", "How it was made")]
-    nav = "".join(f'<li><a href="#{where}">{escape(text)}</a></li>' for where, text in links)
-    return (
-        f'<header class="wrap head"><div class="line"><h1><bdi>{escape(dataset_name(dataset))}</bdi></h1>'
-        f'<span class="state {kind}">{escape(words)}</span></div>'
-        f'<p class="sub">{escape(_subtitle(dataset, figures))}</p>{_numbers(dataset, figures)}'
-        f'<nav aria-label="On this page"><ul>{nav}</ul></nav></header>'
-    )
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong: where, what, and the number of the sample on the page, None where it is not shown."""
+
+    where: str
+    what: str
+    shown: int | None = None
 
 
-def _subtitle(dataset: OpenedDataset, figures: Figures) -> str:
-    kind = "WebDataset tar" if dataset.format == "tar" else "TFRecord"
-    names = [shard.name for shard in figures.shards]
-    pattern = dataset.file.pattern if dataset.file else " to ".join(dict.fromkeys((names[0], names[-1])))
-    said = f"{kind} shards, {shorten(pattern, 200)}"
+@dataclass(frozen=True)
+class LabelCard:
+    """The distribution of a label: each value, and how many of `samples` have it."""
+
+    title: str
+    note: str
+    rows: Sequence[tuple[str, int]]
+    samples: int
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """A field: how many samples have it, their share, its sizes as texts and as a small histogram."""
+
+    name: str
+    samples: str
+    sizes: Sequence[str]
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """A shard; what is missing or unknown is None."""
+
+    number: int
+    name: str
+    size: int | None
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class ShardsCard:
+    """The shards: how large they are, and the first and last of them."""
+
+    note: str
+    charts: Sequence[tuple[str, Chart]]
+    rows: Sequence[ShardRow]
+    count: int
+
+
+def problems_of(gathered: Gathered, shown: Sequence[Shown]) -> list[Problem]:
+    """Return what reading the indexes and the samples met."""
+    found = [Problem(os.path.basename(one.where), one.message) for one in gathered.summary.problems]
+    for number, one in enumerate(shown):
+        shard = gathered.overview.dataset.shards[one.chosen.shard].name
+        found += [Problem(f"{shorten(one.key, 80)} in {shard}", what, number) for what in one.problems]
+    return found
+
+
+def state(summary: Summary) -> tuple[str, str]:
+    """Return how whole the dataset is: `good`, `warn` or `bad`, and a few words."""
+    missing = sum(one.code == "missing-shard" for one in summary.problems)
+    if missing:
+        return "bad", f"{counted(missing, 'shard')} missing"
+    if summary.problems:
+        return "bad", counted(len(summary.problems), "problem")
+    return ("good", "complete") if summary.complete else ("warn", "no dataset file: completeness unknown")
+
+
+def subtitle(gathered: Gathered) -> str:
+    """Return what the dataset is, in a line."""
+    dataset = gathered.overview.dataset
+    kind = "WebDataset tar" if gathered.summary.format == "tar" else "TFRecord"
+    ends = dict.fromkeys((dataset.shards[0].name, dataset.shards[-1].name))
+    said = f"{kind} shards, {shorten(dataset.file.pattern if dataset.file else ' to '.join(ends), 200)}"
     source = str(dataset.file.made.get("source", "")) if dataset.file else ""
     return f"{said}, made from {shorten(source, 200)}" if source else said
 
 
-def _numbers(dataset: OpenedDataset, figures: Figures) -> str:
+def numbers(gathered: Gathered) -> list[tuple[str, str]]:
+    """Return the key numbers: what they are, and each for people."""
+    summary, sizes = gathered.summary, gathered.overview.sample_sizes.spread()
     rows = [
-        (_noun(figures.samples, "sample"), ("" if figures.samples_known else "≥ ") + f"{figures.samples:,}"),
-        (_noun(len(figures.shards), "shard"), f"{len(figures.shards):,}"),
-        ("in all", show_size(figures.size)),
+        (_noun(summary.samples, "sample"), gathered.total.replace("at least", "≥")),
+        (_noun(summary.shard_sizes.count, "shard"), f"{len(gathered.overview.dataset.shards):,}"),
+        ("in all", show_size(summary.size)),
     ]
-    if figures.sizes.count:
-        rows.append(("a sample, median", show_size(figures.sizes.median)))
-    rows.append((_noun(len(figures.fields), "field"), f"{len(figures.fields):,}"))
-    if figures.labels:
-        labels = figures.labels[0]
-        what = _noun(len(labels.counts), "label" if labels.is_label else "value")
-        rows.append((f"{what} in {shorten(labels.name, 24)}", f"{len(labels.counts):,}"))
-    if dataset.file:
-        rows.append(("left out", f"{dataset.file.skipped:,}"))
-    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
-    return f'<dl class="numbers">{cells}</dl>'
+    if sizes.count:
+        rows.append(("a sample, median", show_size(sizes.median)))
+    rows.append((_noun(len(summary.fields), "field"), f"{len(summary.fields):,}"))
+    if summary.labels:
+        name, label = next(iter(summary.labels.items()))
+        what = _noun(label.distinct, "label" if gathered.overview.rank(name) <= 1 else "value")
+        rows.append((f"{what} in {shorten(name, 24)}", f"{label.distinct:,}"))
+    if gathered.overview.dataset.file:
+        rows.append(("left out", f"{summary.skipped:,}"))
+    return rows
 
 
 def _noun(number: int, thing: str) -> str:
     return counted(number, thing).rpartition(" ")[2]
 
 
-def cards(dataset: OpenedDataset, figures: Figures, shown: Sequence[Shown]) -> str:
-    """Return a card for each thing that can be counted."""
-    found = []
-    for number, labels in enumerate(figures.labels[:_MOST_SETS]):
-        name = shorten(labels.name, 60)
-        title = f"Labels: {name}" if labels.is_label else f"Column {name}"
-        found.append(_labels(labels, figures, title, "" if number else "labels"))
-    if figures.splits is not None:
-        found.append(_labels(figures.splits, figures, "Splits", ""))
-    found += [_sizes(figures), _images(shown), _shards(dataset, figures), _made(dataset, figures)]
-    return f'{_fields(figures)}<div class="cards">{"".join(found)}</div>'
+def links(gathered: Gathered, samples: int, problems: int) -> list[tuple[str, str]]:
+    """Return the parts of the page: the id of each, and what it is called."""
+    found = [("problems", counted(problems, "problem"))] if problems else []
+    found += [("samples", f"{counted(samples, 'sample')} to look at"), ("fields", "Fields")]
+    for name in [*gathered.summary.labels][:1]:
+        found.append(("labels", "Labels" if gathered.overview.rank(name) <= 1 else "Columns"))
+    return [*found, ("sizes", "Sizes"), ("shards", "Shards"), ("made", "How it was made")]
 
 
-def _of_shards(figures: Figures) -> str:
-    """Say on what the numbers rest, where that is not all."""
-    if figures.counted == len(figures.shards):
+def read_of(overview: Overview) -> str:
+    """Return on what the numbers rest, where that is not all."""
+    if not overview.partial:
         return ""
-    return f"Counted in {figures.counted:,} of {len(figures.shards):,} shards ({figures.counted_samples:,} samples)."
+    read = f"{len(overview.counts):,} of {len(overview.dataset.shards):,} shards"
+    return f"Counted in {read} ({overview.samples:,} samples)."
 
 
-def _fields(figures: Figures) -> str:
-    if not figures.fields:
-        return card(
-            "fields", "Fields", _of_shards(figures), "<p>There are none in an index that can be read.</p>", "full"
+def fields(gathered: Gathered) -> tuple[list[FieldRow], str]:
+    """Return a row for each field, the most frequent first, and the scale of their histograms."""
+    summary = gathered.summary
+    ordered = sorted(summary.fields.items(), key=lambda one: (-one[1].samples, -one[1].size.total, one[0]))
+    ordered = ordered[:_MOST_FIELDS]
+    if not ordered:
+        return [], ""
+    ends = min(one.size.smallest for _, one in ordered), max(one.size.largest for _, one in ordered)
+    rows = []
+    for name, one in ordered:
+        share = (
+            "all" if one.samples == summary.samples else f"{one.samples:,} ({percent(one.samples, summary.samples)})"
         )
-    ordered = sorted(figures.fields.items(), key=lambda one: (-one[1].count, -one[1].total, one[0]))[:_MOST_FIELDS]
-    ends = min(sizes.smallest for _, sizes in ordered), max(sizes.largest for _, sizes in ordered)
-    rows = [_field_row(name, sizes, figures.counted_samples, ends) for name, sizes in ordered]
-    scale = f"sizes, {show_size(ends[0])} to {show_size(ends[1])}"
-    heads = ("field", "#samples", "#in all", "#smallest", "#median", "#largest", scale)
-    html = table(heads, rows[:_OPEN_FIELDS])
-    if len(rows) > _OPEN_FIELDS:
-        cut = (
-            f", of which the {_MOST_FIELDS - _OPEN_FIELDS} most frequent" if len(figures.fields) > _MOST_FIELDS else ""
-        )
-        html += folded(f"{len(figures.fields) - _OPEN_FIELDS:,} more{cut}", table(heads, rows[_OPEN_FIELDS:]))
-    if figures.columns:
-        columns = [f"{shorten(name, 40)} ({shorten(kind, 40)})" for name, kind in figures.columns.items()]
-        more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""
-        said = escape(", ".join(columns[:_MOST_COLUMNS]) + more)
-        html += f'<h3>Metadata columns</h3><p class="note">{said}</p>'
-    return card("fields", "Fields", _of_shards(figures), html, "full")
+        sizes = (one.size.total, one.size.smallest, one.size.median, one.size.largest)
+        chart = charts.spark(gathered.overview.fields[name].sizes, *ends)
+        rows.append(FieldRow(name, share, [*map(show_size, sizes)], chart))
+    return rows, f"sizes, {show_size(ends[0])} to {show_size(ends[1])}"
 
 
-def _field_row(name: str, sizes: Sizes, samples: int, ends: tuple[int, int]) -> str:
-    share = "all" if sizes.count == samples else f"{sizes.count:,} ({_percent(sizes.count, samples)})"
-    shown = [show_size(size) for size in (sizes.total, sizes.smallest, sizes.median, sizes.largest)]
-    chart = f'<td class="sizes">{charts.spark(sizes, *ends)}</td>'
-    return f"<tr>{name_cell(name)}{number_cells(share, *shown)}{chart}</tr>"
+def percent(part: int, of: int) -> str:
+    """Return a share for people."""
+    return f"{100 * part / max(of, 1):.3g}%"
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / max(whole, 1):.3g}%"
+def labels(gathered: Gathered) -> list[LabelCard]:
+    """Return a card for each label, and one for the splits."""
+    summary, cards = gathered.summary, []
+    for name, one in [*summary.labels.items()][:_MOST_SETS]:
+        title = f"{'Labels:' if gathered.overview.rank(name) <= 1 else 'Column'} {shorten(name, 60)}"
+        rows = [(value.name, value.samples) for value in one.values]
+        note = _label_note(rows, one.distinct)
+        if one.source == "field" and one.sampled and not gathered.overview.partial:
+            note += f", of {counted(one.samples, 'sample')} looked at"
+        elif one.samples < gathered.overview.samples:
+            note += f", {counted(gathered.overview.samples - one.samples, 'sample')} without"
+        cards.append(LabelCard(title, f"{note}. {read_of(gathered.overview)}".strip(), rows, one.samples))
+    if summary.splits:
+        rows = [*summary.splits.items()]
+        note = f"{_label_note(rows, len(rows))}. {read_of(gathered.overview)}".strip()
+        cards.append(LabelCard("Splits", note, rows, gathered.overview.columns[SPLIT].filled))
+    return cards
 
 
-def _labels(labels: LabelSet, figures: Figures, title: str, place: str) -> str:
-    ordered = sorted(labels.counts.items(), key=lambda one: (-one[1], one[0]))
-    most, least, total = ordered[0][1], ordered[-1][1], labels.total
-    note = [f"{len(ordered):,} different"]
-    if len(ordered) > 1:
-        note.append(f"{least:,} to {most:,} samples each" if least < most else f"{counted(most, 'sample')} each")
-    if total < figures.counted_samples:
-        note.append(f"{counted(figures.counted_samples - total, 'sample')} without")
-    rows = [
-        f'<tr><td class="name">{escape(shorten(name, WORD))}</td><td class="what">{charts.bar(count / most)}</td>'
-        f"{number_cells(f'{count:,}', _percent(count, total))}</tr>"
-        for name, count in ordered
-    ]
-    opened = len(rows) if len(rows) <= _OPEN_LABELS + 2 else _OPEN_LABELS
-    heads = ("value", "", "#samples", "#share")
-    html = table(heads, rows[:opened])
-    if opened < len(rows):
-        html += folded(f"{len(rows) - opened:,} more", table(heads, rows[opened:]))
-    return card(place, title, f"{', '.join(note)}. {_of_shards(figures)}".strip(), html)
+def _label_note(rows: Sequence[tuple[str, int]], distinct: int) -> str:
+    least, most = rows[-1][1], rows[0][1]
+    note = f"{distinct:,} different"
+    if distinct > len(rows):
+        return f"{note}, of which the {len(rows):,} most frequent"
+    if distinct == 1:
+        return note
+    return f"{note}, {least:,} to {most:,} samples each" if least < most else f"{note}, {counted(most, 'sample')} each"
 
 
-def _sizes(figures: Figures) -> str:
-    sizes = figures.sizes
-    if not sizes.count:
-        return card("sizes", "Sample sizes", "", "<p>There are none in an index that can be read.</p>")
-    ends = f"{show_size(sizes.smallest)} to {show_size(sizes.largest)}"
-    label = f"Histogram of sample sizes: {ends}, median {show_size(sizes.median)}"
-    note = f"Payload bytes of a sample, {ends}. {_of_shards(figures)}".strip()
-    return card("sizes", "Sample sizes", note, charts.histogram(sizes, label))
+def sizes(overview: Overview) -> tuple[str, Chart | None]:
+    """Return what is said of the samples' sizes, and their histogram."""
+    spread = overview.sample_sizes.spread()
+    if not spread.count:
+        return "", None
+    ends = f"{show_size(spread.smallest)} to {show_size(spread.largest)}"
+    label = f"Histogram of sample sizes: {ends}, median {show_size(spread.median)}"
+    note = f"Payload bytes of a sample, {ends}. {read_of(overview)}".strip()
+    return note, charts.histogram(overview.sample_sizes, label)
 
 
-def _images(shown: Sequence[Shown]) -> str:
-    images = [one.images[0] for one in shown if one.images]
-    if not images:
-        return ""
-    kinds, modes = Counter(image.kind for image in images), Counter(image.mode for image in images)
+def images(shown: Sequence[Shown]) -> tuple[str, str, Chart | None]:
+    """Return what is said of the first images of the samples shown, the size of all if it is one, or their sizes."""
+    found = [one.images[0] for one in shown if one.images]
+    if not found:
+        return "", "", None
     said = "; ".join(
-        ", ".join(f"{name} {count:,}" for name, count in counts.most_common(6)) for counts in (kinds, modes)
+        ", ".join(f"{name} {count:,}" for name, count in counts.most_common(6))
+        for counts in (Counter(image.kind for image in found), Counter(image.mode for image in found))
     )
-    note = f"Width and height, in pixels, of {counted(len(images), 'image')} shown below. {said}."
-    widths, heights = sorted(image.full[0] for image in images), sorted(image.full[1] for image in images)
-    if len({image.full for image in images}) == 1:
-        return card("images", "Image sizes", note, f"<p>All {widths[0]:,} by {heights[0]:,} pixels.</p>")
+    note = f"Width and height, in pixels, of {counted(len(found), 'image')} shown below. {said}."
+    widths, heights = sorted(image.full[0] for image in found), sorted(image.full[1] for image in found)
+    if len({image.full for image in found}) == 1:
+        return note, f"All {widths[0]:,} by {heights[0]:,} pixels.", None
     label = f"Widths from {widths[0]:,} to {widths[-1]:,} pixels, heights from {heights[0]:,} to {heights[-1]:,}"
-    return card("images", "Image sizes", note, charts.scatter([image.full for image in images], label))
+    return note, "", charts.scatter([image.full for image in found], label)
 
 
-def _shards(dataset: OpenedDataset, figures: Figures) -> str:
-    sizes = [shard.size or 0 for shard in figures.shards]
-    counts = [shard.samples or 0 for shard in figures.shards]
-    options = dataset.file.made.get("options") if dataset.file else None
+def shards(gathered: Gathered) -> ShardsCard:
+    """Return how large the shards are, as the summary has it, and what there is of each."""
+    overview, summary, file = gathered.overview, gathered.summary, gathered.overview.dataset.file
+    rows = []
+    for shard in overview.dataset.shards:
+        entry, size = file.shards[shard.number] if file else None, file_size(shard.path)
+        samples = overview.counts.get(shard.number) if entry is None else entry.samples
+        rows.append(ShardRow(shard.number, shard.name, size if size is None or entry is None else entry.size, samples))
+    options = file.made.get("options") if file else None
     bound = options.get("max_size") if isinstance(options, dict) else None
-    note = f"{show_size(min(sizes))} to {show_size(max(sizes))}, {min(counts):,} to {max(counts):,} samples."
-    drawn = charts.balance(sizes, show_size, f"Sizes of the shards: {note}", bound if type(bound) is int else None)
-    html = f"<h3>Size</h3>{drawn}"
-    html += f"<h3>Samples</h3>{charts.balance(counts, charts.whole, f'Samples of the shards: {note}')}"
-    rows, half = [_shard_row(*one) for one in enumerate(figures.shards)], _MOST_SHARDS // 2
-    said = "All shards"
-    if len(rows) > _MOST_SHARDS:
-        said = f"The first and last {half} of {len(rows):,} shards"
-        rows = [*rows[:half], *rows[-half:]]
-    html += folded(said, table(("#no.", "shard", "#size", "#samples"), rows))
-    return card("shards", "Shards", note, html)
+    held, count = summary.shard_sizes, summary.shard_samples
+    note = f"{show_size(held.smallest)} to {show_size(held.largest)}, {count.smallest:,} to {count.largest:,} samples."
+    by_size = charts.balance(
+        [row.size or 0 for row in rows],
+        show_size,
+        f"Sizes of the shards: {note}",
+        bound if type(bound) is int else None,
+    )
+    by_count = charts.balance([row.samples or 0 for row in rows], charts.whole, f"Samples of the shards: {note}")
+    few, half = rows if len(rows) <= _MOST_SHARDS else [], _MOST_SHARDS // 2
+    return ShardsCard(note, [("Size", by_size), ("Samples", by_count)], few or rows[:half] + rows[-half:], len(rows))
 
 
-def _shard_row(number: int, shard: ShardFigure) -> str:
-    size = "missing" if shard.size is None else f"{shard.size:,}"
-    samples = "unknown" if shard.samples is None else f"{shard.samples:,}"
-    return f"<tr>{number_cells(f'{number:,}')}{name_cell(shard.name)}{number_cells(size, samples)}</tr>"
-
-
-def _made(dataset: OpenedDataset, figures: Figures) -> str:
-    rows = [("state", state(dataset, figures)[1])]
-    if dataset.file is None:
-        rows.append(("made by", "not known: there is no dataset file (`shardtool index` makes one)"))
-        return card("made", "How it was made", "", facts(rows))
-    made, first = dataset.file.made, ("tool", "verb", "source")
-    rows += [(name, _plain(made[name])) for name in first if name in made]
-    options = made.get("options")
-    if isinstance(options, dict):
-        rows += [
-            (name.replace("_", " "), _option(name, value)) for name, value in list(options.items())[:_MOST_COLUMNS]
-        ]
-    rows += [(name, _plain(value)) for name, value in made.items() if name not in (*first, "options", "appended")]
-    rows += [("appended", command_line(run)) for run in appended_runs(made)[:_MOST_COLUMNS]]
-    skipped = dataset.file.skipped
-    rows.append(("left out", f"{skipped:,}" + (", listed in its .skipped file" if skipped else "")))
-    rows.append(("payload", show_size(dataset.file.field_bytes)))
-    rows.append(("fingerprint", dataset.file.fingerprint))
-    return card("made", "How it was made", "", facts(rows, ("fingerprint",)))
-
-
-def _option(name: str, value: object) -> str:
-    return show_size(value) if name == "max_size" and type(value) is int else _plain(value)
+def made(gathered: Gathered) -> list[tuple[str, str]]:
+    """Return how the dataset was made."""
+    rows, file = [("state", state(gathered.summary)[1])], gathered.overview.dataset.file
+    if file is None:
+        return [*rows, ("made by", "not known: there is no dataset file (`shardtool index` makes one)")]
+    first, options = ("tool", "verb", "source"), file.made.get("options")
+    rows += [(name, _plain(file.made[name])) for name in first if name in file.made]
+    for name, value in [*options.items()][:_MOST_OPTIONS] if isinstance(options, dict) else []:
+        is_size = name == "max_size" and type(value) is int
+        rows.append((name.replace("_", " "), show_size(value) if is_size else _plain(value)))
+    rows += [(name, _plain(one)) for name, one in file.made.items() if name not in (*first, "options", "appended")]
+    rows += [("appended", command_line(run)) for run in appended_runs(file.made)[:_MOST_OPTIONS]]
+    rows.append(("left out", f"{file.skipped:,}" + (", listed in its .skipped file" if file.skipped else "")))
+    rows.append(("payload", show_size(file.field_bytes)))
+    return [*rows, ("fingerprint", file.fingerprint)]
 
 
 def _plain(value: object) -> str:

@@ -1,9 +1,9 @@
-"""Charts as inline SVG: plain shapes with classes, coloured by the page's style sheet. No text goes in unescaped."""
+"""Charts as shapes with classes; the template draws them as inline SVG, the style sheet colours them."""
 
 from __future__ import annotations
 
 import math
-from html import escape
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.values import show_size
@@ -11,7 +11,7 @@ from shardtool.values import show_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.inspection.page.figures import Sizes
+    from shardtool.inspection.statistics import Sizes
 
 _WIDTH, _HEIGHT = 360, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 16, 24  # room around the plot: the counts stand above, the ticks below
@@ -23,26 +23,36 @@ _COUNT_WIDTH, _TITLE_LINE = 64, 11  # where the texts above a plot stand
 _LETTER = 6.2  # pixels of a letter of a tick, about
 
 
+@dataclass(frozen=True)
+class Shape:
+    """An element of SVG: its name, class, place, and its text (of a `text`) or title."""
+
+    tag: str
+    kind: str
+    place: dict[str, float]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture; `label` says what it shows, for who cannot see it."""
+
+    width: int
+    height: int
+    shapes: list[Shape]
+    label: str = ""
+
+
 def whole(value: float) -> str:
     """Return a whole number for people."""
     return f"{value:,.0f}"
 
 
-def bar(share: float, title: str = "") -> str:
-    """Return a bar that takes `share` of its cell's width."""
-    tip = f"<title>{escape(title)}</title>" if title else ""
-    width = max(0.5, 100 * share) if share > 0 else 0
-    return (
-        '<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'{tip}<rect class="track" width="100" height="10"/><rect class="fill" width="{width:.2f}" height="10"/></svg>'
-    )
-
-
-def histogram(sizes: Sizes, label: str) -> str:
+def histogram(sizes: Sizes, label: str) -> Chart | None:
     """Return how many there are of each size, on a log scale."""
     columns = sizes.columns(_MOST_BARS)
     if not columns:
-        return ""
+        return None
     plot = _Log(columns[0][0], columns[-1][1], _LEFT, _WIDTH - _RIGHT)
     high, floor = max(count for *_, count in columns), _HEIGHT - _BOTTOM
     parts = [_line(_LEFT, floor, _WIDTH - _RIGHT, floor, "axis")]
@@ -54,14 +64,14 @@ def histogram(sizes: Sizes, label: str) -> str:
             parts.append(_rect(left + 0.5, floor - tall, max(1.0, right - left - 1), tall, "fill", tip))
     parts += [_text(_LEFT, 11, f"{high:,}", "tick")]
     parts += plot.ticks(floor, show_size)
-    if sizes.count:
-        middle = plot.at(max(sizes.median, 1))
-        parts.append(_line(middle, _TOP - 2, middle, floor, "median"))
-        parts.append(_text(*_beside(middle, f"median {show_size(sizes.median)}"), "tick strong"))
-    return _svg(_HEIGHT, label, parts)
+    median = sizes.spread().median
+    middle = plot.at(max(median, 1))
+    parts.append(_line(middle, _TOP - 2, middle, floor, "median"))
+    parts.append(_text(*_beside(middle, f"median {show_size(median)}"), "tick strong"))
+    return Chart(_WIDTH, _HEIGHT, parts, label)
 
 
-def spark(sizes: Sizes, low: float, high: float) -> str:
+def spark(sizes: Sizes, low: float, high: float) -> Chart:
     """Return a small histogram between `low` and `high`, which all fields of a table share."""
     width, height = _SPARK
     plot = _Log(max(low, 1), max(high, low * 2, 2), 1, width - 1)
@@ -73,18 +83,16 @@ def spark(sizes: Sizes, low: float, high: float) -> str:
             left, right = plot.at(start), plot.at(end)
             tall = max(1.5, (height - 2) * count / most)
             parts.append(_rect(left, height - 1 - tall, max(2.0, right - left - 0.4), tall, "fill"))
-    body = "".join(parts)
-    place = f'viewBox="0 0 {width} {height}" height="{height}" preserveAspectRatio="none"'
-    return f'<svg class="spark" {place} aria-hidden="true">{body}</svg>'
+    return Chart(width, height, parts)
 
 
-def balance(values: Sequence[int], show: Callable[[float], str], label: str, bound: int | None = None) -> str:
+def balance(values: Sequence[int], show: Callable[[float], str], label: str, bound: int | None = None) -> Chart:
     """Return a bar for each shard; of many shards, one for each run: the mean, and paler the largest.
 
     Args:
-        values: One a shard.
+        values: A number for each shard.
         show: Turns a value into text.
-        label: What the chart tells, for who cannot see it.
+        label: What the chart shows, for who cannot see it.
         bound: What no shard may exceed: a dashed line.
     """
     step = -(-len(values) // _MOST_SHARD_BARS)
@@ -110,10 +118,10 @@ def balance(values: Sequence[int], show: Callable[[float], str], label: str, bou
     parts.append(_text(_LEFT, _BALANCE_HEIGHT - 3, "shard 0", "tick"))
     if len(values) > 1:
         parts.append(_text(_WIDTH - _RIGHT, _BALANCE_HEIGHT - 3, whole(len(values) - 1), "tick end"))
-    return _svg(_BALANCE_HEIGHT, label, parts)
+    return Chart(_WIDTH, _BALANCE_HEIGHT, parts, label)
 
 
-def scatter(points: Sequence[tuple[int, int]], label: str) -> str:
+def scatter(points: Sequence[tuple[int, int]], label: str) -> Chart:
     """Return a dot for each image: width to the right, height upwards, both on one log scale."""
     low = min(min(point) for point in points)
     high = max(max(point) for point in points)
@@ -135,11 +143,9 @@ def scatter(points: Sequence[tuple[int, int]], label: str) -> str:
     for (width, height), count in sorted(many.items()):
         radius = min(9.0, 2.6 * math.sqrt(count) if count < 4 else 3.6 + math.log2(count) * 0.6)  # noqa: PLR2004
         tip = f"{width:,} by {height:,}: {count:,}"
-        parts.append(
-            f'<circle class="dot" cx="{across.at(width):.1f}" cy="{up.at(height):.1f}" r="{radius:.1f}">'
-            f"<title>{escape(tip)}</title></circle>"
-        )
-    return _svg(_SCATTER_HEIGHT, label, parts)
+        place = {"cx": across.at(width), "cy": up.at(height), "r": radius}
+        parts.append(Shape("circle", "dot", place, tip))
+    return Chart(_WIDTH, _SCATTER_HEIGHT, parts, label)
 
 
 class _Log:
@@ -168,9 +174,10 @@ class _Log:
         step = unit * max((one for one in (1, 2, 5) if one * unit <= rough), default=1)
         return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
-    def ticks(self, floor: float, show: Callable[[float], str]) -> list[str]:
+    def ticks(self, floor: float, show: Callable[[float], str]) -> list[Shape]:
         """Return marks and texts below the line at `floor`; texts that would touch are left out."""
-        parts, free = [], 0.0
+        parts: list[Shape] = []
+        free = 0.0
         for value in self.marks():
             at, text = self.at(value), show(value)
             half = len(text) * _LETTER / 2
@@ -187,23 +194,13 @@ def _beside(at: float, text: str) -> tuple[float, float, str]:
     return max(min(at + 5, _WIDTH - len(text) * _LETTER - 2), _COUNT_WIDTH), _TITLE_LINE, text
 
 
-def _svg(height: float, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(label)}">'
-        f"{''.join(parts)}</svg>"
-    )
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Shape:
+    return Shape("line", kind, {"x1": x1, "y1": y1, "x2": x2, "y2": y2})
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Shape:  # noqa: PLR0913, PLR0917 - a shape
+    return Shape("rect", kind, {"x": x, "y": y, "width": width, "height": height}, title)
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:  # noqa: PLR0913, PLR0917 - a shape
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    if not title:
-        return f'<rect class="{kind}" {place}/>'
-    return f'<rect class="{kind}" {place}><title>{escape(title)}</title></rect>'
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, kind: str) -> Shape:
+    return Shape("text", kind, {"x": x, "y": y}, text)

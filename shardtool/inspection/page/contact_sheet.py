@@ -46,10 +46,10 @@ def write_contact_sheet(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         dataset: What to show.
-        path: Of the PNG.
+        path: The PNG.
         samples: How many samples are shown, 1 to 2,000; spread over labels, or over shards where there are none.
         columns: Thumbnails in a row, 1 to 50.
-        seed: Of the choice.
+        seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
     Raises:
@@ -62,21 +62,19 @@ def write_contact_sheet(  # noqa: PLR0913 - each is an option of the command
             raise InvalidRequest(name, f"{value:,}", expected=f"1 to {most:,}")
     check_target(dataset, path, overwrite=overwrite)
     gathered = gather(dataset, samples, seed)
-    shown = list(show_samples(dataset, gathered.chosen, Budget(_EDGE, None, 400, 1)))
+    shown = list(show_samples(gathered, Budget(_EDGE, None, 400, 1)))
     sheet = _Sheet(min(columns, max(len(shown), 3)), len(shown))
     sheet.title(dataset_name(dataset), _said(gathered))
     for number, one in enumerate(shown):
-        sheet.tile(number, one, label_of(gathered.figures, one))
+        sheet.tile(number, one, label_of(one))
     write_target(path, sheet.png())
 
 
 def _said(gathered: Gathered) -> str:
-    figures = gathered.figures
-    least = "" if figures.samples_known else "at least "
-    said = f"{len(gathered.chosen):,} of {least}{counted(figures.samples, 'sample')}"
-    if figures.labels:
-        said += f", {len(figures.labels[0].counts):,} labels in {shorten(figures.labels[0].name, 40)}"
-    return f"{said}, {counted(len(figures.shards), 'shard')}"
+    said = f"{len(gathered.chosen):,} of {gathered.total} samples"
+    if labels := [*gathered.summary.labels.items()]:
+        said += f", {counted(labels[0][1].distinct, 'label')} in {shorten(labels[0][0], 40)}"
+    return f"{said}, {counted(len(gathered.overview.dataset.shards), 'shard')}"
 
 
 class _Sheet:
@@ -133,10 +131,9 @@ class _Sheet:
         if one.problems:
             self._text((place[0] + 10, place[1] + _EDGE // 2 - 8), "cannot be shown", "text", "bad", _EDGE - 20)
             return
-        best = max(one.texts, key=lambda text: (text.kind == "text", len(text.text)), default=None)
-        if best is None:
+        if one.best is None:
             return
-        words, line, down = best.text.split(), "", place[1] + 6
+        words, line, down = one.best.text.split(), "", place[1] + 6
         for word in [*words, ""]:
             longer = f"{line} {word}".strip()
             if line and (not word or self._width(longer, "small") > _EDGE - 14):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def check_target(dataset: OpenedDataset, path: str, *, overwrite: bool) -> None:
-    """See that a report may be written to `path`.
+    """Refuse a path to which no report may be written.
 
     Raises:
         InvalidRequest: It is a URL, or one of the dataset's own files.
-        OutputExists: There is something already, and nobody asked to replace it.
+        OutputExists: There is something already, and `overwrite` is off.
     """
     if "://" in path or not os.path.basename(path):
         raise InvalidRequest(path or "the report", "no name of a local file", expected="one such as report.html")

@@ -6,33 +6,36 @@ what cannot be read or decoded becomes a problem of that sample.
 
 from __future__ import annotations
 
+import base64
 import json
-import struct
 import warnings
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from shardtool.dataset.payload import label_of, numbers_in
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
-from shardtool.inspection.page.labels import varint
+from shardtool.inspection.overview import SHORT
+from shardtool.inspection.samples import text_of
 from shardtool.transform.image import BadImage, ImageOptions, change
 from shardtool.values import IMAGE_ENDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from shardtool.dataset.opened import OpenedDataset
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.inspection.page.figures import Chosen
+    from shardtool.inspection.page.choose_samples import Chosen, Gathered
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 _KINDS = (
     (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
 )  # fmt: skip
-_SNIFFED = 5  # of _KINDS are told by their content alone, whatever the field is called
+_SNIFFED = 5  # of _KINDS are known by their content alone, whatever the field is called
+SPLIT = "split"  # the column of a sample's split
 _START = 4096  # bytes that are read of a field that is no image
 _LARGEST_IMAGE = 2**26  # bytes of an image that is read
 _MOST_PIXELS = 100_000_000
@@ -66,6 +69,11 @@ class Thumbnail:
     kind: str
     field: str
 
+    @property
+    def url(self) -> str:
+        """The picture as a URL that holds it."""
+        return "data:image/webp;base64," + base64.b64encode(self.data).decode()
+
 
 @dataclass(frozen=True)
 class Text:
@@ -83,6 +91,7 @@ class Shown:
 
     Attributes:
         chosen: Which one.
+        labels: Field or column to the label, the likeliest first.
         fields: Name and bytes of each of its fields.
         images: The first few.
         texts: Its other fields.
@@ -91,6 +100,7 @@ class Shown:
     """
 
     chosen: Chosen
+    labels: dict[str, str]
     fields: list[tuple[str, int]]
     images: list[Thumbnail] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
@@ -101,6 +111,12 @@ class Shown:
     def key(self) -> str:
         """Its key, for people."""
         return shorten(self.chosen.values["__key__"], _SHORT)
+
+    @property
+    def best(self) -> Text | None:
+        """What the sample is about: its longest text, not a label, which is shown as one."""
+        long = [one for one in self.texts if one.kind != "bytes" and len(one.text) > 1]
+        return max(long or self.texts[:1], key=lambda one: (one.kind == "text", len(one.text)), default=None)
 
 
 @dataclass(frozen=True)
@@ -120,23 +136,17 @@ class Budget:
     images: int = _MOST_IMAGES
 
 
-def show_samples(dataset: OpenedDataset, chosen: Sequence[Chosen], budget: Budget) -> Iterator[Shown]:
-    """Yield what is shown of each sample, in the order of `chosen`, which must be that of the dataset."""
-    features = dataset.file.features if dataset.file else {}
-    at = 0
-    while at < len(chosen):
-        end = at
-        while end < len(chosen) and chosen[end].shard == chosen[at].shard:
-            end += 1
-        shard = dataset.shards[chosen[at].shard]
+def show_samples(gathered: Gathered, budget: Budget) -> Iterator[Shown]:
+    """Yield what is shown of each chosen sample, in the order of the dataset."""
+    for number, chosen in groupby(gathered.chosen, key=lambda one: one.shard):
+        samples = list(chosen)
         try:
-            with open_shard(shard.path) as file:
-                for one in chosen[at:end]:
-                    yield _Reading(file, budget, features).show(one)
+            with open_shard(gathered.overview.dataset.shards[number].path) as file:
+                for one in samples:
+                    yield _Reading(file, budget, gathered).show(one)
         except CorruptShard as error:
-            for one in chosen[at:end]:
-                yield Shown(one, _sizes(one), problems=[*_found(one), error.found])
-        at = end
+            for one in samples:
+                yield Shown(one, _column_labels(gathered, one), _sizes(one), problems=[error.found])
 
 
 def shorten(text: str, most: int) -> str:
@@ -224,25 +234,30 @@ def _sizes(one: Chosen) -> list[tuple[str, int]]:
     return [(shorten(part["name"], _SHORT), part["length"]) for part in one.values["__fields__"]]
 
 
-def _found(one: Chosen) -> list[str]:
-    return [f"{code}: {message}"[:500] for code, message in one.findings]
+def _column_labels(gathered: Gathered, one: Chosen) -> dict[str, str]:
+    found = {name: one.values.get(name) for name, label in gathered.summary.labels.items() if label.source == "column"}
+    if gathered.summary.splits:
+        found[SPLIT] = one.values.get(SPLIT)
+    return {name: shorten(str(value), _SHORT) for name, value in found.items() if value is not None}
 
 
 class _Reading:
     """How one sample is read."""
 
-    def __init__(self, file: ShardFile | PackedFile, budget: Budget, features: Mapping[str, str]) -> None:
-        self._file, self._budget, self._features = file, budget, features
-        self._texts_left = budget.text
+    def __init__(self, file: ShardFile | PackedFile, budget: Budget, gathered: Gathered) -> None:
+        self._file, self._budget, self._gathered = file, budget, gathered
+        self._kinds, self._texts_left = gathered.overview.kinds, budget.text
 
     def show(self, one: Chosen) -> Shown:
         """Return what is shown of a sample."""
-        shown = Shown(one, _sizes(one), problems=_found(one))
+        shown = Shown(one, _column_labels(self._gathered, one), _sizes(one))
         for part in one.values["__fields__"][:_MOST_FIELDS]:
             try:
                 self._field(shown, part)
             except CorruptShard as error:
                 shown.problems.append(f"{shorten(part['name'], _SHORT)}: {error.found}")
+        order = [*self._gathered.summary.labels, SPLIT]
+        shown.labels = {name: shown.labels[name] for name in order if name in shown.labels}
         return shown
 
     def _field(self, shown: Shown, part: dict[str, Any]) -> None:
@@ -254,6 +269,10 @@ class _Reading:
             return
         if not self._checked(shown, part, start):
             return
+        label = self._gathered.summary.labels.get(name)
+        if label is not None and label.source == "field" and length <= SHORT:
+            called, _ = label_of(start, self._kinds.get(name, "bytes"), self._gathered.overview.classes.get(name))
+            shown.labels[name] = shorten(called, _SHORT)
         if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= _LARGEST_IMAGE // 64:
             start = bytes(self._file.read(part["offset"], length))
         if self._texts_left > 0:
@@ -291,7 +310,7 @@ class _Reading:
 
     def _text(self, shown: Shown, name: str, start: bytes, length: int) -> Text:
         title = shorten(name, _SHORT)
-        numbers = _numbers(start, str(self._features.get(name, "")))
+        numbers = _numbers(start, self._kinds.get(name, "bytes"))
         if numbers is not None:
             return self._cut(title, "numbers", numbers, is_cut=len(start) < length)
         if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
@@ -300,7 +319,7 @@ class _Reading:
                 return self._cut(title, "json", pretty, is_cut=False)
             except (ValueError, RecursionError) as error:
                 shown.problems.append(f"{title}: no JSON: {printable(str(error))[:_SHORT]}")
-        if (text := _as_text(start, is_whole=len(start) == length)) is not None:
+        if (text := text_of(start, whole=len(start) == length)) is not None:
             return self._cut(title, "text", text, is_cut=len(start) < length)
         dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
         return Text(title, "bytes", dump, length > _HEX_BYTES)
@@ -313,27 +332,15 @@ class _Reading:
         return Text(field_name, kind, kept, is_cut or len(whole) > most or len(text) > 2 * most)
 
 
-def _as_text(data: bytes, *, is_whole: bool) -> str | None:
-    """Return `data` as text; None where it is none."""
-    for end in range(len(data), max(len(data) - (1 if is_whole else 4), -1), -1):  # a letter may be cut
-        try:
-            text = data[:end].decode()
-        except UnicodeDecodeError:
-            continue
-        return None if "\0" in text else text
-    return None if data else ""
-
-
-def _numbers(data: bytes, feature: str) -> str | None:
-    """Return the numbers that a feature of a TFRecord packs; None where it holds none."""
-    if "float32" in feature:
-        count = len(data) // 4
-        return ", ".join(f"{value:.7g}" for value in struct.unpack(f"<{count}f", data[: 4 * count]))
-    if "int64" not in feature:
+def _numbers(start: bytes, kind: str) -> str | None:
+    """Return the numbers at the start of a feature of a TFRecord; None where it holds none."""
+    if kind == "bytes":
         return None
-    values, start = [], 0
-    for at, byte in enumerate(data):
-        if byte < 0x80:  # noqa: PLR2004 - the last byte of a varint
-            values.append(str(varint(data[start : at + 1])))
-            start = at + 1
-    return ", ".join(values)
+    end = len(start) // 4 * 4
+    if kind == "int64":
+        end = max((at + 1 for at, byte in enumerate(start) if byte < 0x80), default=0)  # noqa: PLR2004 - ends a varint
+    try:
+        numbers = numbers_in(start[:end], kind)
+    except ValueError:
+        return None
+    return ", ".join(f"{number:.7g}" if isinstance(number, float) else str(number) for number in numbers)

@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool import CreateOptions, create, inspect
+from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.inspection.page.page import script_json, write_page
-from tests.helpers import tool, write_tree
+from shardtool.values import show_size
+from tests.helpers import PHOTOS, tool, write_tree
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
 
 if TYPE_CHECKING:
@@ -37,11 +41,17 @@ class _Reader(HTMLParser):
         self.text: list[str] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.styles: list[str] = []
+        self.rows: list[list[str]] = []
+        self.titles: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag not in _VOID:
             self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -58,6 +68,10 @@ class _Reader(HTMLParser):
             self.styles.append(data)
         else:
             self.text.append(data)
+        if inside == "h2":
+            self.titles.append(data)
+        elif "td" in self.open:
+            self.rows[-1][-1] += data
 
 
 @dataclass
@@ -188,6 +202,17 @@ def test_all_shards_take_part(tmp_path: Path) -> None:
     assert {one["shard"] for one in _page(tmp_path / "d", samples=6).samples} == {f"s-{at:06}.tar" for at in range(6)}
 
 
+def test_label_of_another_type_in_each_shard(tmp_path: Path) -> None:
+    """A column called a label that holds texts, nothing, or lists is shown as far as it is a label."""
+    for number, values in enumerate((["a", "b"], [None, None], [["a"], ["b", "c"]], [1, 2])):
+        table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
+        create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / "d" / f"s-{number}.json").unlink()
+    page = _page(tmp_path / "d")
+    assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
+    assert len(page.samples) == 8
+
+
 @pytest.mark.parametrize("samples", [0, 1, 7, 36, 50])
 def test_as_many_as_asked_for(tmp_path: Path, samples: int) -> None:
     """As many samples are shown as were asked for, or all; the page says how many of how many."""
@@ -239,29 +264,6 @@ def test_problem_samples_are_marked(tmp_path: Path) -> None:
     assert len(page.tags("img")) == 1
 
 
-@dataclass(frozen=True)
-class _Finding:
-    code: str
-    file: str
-    key: str
-    found: str
-
-
-def test_findings_are_shown_first(tmp_path: Path) -> None:
-    """A sample that a finding names is among those shown, marked and linked; a finding without a sample is listed."""
-    write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(200), 2))
-    findings = [
-        _Finding("payload-checksum", "s-000000.tar", "00123", "another checksum <b>"),
-        _Finding("shard-size", "s-000000.tar", "", "512 bytes too many"),
-    ]
-    page = _page(tmp_path / "d", samples=3, findings=findings)
-    marked = [at for at, one in enumerate(page.samples) if one["problems"]]
-    assert [page.samples[at]["key"] for at in marked] == ["00123"]
-    assert f"#s{marked[0]}" in {one["href"] for one in page.tags("a")}
-    assert "512 bytes too many" in page.text
-    assert len(page.samples) == 3
-
-
 def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
     """With a shard missing and another without its index, the page is written, and names both."""
     for file in photos.parent.glob("p*"):
@@ -271,7 +273,7 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
     page = _page(tmp_path / "p.json", samples=8)
     assert "1 shard missing" in page.text
     assert "no such file or directory" in page.text
-    assert "its index is missing" in page.text
+    assert "p-000002.index" in page.text
     assert "complete" not in page.text
     assert len(page.samples) == 8
 
@@ -289,7 +291,7 @@ def test_page_stays_small(tmp_path: Path) -> None:
 
 def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
-    monkeypatch.setattr("shardtool.inspection.page.choose_samples._MOST_SHARDS", 3)
+    monkeypatch.setattr("shardtool.inspection.overview.MOST_SAMPLES", 15)
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
     ran = tool("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran
@@ -324,6 +326,56 @@ def test_existing_file_stays(tmp_path: Path) -> None:
         write_page(dataset, str(shard), overwrite=True)
     assert shard.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "page.html"]
+
+
+def _dataset(kind: str, folder: Path) -> Path:
+    """Write a dataset whose labels come from folders, classes, columns, a field, or from shards without an index."""
+    options, ending = {
+        "folders": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
+        "tfrecord": (CreateOptions(label_from_folder=True, max_size="900kB"), "tfrecord"),
+        "classes": (CreateOptions(values=("cls=bi", "w=width"), classes=("cls",), max_size="1MB"), "tar"),
+        "columns": (CreateOptions(max_size="1MB"), "tar"),
+        "species": (CreateOptions(values=("species=species",), max_count=20), "tar"),
+        "foreign": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
+    }[kind]
+    rows = range(50)
+    table = pa.table(
+        {"key": [f"{at:02}" for at in rows], "species": [("ant", "bee", "cat")[at % 7 % 3] for at in rows]}
+    )
+    source = {"classes": PHOTOS.parent / "photos.csv", "columns": PHOTOS.parent / "photos.csv", "species": table}
+    create(source.get(kind, PHOTOS), f"{folder}/d-{{0..}}.{ending}", options)
+    for path in [*folder.glob("*.index"), folder / "d.json"] if kind == "foreign" else []:
+        path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folders", "tfrecord", "classes", "columns", "species", "foreign"])
+def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path) -> None:
+    """Totals, fields, labels, splits and columns on the page are those of `inspect`, on the terminal and as JSON."""
+    folder = _dataset(kind, tmp_path / "d")
+    summary, page = inspect(folder), _page(folder, samples=20)
+    rows = {tuple(row) for row in page.reader.rows}
+    shards = summary.shard_sizes.count
+    totals = (
+        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {show_size(summary.size)}"
+    )
+    assert totals in page.text
+    for name, one in summary.fields.items():
+        share = (
+            "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
+        )
+        sizes = map(show_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
+        assert (name, share, *sizes, "") in rows
+    titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
+    assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
+    for label in summary.labels.values():
+        for value in label.values:
+            assert (value.name, "", f"{value.samples:,}", f"{100 * value.samples / label.samples:.3g}%") in rows
+    counts = {(row[0], row[2]) for row in rows if len(row) == 4}
+    assert counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
+    assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
+    assert tool("inspect", folder, COLUMNS="160").out.rstrip() == summary_text(summary, 160)
+    assert json.loads(tool("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
 
 
 @pytest.mark.parametrize("samples", [-1, 2001])

@@ -1,0 +1,50 @@
+"""`inspect`: what is in a dataset. The library twin of `shardtool inspect`.
+
+It reads the dataset file and the sidecars, one at a time, and of the shards only a seeded few images and labels. Shards
+without a sidecar are walked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.opened import open_dataset
+from shardtool.errors import CorruptShard
+from shardtool.inspection.overview import InspectOptions, Overview
+from shardtool.inspection.summary import summarize
+from shardtool.request.observer import Observer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from shardtool.inspection.summary import Summary
+
+
+def inspect(
+    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    options: InspectOptions | None = None,
+    *,
+    observer: Observer | None = None,
+) -> Summary:
+    """Return what is in a dataset.
+
+    Args:
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
+        options: See `InspectOptions`.
+        observer: Hears of progress.
+
+    Raises:
+        InvalidRequest: There is none.
+        CorruptShard: The dataset file is damaged, or no shard can be read.
+    """
+    overview = Overview(open_dataset(dataset), options or InspectOptions(), observer or Observer())
+    for _ in overview.read():
+        pass
+    overview.look()
+    summary = summarize(overview)
+    if not overview.counts:
+        where, problem = overview.dataset.found.dataset_file or overview.dataset.shards[0].path, summary.problems[0]
+        found = f"no shard can be read: {problem.where}: {problem.message}"
+        raise CorruptShard(where, found, remedy="Get the shards again.")
+    return summary
