@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding
+    from shardtool.check.look import Report
     from shardtool.errors import (
         CorruptShard,
         InvalidRequest,
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     )
     from shardtool.inspection.summary import InspectOptions, Summary, inspect
     from shardtool.request.observer import Observer
-    from shardtool.request.options import CreateOptions
+    from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions
     from shardtool.request.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import ExportResult, export
-    from shardtool.verbs.index import IndexOptions, IndexResult, index
+    from shardtool.verbs.index import IndexResult, index
     from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
-    from shardtool.verbs.verify import Report, VerifyOptions, verify
+    from shardtool.verbs.verify import verify
 
 __version__ = "0.1.0"
 
@@ -69,15 +70,15 @@ _MODULES = {
     "DryRun": "request.results",
     "ExportResult": "verbs.export",
     "Finding": "check.findings",
-    "IndexOptions": "verbs.index",
+    "IndexOptions": "request.options",
     "IndexResult": "verbs.index",
     "InspectOptions": "inspection.summary",
     "Observer": "request.observer",
-    "Report": "verbs.verify",
+    "Report": "check.look",
     "ReshardOptions": "verbs.reshard",
     "SplitResult": "request.results",
     "Summary": "inspection.summary",
-    "VerifyOptions": "verbs.verify",
+    "VerifyOptions": "request.options",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",

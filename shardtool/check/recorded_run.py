@@ -2,8 +2,8 @@
 
 Whoever made the file may have written anything there. So of what it records only options in `TAKEN_AGAIN` are used:
 those that choose (which samples and fields, in which order, how large shards are) or change bytes by rules of ours.
-What names code or a place is never used; a run that had such options is repeated only where the user gives them anew:
-see `Given`.
+What names code or a place is never used; a run that had such options is repeated only where the user gives them anew,
+as options of `verify`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
 from shardtool.request.command_line import option
-from shardtool.request.options import CreateOptions, pairs
+from shardtool.request.options import OF_SOURCE, CreateOptions, pairs
 from shardtool.source.base import open_source
 from shardtool.verbs.reshard import ReshardOptions, ShardSource
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
+    from shardtool.request.options import VerifyOptions
     from shardtool.source.base import Source
-    from shardtool.source.folder.scan import Symlinks
 
 AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 
@@ -43,23 +43,6 @@ _CHOSEN_BY: dict[str, Any] = {
     "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
     "stratify": None, "group_by": None, "on_duplicate": "first",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the user says of a source, because no dataset file can be believed in that.
-
-    Attributes:
-        map: The function of `--map`, to be called again by a repair.
-        root: What relative paths of a manifest count from; None: its folder.
-        allow_outside: Whether paths of a manifest may leave the root.
-        symlinks: What becomes of links in a folder; None: as it is recorded, unless they lead out of the folder.
-    """
-
-    map: str | None = None
-    root: str | None = None
-    allow_outside: bool = False
-    symlinks: Symlinks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +72,7 @@ class Recorded:
         return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
 
 
-def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
+def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
     """Return how a dataset was made: of one that was appended to, how its first samples were.
 
     Args:
@@ -107,8 +90,7 @@ def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
         created = _with_classes(_with_given(_options(told, CreateOptions), given), file)
         return Recorded(verb, created, map=printable(function)[:80])
-    if given != Given():
-        name = next(one.name for one in fields(Given) if getattr(given, one.name) != one.default)
+    if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
     told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
     table, found = told.pop("join", ""), _options(told, ReshardOptions)
@@ -125,7 +107,7 @@ def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
     return Recorded(verb, options, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
 
 
-def _with_given(found: dict[str, Any], given: Given) -> CreateOptions:
+def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
     """Return the options of `create`: what is recorded, and what the user says of the source."""
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks

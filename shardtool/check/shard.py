@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardtool.check.findings import Finding, finding_of
-from shardtool.dataset.sidecar import ShardFact, read_facts
+from shardtool.dataset.sidecar import read_facts
 from shardtool.dataset.sidecar_read import read_bytes
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, printable
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.check.worker import Examined
-    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.check.subject import Case
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Odd, Survey
 
@@ -37,51 +35,6 @@ _MOST = 100  # findings of one kind: the rest tells nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
-
-
-@dataclass(slots=True)
-class Case:
-    """One shard with all that is said of it.
-
-    Attributes:
-        name: Of the shard.
-        path: Of the shard.
-        sidecar: The name of its sidecar.
-        sidecar_path: Its path.
-        entry: What the dataset file says; None where there is none, or it is damaged.
-        wanted: Whether a sidecar must be there.
-        size: Bytes of the shard; None where it is not there.
-        data: The sidecar's bytes; None where it is not there, or cannot be read.
-        fact: What the sidecar says of its shard; None where it is damaged.
-        rows: Its rows, likewise; None also where nobody read them.
-        examined: What a worker found; None where nobody looked.
-    """
-
-    name: str
-    path: str
-    sidecar: str
-    sidecar_path: str
-    entry: ShardEntry | None
-    wanted: bool
-    size: int | None = None
-    data: bytes | None = None
-    fact: ShardFact | None = None
-    rows: Rows | None = None
-    examined: Examined | None = None
-
-    @property
-    def survey(self) -> Survey | None:
-        """What lies in the shard; None where it could not be opened, or nobody looked."""
-        return None if self.examined is None else self.examined.survey
-
-    @property
-    def sound(self) -> bool:
-        """Whether the shard's bytes are proven to be those that were written."""
-        survey = self.survey
-        if survey is None or survey.crc is None or survey.error is not None:
-            return False
-        told = [one.crc for one in (self.entry, self.fact) if one is not None and one.crc is not None]
-        return survey.crc in told
 
 
 def check_shard(case: Case) -> Iterator[Finding]:

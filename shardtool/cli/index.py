@@ -65,9 +65,9 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
     from shardtool.errors import printable
+    from shardtool.request.options import IndexOptions
     from shardtool.values import counted
     from shardtool.verbs.export import export
-    from shardtool.verbs.index import IndexOptions
     from shardtool.verbs.index import index as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)

@@ -83,7 +83,7 @@ def verify(  # noqa: PLR0913 - an option each
     from shardtool.cli.findings_text import rendered
     from shardtool.cli.output import show
     from shardtool.cli.results_text import Terminal
-    from shardtool.verbs.verify import VerifyOptions
+    from shardtool.request.options import VerifyOptions
     from shardtool.verbs.verify import verify as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)

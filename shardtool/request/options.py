@@ -1,4 +1,4 @@
-"""What can be asked of the verbs that write shards: one value, checked as far as it can be without the source."""
+"""What can be asked of each verb: one value, checked as far as it can be without the source."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ Trust = Literal["time", "size"]
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
+Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
@@ -40,6 +41,7 @@ _CHOICES = {
     "resize_mode": get_args(ResizeMode),
     "encode": (None, *get_args(ImageFormat)),
 }
+OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what `verify` is told of the source, and does not look up
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _SEVERAL = (
@@ -291,6 +293,75 @@ class CreateOptions(OutputOptions):
             probe=self.probe,
         )
         return Transform(images, self.map or "")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How to verify.
+
+    Attributes:
+        quick: Read no shards: names, sizes, sidecars, numbering.
+        decode: Decode every image and JSON field, too, and see that labels are numbers.
+        source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
+            compared by key; None: nothing is.
+        target: Readers that the names must be safe for.
+        repair: Mend what can be mended without guessing.
+        map: Of `create --map`: the function that a repair may call to make shards again.
+        root: Of the source, a manifest: what its relative paths count from; None: its folder.
+        allow_outside: Of the source, a manifest: whether its paths may leave the root.
+        symlinks: Of the source, a folder: `inside` (the tree), `follow` or `skip`; None: as the dataset file says,
+            but `follow`, which only the user can ask for.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    quick: bool = False
+    decode: bool = False
+    source: Any = None
+    target: tuple[Target, ...] = ()
+    repair: bool = False
+    map: str | None = None
+    root: str | None = None
+    allow_outside: bool = False
+    symlinks: Symlinks | None = None
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        for name in OF_SOURCE:
+            if getattr(self, name) and self.source is None:
+                raise InvalidRequest(option(name), "no source that it could be about", expected="--source, too")
+        if self.map and not self.repair:
+            raise InvalidRequest("--map", "nothing to make again", expected="--repair, too")
+        if self.quick:
+            for name in ("decode", "repair", "source", "target"):
+                if getattr(self, name):
+                    raise InvalidRequest(f"--{name}", "used with --quick", expected="one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How to index.
+
+    Attributes:
+        checksum: Read the payloads too, for their checksums and the content fingerprint.
+        output: The folder for sidecars and dataset file; None: beside the shards.
+        dots: Where keys end in members' names; None: as the dataset file says, or at the first dot.
+        overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    checksum: bool = False
+    output: str | None = None
+    dots: Dots | None = None
+    overwrite: bool = False
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def share(where: str, text: str | float) -> Fraction:

@@ -19,11 +19,11 @@ from shardtool.dataset.find import COMPRESSED, find_dataset, read_small, shard_f
 from shardtool.dataset.unfinished import check_finished
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable
-from shardtool.execute.local import LocalPool, StartMethod, cores
+from shardtool.execute.local import LocalPool, cores
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
 from shardtool.request.observer import Observer
-from shardtool.request.ranges import check_ranges
+from shardtool.request.options import IndexOptions
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text
 
@@ -37,30 +37,6 @@ if TYPE_CHECKING:
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
 _NULL = "null"  # the type of a column without a value: it goes with any
-
-
-@dataclass(frozen=True, slots=True)
-class IndexOptions:
-    """How to index.
-
-    Attributes:
-        checksum: Read the payloads too, for their checksums and the content fingerprint.
-        output: The folder for sidecars and dataset file; None: beside the shards.
-        dots: Where keys end in members' names; None: as the dataset file says, or at the first dot.
-        overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
-        workers: Processes; None: the cores that this process may use.
-        start_method: `auto`, `fork` or `spawn`.
-    """
-
-    checksum: bool = False
-    output: str | None = None
-    dots: Dots | None = None
-    overwrite: bool = False
-    workers: int | None = None
-    start_method: StartMethod = "auto"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)

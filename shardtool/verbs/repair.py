@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardtool.check.look import look
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import read_small
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
@@ -27,14 +27,14 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.observer import Observer
 from shardtool.storage.staging import open_folder
-from shardtool.verbs.verify import look, with_seconds
 
 if TYPE_CHECKING:
-    from shardtool.check.shard import Case
+    from shardtool.check.look import Report
+    from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import Folder, Staged
     from shardtool.values import OnError
-    from shardtool.verbs.verify import Look, Report, VerifyOptions
 
 _OF_SIDECARS = frozenset(
     {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
@@ -55,7 +55,6 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    begun = time.time()
     report, seen = look(dataset, options, observer)
     done: list[str] = []
     if not report.sound:
@@ -65,7 +64,7 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         if mending.changed:
             report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
         report = replace(report, unchecked=(*report.unchecked, *mending.left))
-    return with_seconds(report, time.time() - begun, tuple(done))
+    return replace(report, repaired=tuple(done))
 
 
 class _Mending:
@@ -77,7 +76,7 @@ class _Mending:
         changed: Whether anything was written.
     """
 
-    def __init__(self, report: Report, seen: Look, options: VerifyOptions) -> None:
+    def __init__(self, report: Report, seen: Subject, options: VerifyOptions) -> None:
         self.seen, self.options = seen, options
         self.codes = {one.code for one in report.findings} | set(report.counts)
         self.by_file: dict[str, set[str]] = {}
@@ -163,7 +162,7 @@ class _Mending:
         from shardtool.dataset.sidecar import ShardFact, encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
-        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots()))
+        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
             raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
         return encode_table(table_of(found), ShardFact(case.name, found.size, found.crc, ""))
@@ -177,12 +176,13 @@ class _Mending:
                 what = "shards are missing. Finish the run that made them: its own command with --resume"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.verbs.index import IndexOptions, index
+        from shardtool.request.options import IndexOptions
+        from shardtool.verbs.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
             options = IndexOptions(
-                checksum=True, dots=self.seen.dots(), workers=self.options.workers,
+                checksum=True, dots=self.seen.dots, workers=self.options.workers,
                 overwrite="dataset-file-damaged" in self.codes,
             )  # fmt: skip
             made = index(given, options)
@@ -222,7 +222,7 @@ class _Mending:
         """Return the options to run `create` again with: code is the user's, never what is recorded."""
         from shardtool.check.recorded_run import recorded_run
 
-        run, given = recorded_run(file, self.options.given), self.options.map
+        run, given = recorded_run(file, self.options), self.options.map
         options: Any = run.options  # of `create`: other verbs are not run again
         if run.map and given is None:
             raise InvalidRequest(
