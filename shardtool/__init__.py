@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shardtool.inspection.summary import InspectOptions, Summary, inspect
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions
-    from shardtool.request.results import CreateResult, DryRun, SplitResult
+    from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
     from shardtool.verbs.create import create, dry_run
-    from shardtool.verbs.export import ExportResult, export
-    from shardtool.verbs.index import IndexResult, index
+    from shardtool.verbs.export import export
+    from shardtool.verbs.index import index
     from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
 
@@ -68,10 +68,10 @@ _MODULES = {
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "DryRun": "request.results",
-    "ExportResult": "verbs.export",
+    "ExportResult": "request.results",
     "Finding": "check.findings",
     "IndexOptions": "request.options",
-    "IndexResult": "verbs.index",
+    "IndexResult": "request.results",
     "InspectOptions": "inspection.summary",
     "Observer": "request.observer",
     "Report": "check.look",

@@ -370,7 +370,7 @@ class Job:
         self.note(*name_notes(outputs), *folder_notes(outputs, self.exports))
         if self.exports and not self.dry:
             from shardtool.interop.huggingface import check_splits
-            from shardtool.verbs.export import check_exports
+            from shardtool.publish.exporter import check_exports
 
             if any(export.readme for export in self.exports.values()):
                 check_splits([target.split for target in self.targets])
@@ -487,7 +487,7 @@ class Job:
     def export(self, target: Target, pool: LocalPool) -> None:
         """Write the indexes of other tools for a dataset that is there."""
         if self.exports:
-            from shardtool.verbs.export import Exporter
+            from shardtool.publish.exporter import Exporter
 
             exporter = Exporter(target.folder, target.pattern.dataset_file, self.exports, self.observer, self.notes)
             exporter.write(target.folder, pool, overwrite=self.options.if_exists != "error")

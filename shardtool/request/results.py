@@ -1,4 +1,4 @@
-"""What `create` returns: plain values, for people and programs."""
+"""What the verbs that write return: plain values, for people and programs."""
 
 from __future__ import annotations
 
@@ -148,3 +148,51 @@ class CreateResult:
         found["changes"] = None if self.changes is None else asdict(self.changes)
         optional = ("dropped", "features", "splits", "appended", "exported", "changes")
         return {name: value for name, value in found.items() if value or name not in optional}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """The index of a dataset.
+
+    Attributes:
+        dataset_file: Its path.
+        shards: How many.
+        kept: How many of their sidecars were right already.
+        samples: In all shards.
+        notes: What the user was told.
+    """
+
+    dataset_file: str
+    shards: int
+    kept: int
+    samples: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return asdict(self) | {"notes": list(self.notes)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """Index files for other tools.
+
+    Attributes:
+        dataset_file: The path of what they were made for.
+        folder: Where they are.
+        formats: What was asked for.
+        files: Their names, by shard, then by format; then those of which a folder has one set.
+        kept: How many of them were there already, the same to the byte or the user's to change.
+        notes: What the user was told.
+    """
+
+    dataset_file: str
+    folder: str
+    formats: tuple[str, ...]
+    files: tuple[str, ...]
+    kept: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return asdict(self)

@@ -20,11 +20,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool.check.look import look
+from shardtool.check.repairable import (
+    OF_ALL,
+    OF_DATASET_FILE,
+    OF_SHARDS,
+    OF_SIDECARS,
+    options_again,
+    output_again,
+    why_not_again,
+    wrong_names,
+)
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import read_small
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.storage.staging import open_folder
 
@@ -34,17 +44,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import Folder, Staged
-    from shardtool.values import OnError
 
-_OF_SIDECARS = frozenset(
-    {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
-)
-_OF_SHARDS = frozenset(
-    {"shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "shard-damaged", "padding-not-zero",
-     "payload-checksum"}
-)  # fmt: skip
-_OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
-_OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 _KEPT_SUFFIX = ".before-repair"
 
 
@@ -89,19 +89,19 @@ class _Mending:
 
     def run(self) -> None:
         """Mend what can be mended."""
-        file, files = self.seen.file, self.codes & (_OF_SIDECARS | _OF_SHARDS)
-        instead = _not_from_source(file) if file is not None and files else ""
+        file, files = self.seen.file, self.codes & (OF_SIDECARS | OF_SHARDS)
+        instead = why_not_again(file) if file is not None and files else ""
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._leave(instead)
             else:
                 self._again(file)
             return
-        if self.codes & _OF_SHARDS:
+        if self.codes & OF_SHARDS:
             self._leave(instead or self._of_shards())
-        if self.seen.file is not None and self.codes & _OF_SIDECARS:
+        if self.seen.file is not None and self.codes & OF_SIDECARS:
             self._sidecars(self.seen.file)
-        elif self.codes & _OF_DATASET_FILE:
+        elif self.codes & OF_DATASET_FILE:
             self._dataset_file()
 
     def _of_shards(self) -> str:
@@ -117,7 +117,7 @@ class _Mending:
 
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
-        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & _OF_SIDECARS]
+        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
         proven = [case for case in bad if case.sound and case.entry is not None and case.survey is not None
                   and case.survey.crc == case.entry.crc]  # fmt: skip
         for case in bad:
@@ -170,7 +170,7 @@ class _Mending:
     def _dataset_file(self) -> None:
         """Make the dataset file again from shards that are what their sidecars say."""
         unsound = [case.name for case in self.seen.cases if not case.sound]
-        if unsound or self.codes & (_OF_SHARDS | _OF_SIDECARS | _OF_ALL):
+        if unsound or self.codes & (OF_SHARDS | OF_SIDECARS | OF_ALL):
             what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
             if "dataset-incomplete" in self.codes:
                 what = "shards are missing. Finish the run that made them: its own command with --resume"
@@ -197,9 +197,9 @@ class _Mending:
         """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
         from shardtool.verbs.create import create
 
-        wrong = self._wrong_names(file)
+        wrong = wrong_names(file, self.by_file)
         try:
-            options, output = self._options(file), self._output(file)
+            options, output = options_again(file, self.options), output_again(file, self.seen.found, self.codes)
             self._check_plan(file, output, options)
             kept = self._keep(file, wrong)
         except ShardError as error:
@@ -217,58 +217,6 @@ class _Mending:
         shutil.rmtree(kept)
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
-
-    def _options(self, file: DatasetFile) -> Any:
-        """Return the options to run `create` again with: code is the user's, never what is recorded."""
-        from shardtool.check.recorded_run import recorded_run
-
-        run, given = recorded_run(file, self.options), self.options.map
-        options: Any = run.options  # of `create`: other verbs are not run again
-        if run.map and given is None:
-            raise InvalidRequest(
-                "--source", f"samples made by {run.map}, which is never run because a file names it",
-                expected="--map, if that code is yours", remedy="Nothing was touched.",
-            )  # fmt: skip
-        if given is not None and given != run.map:
-            expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
-            raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
-        on_error: OnError = "skip" if file.skipped else "stop"
-        return replace(
-            options, map=given, if_exists="resume", on_error=on_error, workers=self.options.workers,
-            start_method=self.options.start_method,
-        )  # fmt: skip
-
-    def _output(self, file: DatasetFile) -> list[str] | str:
-        """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
-
-        Raises:
-            InvalidRequest: It would write or remove other files than those.
-        """
-        if extra := self.codes & {"shard-extra", "sidecar-extra"}:
-            raise InvalidRequest(
-                "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
-                expected="none, for they would be removed", remedy="Move them away first.",
-            )  # fmt: skip
-        output: list[str] | str = os.path.join(self.folder.path, file.pattern)
-        if "{" not in file.pattern:
-            output = [os.path.join(self.folder.path, one.name) for one in file.shards]
-        base = parse_pattern(output).base
-        if {base, file.name} != {self._base()}:
-            raise InvalidRequest(
-                "--repair", f"a dataset file called {self._base()}, of a dataset called {file.name}",
-                expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
-            )  # fmt: skip
-        return output
-
-    def _wrong_names(self, file: DatasetFile) -> list[str]:
-        """Return the files that are to be made again."""
-        names = []
-        for one in file.shards:
-            if self.by_file.get(one.name, set()) & _OF_SHARDS:
-                names += [one.name]
-            elif self.by_file.get(one.sidecar, set()) & _OF_SIDECARS:
-                names += [one.sidecar]
-        return names
 
     def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
         """See that the source would give the shards that the dataset file lists, before anything is touched."""
@@ -319,22 +267,6 @@ class _Mending:
             (one.name, one.size, one.crc) for one in file.shards
         ]:
             raise InvalidRequest("--source", "other content than the dataset was made from", expected="the same")
-
-
-def _not_from_source(file: DatasetFile) -> str:
-    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
-    verb = file.made.get("verb")
-    if file.appends:
-        return (
-            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
-            "from a copy, or make the dataset anew: the first command with --overwrite, then each --append"
-        )
-    if verb == "index":
-        return "shards that another tool made: get them again"
-    if verb != "create" or file.made.get("split"):
-        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
-        return f"shards {which}: run the command that made them again, with --resume"
-    return ""
 
 
 def _stage(folder: Folder, name: str, data: bytes) -> Staged:
