@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.errors import printable
+from shardtool.errors import CorruptShard, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +23,6 @@ _SOURCE = "If the source is right, run the command that made the dataset again, 
 _RENAME = "Rename one of them in the source, and make the shards anew."
 _MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
-_PLACE = re.compile(r"at ([\d,]+): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +194,6 @@ class Findings:
 
 def finding_of(code: str, file: str, error: ShardError) -> Finding:
     """Return the finding that an error is."""
-    place = _PLACE.match(error.found)
-    offset = int(place[1].replace(",", "")) if place else None
-    return Finding(code, file, error.found[place.end() :] if place else error.found, error.expected, offset)
+    if isinstance(error, CorruptShard):
+        return Finding(code, file, error.problem, error.expected, error.offset)
+    return Finding(code, file, error.found, error.expected)

@@ -9,8 +9,9 @@ as options of `verify`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
@@ -134,7 +135,7 @@ def _told(file: DatasetFile) -> dict[str, Any]:
 
 def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Return recorded options, as far as they are options of that kind, of the right types."""
-    known = {one.name: str(one.type) for one in fields(kind) if one.name in TAKEN_AGAIN}
+    known = {name: hint for name, hint in get_type_hints(kind).items() if name in TAKEN_AGAIN}
     found: dict[str, Any] = {}
     for name, value in told.items():
         if name not in known:
@@ -146,18 +147,17 @@ def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return found
 
 
-def _fits(value: object, annotation: str) -> bool:
-    """Tell whether a value from JSON is of the type that an option has; of a few texts, the option itself sees."""
+def _fits(value: object, hint: Any) -> bool:
+    """Return whether a value from JSON is of the type of an option; of a few texts, the option itself checks which."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    origins = {get_origin(kind) for kind in kinds}
     if isinstance(value, list):
-        return annotation.startswith("tuple") and all(isinstance(one, str) for one in value)
-    kinds = annotation.split(" | ")
-    if type(value) is int and abs(value) > _MOST:
-        return False
+        return tuple in origins and all(isinstance(one, str) for one in value)
     if isinstance(value, str):
-        return not annotation.startswith("tuple") and ("str" in kinds or kinds[0] not in ("bool", "int", "float"))
-    if type(value) is int and "float" in kinds:
-        return True
-    return value is not None and type(value).__name__ in kinds
+        return str in kinds or Literal in origins
+    if type(value) is int:
+        return abs(value) <= _MOST and (int in kinds or float in kinds)
+    return value is not None and type(value) in kinds
 
 
 def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:
