@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from shardtool.inspection.summary import InspectOptions, Summary, inspect
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions
+    from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import export
     from shardtool.verbs.index import index
-    from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
+    from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
 
 __version__ = "0.1.0"
@@ -75,7 +76,7 @@ _MODULES = {
     "InspectOptions": "inspection.summary",
     "Observer": "request.observer",
     "Report": "check.look",
-    "ReshardOptions": "verbs.reshard",
+    "ReshardOptions": "request.reshard_options",
     "SplitResult": "request.results",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",

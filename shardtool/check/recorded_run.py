@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
+from shardtool.request.choices import fits, kinds
 from shardtool.request.command_line import option
 from shardtool.request.options import OF_SOURCE, CreateOptions, pairs
+from shardtool.request.reshard_options import ReshardOptions
 from shardtool.source.base import open_source
-from shardtool.verbs.reshard import ReshardOptions, ShardSource
+from shardtool.verbs.reshard import ShardSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,6 @@ TAKEN_AGAIN = frozenset({
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
 })  # fmt: skip
-_MOST = 2**63 - 1  # of a number that is taken again
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
 _CHOSEN_BY: dict[str, Any] = {
     "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
@@ -135,29 +135,15 @@ def _told(file: DatasetFile) -> dict[str, Any]:
 
 def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Return recorded options, as far as they are options of that kind, of the right types."""
-    known = {name: hint for name, hint in get_type_hints(kind).items() if name in TAKEN_AGAIN}
     found: dict[str, Any] = {}
     for name, value in told.items():
-        if name not in known:
+        if name not in TAKEN_AGAIN or name not in kinds(kind):
             found_there = f"the dataset file records {printable(name)[:80]!r}"
             raise InvalidRequest("--source", found_there, expected="options that choose samples or shards")
-        if not _fits(value, known[name]):
+        if not fits(value, kind, name):
             raise InvalidRequest("--source", f"the dataset file records {name} as {printable(str(value))[:80]!r}")
         found[name] = tuple(value) if isinstance(value, list) else value
     return found
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Return whether a value from JSON is of the type of an option; of a few texts, the option itself checks which."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    origins = {get_origin(kind) for kind in kinds}
-    if isinstance(value, list):
-        return tuple in origins and all(isinstance(one, str) for one in value)
-    if isinstance(value, str):
-        return str in kinds or Literal in origins
-    if type(value) is int:
-        return abs(value) <= _MOST and (int in kinds or float in kinds)
-    return value is not None and type(value) in kinds
 
 
 def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:

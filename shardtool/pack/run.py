@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
-    from shardtool.select.splits import SplitOptions
+    from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Source
     from shardtool.transform.steps import Transform
     from shardtool.values import Dots

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local import StartMethod
-from shardtool.publish.publisher import IfExists
+from shardtool.request.choices import check_choices
 from shardtool.request.command_line import option
 from shardtool.request.ranges import check_ranges
-from shardtool.source.folder.scan import Symlinks
-from shardtool.values import Dots, OnError, Oversize, parse_size
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.values import Dots, IfExists, OnError, Oversize, StartMethod, Symlinks, parse_size
 
 if TYPE_CHECKING:
-    from shardtool.select.splits import SplitOptions
-    from shardtool.source.manifest.manifest import ManifestOptions
     from shardtool.transform.steps import Transform
 
 Trust = Literal["time", "size"]
@@ -28,26 +25,9 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
-_CHOICES = {
-    "on_duplicate": ("error", "rename", "first", "last"),
-    "method": ("auto", "gather", "scatter"),
-    "oversize": get_args(Oversize),
-    "symlinks": get_args(Symlinks),
-    "dots": (None, *get_args(Dots)),
-    "on_error": get_args(OnError),
-    "if_exists": get_args(IfExists),
-    "trust": get_args(Trust),
-    "start_method": get_args(StartMethod),
-    "resize_mode": get_args(ResizeMode),
-    "encode": (None, *get_args(ImageFormat)),
-}
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what `verify` is told of the source, and does not look up
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
-_SEVERAL = (
-    "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
-    "select_fields", "drop_fields", "rename_fields",
-)  # fmt: skip
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
@@ -108,14 +88,7 @@ class OutputOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
-        known = {one.name for one in fields(self)}
-        for name in [name for name in _CHOICES if name in known]:
-            if (value := getattr(self, name)) not in _CHOICES[name]:
-                choices = ", ".join(str(one) for one in _CHOICES[name])
-                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
-        for name in [name for name in _SEVERAL if name in known]:
-            if isinstance(texts := getattr(self, name), str):
-                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
+        check_choices(self)
         check_ranges(self)
         if self.max_size is not None:
             parse_size(self.max_size)
@@ -140,8 +113,6 @@ class OutputOptions:
         """Return how samples are divided; None: they are not."""
         if not self.split and self.split_column is None:
             return None
-        from shardtool.select.splits import SplitOptions, parse_shares
-
         shares = parse_shares(self.split) if self.split else ()
         return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
 
@@ -247,30 +218,7 @@ class CreateOptions(OutputOptions):
         """Return how samples are divided; None: they are not."""
         if not self.split_from_folder:
             return OutputOptions.of_split(self)
-        from shardtool.select.splits import SplitOptions
-
         return SplitOptions(column=TOP_FOLDER, option="--split-from-folder", seed=self.seed)
-
-    def of_manifest(self) -> ManifestOptions:
-        """Return what concerns a manifest."""
-        from shardtool.dataset.classes import open_classes
-        from shardtool.source.manifest.manifest import ManifestOptions
-
-        return ManifestOptions(
-            key=self.key,
-            path=self.path,
-            files=pairs("--file", self.files),
-            binary=pairs("--bytes", self.binary),
-            fields=pairs("--field", self.values),
-            classes=tuple(self.classes),
-            known_classes=open_classes(self.classes_from),
-            meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
-            root=self.root,
-            allow_outside=self.allow_outside,
-            size=self.size,
-            stat=self.stat,
-            dots=self.dots or "first",
-        )
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""
@@ -328,6 +276,7 @@ class VerifyOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_ranges(self)
         for name in OF_SOURCE:
             if getattr(self, name) and self.source is None:
@@ -361,6 +310,7 @@ class IndexOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_ranges(self)
 
 

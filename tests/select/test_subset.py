@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
+from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.query import matching
-from shardtool.select.splits import SplitOptions, divide, parse_shares
+from shardtool.select.splits import divide
 from shardtool.select.subset import column_of, sample_by_key, select_fields, sort_order, table_of
 from shardtool.values import Skipped, to_bytes
 from tests.helpers import ENVIRONMENT, REPO
