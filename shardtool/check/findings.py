@@ -93,7 +93,7 @@ class Finding:
         file: The name of the shard, sidecar or dataset file that it is about.
         found: What is there.
         expected: What should be there; empty where that is plain.
-        offset: Where in the file, in bytes; None where it is about all of it.
+        offset: The place in the file, in bytes; None: the finding is about the whole file.
         key: The sample's key; empty where it is about none.
         field: The field's name; empty where it is about none.
     """

@@ -2,7 +2,7 @@
 
 They are no part of a dataset, and no checksum covers them; but a reader that is given a stale one returns wrong bytes
 without an error. A worker compares each with what a walk over its shard finds. What has the name of an index and not
-its form is told to be unchecked: it may be anything.
+its form is reported as unchecked: it may be anything.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class BesideTask:
     """The index files of a shard.
 
     Attributes:
-        path: Of the shard.
-        name: Of the shard.
+        path: The path of the shard.
+        name: The name of the shard.
         files: The names of files beside it that may be indexes.
-        dots: Where keys end in members' names.
+        dots: The dot at which keys end in members' names: the `first` or the `last`.
     """
 
     path: str

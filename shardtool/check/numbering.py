@@ -100,7 +100,7 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
 
 
 def _check_rest(subject: Subject, name: str, missing: list[str], listed: int) -> Findings:
-    """Tell of a dataset of which only some shards were given, and whether the others are there."""
+    """Report a dataset of which only some shards were given, and those of the others that are not there."""
     findings, file = Findings(), output_text(name)
     findings.unchecked.append(f"what {file} says: it lists {counted(listed, 'shard')}")
     if subject.is_of_several:

@@ -48,10 +48,10 @@ _CHOSEN_BY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a dataset was made, as far as that can be told and done again.
+    """How a dataset was made, as far as that is recorded and can be done again.
 
     Attributes:
-        verb: `create`, `reshard` or `index`; empty where it is not told.
+        verb: `create`, `reshard` or `index`; empty: not recorded.
         options: Without those that say what is to be made of a table that is not at hand.
         table: The name of that table: what `--join` took; empty where it took none.
         made_fields: The fields that may have been made of it.
@@ -74,7 +74,7 @@ class Recorded:
 
 
 def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
-    """Return how a dataset was made: of one that was appended to, how its first samples were.
+    """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
 
     Args:
         file: The dataset file; None where there is none.
@@ -85,16 +85,17 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
     """
     verb = str(file.made.get("verb", "")) if file else ""
     if file is None or verb != "reshard":
-        told = _told(file) if file else {}
-        function = told.pop("map", "")
+        recorded = _recorded(file) if file else {}
+        function = recorded.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
-        created = _with_classes(_with_given(_options(told, CreateOptions), given), file)
+        created = _with_classes(_with_given(_options(recorded, CreateOptions), given), file)
         return Recorded(verb, created, map=printable(function)[:80])
     if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
-    told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
-    table, found = told.pop("join", ""), _options(told, ReshardOptions)
+    recorded = _recorded(file)
+    recorded.pop("dots", None)  # found in the source, not asked for
+    table, found = recorded.pop("join", ""), _options(recorded, ReshardOptions)
     if table == "":
         return Recorded(verb, _with_classes(ReshardOptions(**found), file))
     values = found.pop("values", ())
@@ -129,14 +130,14 @@ def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
-def _told(file: DatasetFile) -> dict[str, Any]:
+def _recorded(file: DatasetFile) -> dict[str, Any]:
     return dict(file.made.get("options", {}))
 
 
-def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Return recorded options, as far as they are options of that kind, of the right types."""
     found: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in recorded.items():
         if name not in TAKEN_AGAIN or name not in kinds(kind):
             found_there = f"the dataset file records {printable(name)[:80]!r}"
             raise InvalidRequest("--source", found_there, expected="options that choose samples or shards")
@@ -150,9 +151,9 @@ def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> S
     """Return the source of a run.
 
     Args:
-        run: Which.
-        source: Where it is now; of `reshard`, which takes several datasets, also a list of them.
-        outputs: Of what was made.
+        run: The run.
+        source: The source as it is now; for `reshard`, which takes several datasets, also a list of them.
+        outputs: The patterns of what was made.
 
     Raises:
         InvalidRequest: There is no such source.

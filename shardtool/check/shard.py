@@ -233,10 +233,10 @@ def check_rows(case: Case) -> Iterator[Finding]:
         samples = max(0, samples - 1)  # the last one may be cut
     same_keys = rows.keys == b"".join(survey.keys) and len(rows.counts) == len(survey.keys)
     if not (same_keys and np.array_equal(rows.key_sizes, [len(key) for key in survey.keys])):
-        told = rows.all_keys()
-        at = next((at for at in range(samples) if not _same_key(told[at], survey.keys[at])), None)
+        recorded = rows.all_keys()
+        at = next((at for at in range(samples) if not _same_key(recorded[at], survey.keys[at])), None)
         if at is not None:
-            yield _differs(case, at, f"the key {printable(told[at])}", printable(survey.keys[at]))
+            yield _differs(case, at, f"the key {printable(recorded[at])}", printable(survey.keys[at]))
             return
     for what, ours, theirs in (
         ("offset", rows.starts, column(survey.starts, np.int64)),
@@ -291,8 +291,8 @@ def _differs(case: Case, sample: int, found: str, expected: str, field: str = ""
     return Finding("index-differs", case.sidecar, f"in row {sample:,}: {found}", where, start, key, field)
 
 
-def _same_key(told: bytes, key: bytes) -> bool:
-    return told == key or told == walked_text(key).encode()  # as it is, in most
+def _same_key(recorded: bytes, key: bytes) -> bool:
+    return recorded == key or recorded == walked_text(key).encode()  # as it is, in most
 
 
 def _text(name: bytes) -> bytes:
@@ -314,7 +314,7 @@ def check_entry(case: Case) -> Iterator[Finding]:
                       f"{entry.samples:,}, as the dataset file says")  # fmt: skip
         return
     ends = [walked_text(survey.keys[at]) for at in (0, -1)] if survey.keys else ["", ""]
-    for what, told, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
-        if told != key:
+    for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
+        if recorded != key:
             yield Finding("totals-differ", case.name, f"the {what} key {printable(key)}",
-                          f"{printable(told)}, as the dataset file says")  # fmt: skip
+                          f"{printable(recorded)}, as the dataset file says")  # fmt: skip

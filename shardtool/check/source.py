@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """A dataset and its source: of one that samples were appended to, its first shards and theirs.
+    """A dataset and its source; if samples were appended, the shards and the source of the first run.
 
     Args:
         subject: The dataset.
         options: What the user says of the source; `source` is what the dataset was made from.
-        observer: Is told of progress.
+        observer: Gets progress.
 
     Raises:
         InvalidRequest: There is no such source.

@@ -74,7 +74,7 @@ class Subject:
 
     Attributes:
         given: What the user called it.
-        found: Where it lies.
+        found: Its files.
         own: Whether there is a dataset file of ours, damaged or not.
         file: What that says; None where there is none, or it is damaged.
         cases: Its shards.

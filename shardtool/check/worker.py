@@ -41,9 +41,9 @@ class Task:
     """A shard to examine.
 
     Attributes:
-        path: Of the shard.
-        name: For findings.
-        dots: Where the key of a member's name ends.
+        path: The path of the shard.
+        name: The name of the shard, for findings.
+        dots: The dot at which the key in a member's name ends.
         decode: Whether payloads are decoded.
         classes: Field to how many classes its numbers stand for.
     """
@@ -61,8 +61,8 @@ class Examined:
 
     Attributes:
         survey: What lies in it; None where it cannot be opened.
-        hashes: 16 bytes a sample, of its key.
-        findings: What the payloads told, the first ones.
+        hashes: The hash of each key, 16 bytes.
+        findings: What is wrong with payloads, the first ones.
         more: How many more of these there are, by code.
         undecoded: How many payloads were too large to be decoded.
         error: Why it cannot be opened; None where it can.
@@ -77,7 +77,7 @@ class Examined:
 
 
 def examine(task: Task) -> Examined:
-    """Walk, sum and, where asked for, decode a shard; a damaged one is told of up to the damage."""
+    """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
         found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
     except OutputFailed:  # the machine's fault, not the shard's
@@ -163,7 +163,7 @@ def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: in
     wanted = min(length, check.limit + 1)
     try:
         data = bytes(shard.read(offset, wanted))
-    except CorruptShard:  # the walk has told of it
+    except CorruptShard:  # the walk has found it
         return ""
     return check.decode(data) if len(data) == wanted else ""
 

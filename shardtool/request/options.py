@@ -12,20 +12,28 @@ from shardtool.request.choices import check_choices
 from shardtool.request.command_line import option
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
-from shardtool.values import Dots, IfExists, OnError, Oversize, StartMethod, Symlinks, parse_size
+from shardtool.values import (
+    Dots,
+    IfExists,
+    ImageFormat,
+    OnError,
+    Oversize,
+    ResizeMode,
+    StartMethod,
+    Symlinks,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
 
 Trust = Literal["time", "size"]
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
-ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
-ImageFormat = Literal["jpg", "png", "webp"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
-OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what `verify` is told of the source, and does not look up
+OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
@@ -50,7 +58,7 @@ class OutputOptions:
         shards_multiple_of: The number of shards is a multiple of this.
         oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
         shuffle: Put the samples into one global random order.
-        seed: Of that order, and of splits.
+        seed: The seed of that order, and of splits.
         where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
         split: Shares such as `train=0.8,val=0.1,test=0.1`.
         split_column: The column that holds the split.
@@ -122,31 +130,31 @@ class CreateOptions(OutputOptions):
     """How to make a dataset; each has an option on the command line, of the same name where no other is given.
 
     Attributes:
-        include: Of a folder: globs; where there are any, a file must match one.
-        exclude: Of a folder: globs; files and folders that match one are left out.
-        hidden: Of a folder: names that start with a dot count.
+        include: Folders only: globs; where there are any, a file must match one.
+        exclude: Folders only: globs; files and folders that match one are left out.
+        hidden: Folders only: names that start with a dot count.
         symlinks: `inside` (the tree), `follow` or `skip`.
-        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
+        dots: The key ends at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
         label_from_folder: Add the field `cls`, the number of the top folder.
-        split_from_folder: Of a folder: the top folder names the split; labels are from those below.
-        key: Of a manifest: the column with the keys.
-        path: Of a manifest: the column with the path of a file, whose ending names its field.
+        split_from_folder: Folders only: the top folder names the split; labels are from those below.
+        key: Manifests only: the column with the keys.
+        path: Manifests only: the column with the path of a file, whose ending names its field.
         files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
         binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
         values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
-        classes: Of a manifest: those of `values` that are labels, to be numbered.
+        classes: Manifests only: those of `values` that are labels, to be numbered.
         classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
             or lists by field; None: they are numbered in the order of their bytes.
-        meta: Of a manifest: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
-        root: Of a manifest: what relative paths count from; None: its folder.
-        allow_outside: Of a manifest: whether paths may leave the root.
-        size: Of a manifest: the column with the file's size, for `stat=False`.
+        meta: Manifests only: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
+        root: Manifests only: what relative paths count from; None: its folder.
+        allow_outside: Manifests only: whether paths may leave the root.
+        size: Manifests only: the column with the file's size, for `stat=False`.
         stat: `--no-stat` is False: look at no file, for a dry run.
         resize: Images: `256`, or `640x480`.
         resize_mode: What that means: the `shorter` or `longer` side, the `exact` size, or to `crop` or `pad` to it.
         only_larger: Enlarge no image.
         encode: Images become `jpg`, `png` or `webp`.
-        quality: Of jpg and webp, 1 to 100.
+        quality: The quality of jpg and webp, 1 to 100.
         images: `--image`: the fields that are images; none: those with an image's ending.
         masks: `--mask`: the fields that are images of labels, never blended.
         probe: Images: width, height and mode go into the sidecars.
@@ -249,15 +257,15 @@ class VerifyOptions:
 
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
-        decode: Decode every image and JSON field, too, and see that labels are numbers.
+        decode: Decode every image and JSON field, too, and check that labels are numbers.
         source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
             compared by key; None: nothing is.
         target: Readers that the names must be safe for.
         repair: Mend what can be mended without guessing.
-        map: Of `create --map`: the function that a repair may call to make shards again.
-        root: Of the source, a manifest: what its relative paths count from; None: its folder.
-        allow_outside: Of the source, a manifest: whether its paths may leave the root.
-        symlinks: Of the source, a folder: `inside` (the tree), `follow` or `skip`; None: as the dataset file says,
+        map: The function of `create --map`, which a repair may call to make shards again.
+        root: Manifests only: what its relative paths count from; None: its folder.
+        allow_outside: Manifests only: whether its paths may leave the root.
+        symlinks: Folders only: `inside` (the tree), `follow` or `skip`; None: as the dataset file says,
             but `follow`, which only the user can ask for.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
@@ -296,7 +304,7 @@ class IndexOptions:
     Attributes:
         checksum: Read the payloads too, for their checksums and the content fingerprint.
         output: The folder for sidecars and dataset file; None: beside the shards.
-        dots: Where keys end in members' names; None: as the dataset file says, or at the first dot.
+        dots: Keys end at the `first` dot of a member's name, or the `last`; None: as the dataset file says, or first.
         overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.

@@ -49,7 +49,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What `create` would write; of several splits, all their shards. `changes`: of what is there, to resume."""
+    """What `create` would write: the shards of all splits. `changes`: what a resume would change of what is there."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
@@ -100,7 +100,7 @@ class AppendedPart:
 
 @dataclass(frozen=True, slots=True)
 class CreateResult:
-    """A finished dataset, or several: one a split.
+    """A finished dataset, or one for each split.
 
     Attributes:
         dataset_file: Its path; of several splits, with `{split}` in it.
@@ -110,14 +110,14 @@ class CreateResult:
         skipped: How many files and samples were left out; `out.skipped` lists them.
         size: Bytes of all shards.
         seconds: How long it took.
-        fingerprint: Of the content; the same for the same samples in any order, number of shards, format and splits.
-        notes: What the user was told.
+        fingerprint: Of the content: equal for the same samples in any order, number of shards, format and splits.
+        notes: What the user should know.
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         splits: Each split's own dataset; empty without splits.
-        appended: Of a run that appended: what is new, where all else is about the whole dataset.
+        appended: What an append added; all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
-        changes: Of a run that resumed: what it changed of what was there; None where nothing was.
+        changes: What a resume changed of what was there; None: nothing was there.
     """
 
     dataset_file: str
@@ -159,7 +159,7 @@ class IndexResult:
         shards: How many.
         kept: How many of their sidecars were right already.
         samples: In all shards.
-        notes: What the user was told.
+        notes: What the user should know.
     """
 
     dataset_file: str
@@ -179,11 +179,11 @@ class ExportResult:
 
     Attributes:
         dataset_file: The path of what they were made for.
-        folder: Where they are.
+        folder: Their folder.
         formats: What was asked for.
         files: Their names, by shard, then by format; then those of which a folder has one set.
         kept: How many of them were there already, the same to the byte or the user's to change.
-        notes: What the user was told.
+        notes: What the user should know.
     """
 
     dataset_file: str

@@ -37,7 +37,7 @@ def export(  # noqa: PLR0913 - what a command line can say
         output: The folder that they go into; None: beside the shards.
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets progress, and notes for the user.
 
     Raises:
         InvalidRequest: The request makes no sense.

@@ -29,7 +29,7 @@ def index(
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
         options: See `IndexOptions`.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets progress, and notes for the user.
 
     Raises:
         InvalidRequest: There are no such shards, or they are compressed.

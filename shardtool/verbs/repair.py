@@ -148,7 +148,7 @@ class _Mending:
             self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
 
     def _check_unchanged(self) -> None:
-        """See, under the lock, that nobody has replaced the dataset since it was looked at."""
+        """Check, under the lock, that the dataset is the one that was looked at."""
         path = self.seen.found.dataset_file or ""
         try:
             same = read_dataset(read_small(path), path) == self.seen.file
@@ -219,7 +219,7 @@ class _Mending:
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
 
     def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
-        """See that the source would give the shards that the dataset file lists, before anything is touched."""
+        """Check that the source would give the shards that the dataset file lists, before anything is touched."""
         from shardtool.verbs.create import dry_run
 
         plan = dry_run(self.options.source, output, options)
@@ -257,7 +257,7 @@ class _Mending:
         shutil.rmtree(kept)
 
     def _check_outcome(self, file: DatasetFile) -> None:
-        """See that every shard is the one that the dataset file told of."""
+        """Check that every shard is the one that the dataset file listed."""
         path = self.seen.found.dataset_file or ""
         try:
             new = read_dataset(read_small(path), path)

@@ -23,12 +23,12 @@ def verify(
     *,
     observer: Observer | None = None,
 ) -> Report:
-    """Tell whether a dataset is whole. Nothing is written, but for `repair`.
+    """Return what is wrong with a dataset. Nothing is written, but for `repair`.
 
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
         options: See `VerifyOptions`.
-        observer: Is told of progress.
+        observer: Gets progress.
 
     Raises:
         InvalidRequest: There is no such dataset, or options make no sense.
