@@ -11,6 +11,7 @@ from shardtool._version import __version__
 
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding
+    from shardtool.check.look import Report
     from shardtool.errors import (
         CorruptShard,
         InvalidRequest,
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
     from shardtool.inspection.overview import InspectOptions
     from shardtool.inspection.summary import Summary
     from shardtool.request.observer import Observer
-    from shardtool.request.options import CreateOptions
-    from shardtool.request.results import CreateResult, DryRun, SplitResult
+    from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions
+    from shardtool.request.reshard_options import ReshardOptions
+    from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
     from shardtool.verbs.create import create, dry_run
-    from shardtool.verbs.export import ExportResult, export
-    from shardtool.verbs.index import IndexOptions, IndexResult, index
+    from shardtool.verbs.export import export
+    from shardtool.verbs.index import index
     from shardtool.verbs.inspect import inspect
-    from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
-    from shardtool.verbs.verify import Report, VerifyOptions, verify
+    from shardtool.verbs.reshard import reshard, reshard_dry_run
+    from shardtool.verbs.verify import verify
 
 
 __all__ = [
@@ -70,17 +72,17 @@ _MODULES = {
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "DryRun": "request.results",
-    "ExportResult": "verbs.export",
+    "ExportResult": "request.results",
     "Finding": "check.findings",
-    "IndexOptions": "verbs.index",
-    "IndexResult": "verbs.index",
+    "IndexOptions": "request.options",
+    "IndexResult": "request.results",
     "InspectOptions": "inspection.overview",
     "Observer": "request.observer",
-    "Report": "verbs.verify",
-    "ReshardOptions": "verbs.reshard",
+    "Report": "check.look",
+    "ReshardOptions": "request.reshard_options",
     "SplitResult": "request.results",
     "Summary": "inspection.summary",
-    "VerifyOptions": "verbs.verify",
+    "VerifyOptions": "request.options",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",

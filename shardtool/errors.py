@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ class PlainError(Exception):
         return f"{text}\n{self.detail}" if self.detail else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore, (type(self), self.to_json())
+        return _restore, (type(self), vars(self))
 
     def to_json(self) -> dict[str, object]:
         """Return the error as data, the way `--json` prints it."""
@@ -93,9 +93,10 @@ class PlainError(Exception):
         }
 
 
-def _restore(kind: type[PlainError], fields: dict[str, str]) -> PlainError:
-    more = {name: fields[name] for name in ("expected", "remedy", "detail") if name in fields}
-    return kind(fields["where"], fields["found"], **more)
+def _restore(kind: type[PlainError], fields: dict[str, Any]) -> PlainError:
+    error = kind.__new__(kind, fields["where"], fields["found"])
+    vars(error).update(fields)
+    return error
 
 
 class ShardError(PlainError):
@@ -110,10 +111,23 @@ class InvalidRequest(ShardError):
 
 
 class CorruptShard(ShardError):
-    """A shard, sidecar or dataset file is not what its format says."""
+    """A shard, sidecar or dataset file is not what its format says.
+
+    Attributes:
+        offset: Where in the file, in bytes; None where that is not known.
+        problem: What is there, without the place.
+    """
 
     code = "corrupt-shard"
     exit_code = 4
+
+    def __init__(  # noqa: PLR0913 - the fields of an error
+        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = "",
+        detail: str = "",
+    ) -> None:  # fmt: skip
+        shown = found if offset is None else f"at {offset:,}: {found}"
+        super().__init__(where, shown, expected=expected, remedy=remedy, detail=detail)
+        self.offset, self.problem = offset, printable(found)
 
 
 class OutputExists(ShardError):

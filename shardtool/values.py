@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 Oversize = Literal["error", "alone", "skip"]
+Symlinks = Literal["inside", "follow", "skip"]
+StartMethod = Literal["auto", "fork", "spawn"]
+ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
+ImageFormat = Literal["jpg", "png", "webp"]
+IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds

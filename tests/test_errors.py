@@ -31,7 +31,7 @@ def test_errors_survive_a_process_border(kind: type[PlainError], protocol: int) 
     error = kind("a/\udcff.jpg", "found\x1b[2J", expected="expected", remedy="remedy")
     again = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own
     assert type(again) is kind
-    assert (again.to_json(), str(again)) == (error.to_json(), str(error))
+    assert (again.to_json(), str(again), vars(again)) == (error.to_json(), str(error), vars(error))
 
 
 def test_codes_tell_errors_apart() -> None:

@@ -5,21 +5,24 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.errors import printable
+from shardtool.errors import CorruptShard, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from shardtool.errors import ShardError
 
 _REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SOURCE` or its own command with --resume."
 _REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
 _SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
+_MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
-_PLACE = re.compile(r"at ([\d,]+): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,9 @@ class Finding:
         file: The name of the shard, sidecar or dataset file that it is about.
         found: What is there.
         expected: What should be there; empty where that is plain.
-        offset: Where in the file, in bytes; None where it is about all of it.
-        key: Of the sample; empty where it is about none.
-        field: Likewise.
+        offset: The place in the file, in bytes; None: the finding is about the whole file.
+        key: The sample's key; empty where it is about none.
+        field: The field's name; empty where it is about none.
     """
 
     code: str
@@ -146,8 +149,51 @@ class Finding:
         }
 
 
+@dataclass(slots=True)
+class Findings:
+    """What one check found, or all of them.
+
+    Attributes:
+        listed: The number of the shard that each finding is about, and the finding; -1: about the whole dataset. Of
+            many alike only the first.
+        counts: How often each code was found.
+        checked: What was looked at, in words.
+        unchecked: What was not, and why.
+    """
+
+    listed: list[tuple[int, Finding]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, number: int, *findings: Finding) -> None:
+        """Add findings about shard `number`."""
+        self.counts.update(one.code for one in findings)
+        self._list((number, one) for one in findings)
+
+    def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
+        """Add the first of `total` findings of a code, and count the rest."""
+        self._list((number, one) for one in islice(findings, _MOST))
+        if total:
+            self.counts[code] += total
+
+    def take(self, other: Findings) -> None:
+        """Add all that another check found."""
+        self._list(other.listed)
+        self.counts.update(other.counts)
+        self.checked += other.checked
+        self.unchecked += other.unchecked
+
+    def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
+        for number, one in findings:
+            self._alike[one.code, one.file] += 1
+            if self._alike[one.code, one.file] <= _MOST:
+                self.listed.append((number, one))
+
+
 def finding_of(code: str, file: str, error: ShardError) -> Finding:
     """Return the finding that an error is."""
-    place = _PLACE.match(error.found)
-    offset = int(place[1].replace(",", "")) if place else None
-    return Finding(code, file, error.found[place.end() :] if place else error.found, error.expected, offset)
+    if isinstance(error, CorruptShard):
+        return Finding(code, file, error.problem, error.expected, error.offset)
+    return Finding(code, file, error.found, error.expected)

@@ -2,7 +2,7 @@
 
 They are no part of a dataset, and no checksum covers them; but a reader that is given a stale one returns wrong bytes
 without an error. A worker compares each with what a walk over its shard finds. What has the name of an index and not
-its form is told to be unchecked: it may be anything.
+its form is reported as unchecked: it may be anything.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.check.findings import Finding
+from shardtool.check.findings import Finding, Findings
 from shardtool.errors import ShardError
 from shardtool.interop import energon
 from shardtool.interop.export import IndexedShard
@@ -25,9 +25,10 @@ from shardtool.values import output_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardtool.check.subject import Subject
+    from shardtool.execute.here import Here
     from shardtool.execute.local import LocalPool
     from shardtool.values import Dots
-    from shardtool.verbs.verify import Here, Look
 
 CODE = "export-stale"
 
@@ -37,10 +38,10 @@ class BesideTask:
     """The index files of a shard.
 
     Attributes:
-        path: Of the shard.
-        name: Of the shard.
+        path: The path of the shard.
+        name: The name of the shard.
         files: The names of files beside it that may be indexes.
-        dots: Where keys end in members' names.
+        dots: The dot at which keys end in members' names: the `first` or the `last`.
     """
 
     path: str
@@ -57,22 +58,24 @@ class BesideFound:
     unknown: tuple[str, ...]
 
 
-def check_beside(look: Look, pool: LocalPool | Here) -> None:
-    """Tell `look` of index files that do not tell of their shards."""
-    folder = look.found.folder
+def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
+    """Find index files that lead into other bytes than their shards'."""
+    findings, folder = Findings(), subject.found.folder
     names = set(names_in(folder))
     tasks: dict[int, BesideTask] = {}
-    for number, case in enumerate(look.cases):
+    for number, case in enumerate(subject.cases):
         name = os.path.basename(case.path)
         wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
-        files = tuple(sorted(wanted - {os.path.basename(look.found.dataset_file or "")}))
+        files = tuple(sorted(wanted - {os.path.basename(subject.found.dataset_file or "")}))
         if files and case.size is not None and name.endswith((".tar", ".tfrecord", ".tfrecords")):
-            tasks[number] = BesideTask(case.path, name, files, look.dots())
+            tasks[number] = BesideTask(case.path, name, files, subject.dots)
     numbers = [*tasks]
     for place, found in pool.map(compare_beside, iter(tasks.values())):
-        look.add(numbers[place], *found.findings)
-        look.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
-    look.add(-1, *_of_folder(look), *_of_readme(look, names))
+        findings.add(numbers[place], *found.findings)
+        findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
+    findings.take(_of_folder(subject))
+    findings.add(-1, *_of_readme(subject, names))
+    return findings
 
 
 def compare_beside(task: BesideTask) -> BesideFound:
@@ -129,35 +132,36 @@ def _read(path: str, limit: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def _of_folder(look: Look) -> Iterator[Finding]:
-    """Yield what is wrong with energon's list of the folder's shards, as far as it tells of this dataset."""
-    folder, path = open_folder(look.found.folder), energon.INFO_FILE
-    if look.file is None or not any(fact.is_folder for fact in folder.facts([os.path.dirname(path)]).values()):
-        return
+def _of_folder(subject: Subject) -> Findings:
+    """Find what is wrong with energon's list of the folder's shards, as far as it is about this dataset."""
+    findings, folder, path = Findings(), open_folder(subject.found.folder), energon.INFO_FILE
+    if subject.file is None or not any(fact.is_folder for fact in folder.facts([os.path.dirname(path)]).values()):
+        return findings
     data, _ = _read(folder.full_path(path), 2**28)
     counts = energon.shard_counts(data)
-    shards = {shard.name: shard.samples for shard in look.file.shards if shard.samples}
+    shards = {shard.name: shard.samples for shard in subject.file.shards if shard.samples}
     if not counts.keys() & shards.keys():
-        return
-    for first in look.file.appends:
-        later = [shard.name for shard in look.file.shards[first:]]
+        return findings
+    for first in subject.file.appends:
+        later = [shard.name for shard in subject.file.shards[first:]]
         if not counts.keys() & {*later}:
-            look.unchecked.append(f"energon's index of the folder: it covers the first {first:,} shards only")
+            findings.unchecked.append(f"energon's index of the folder: it covers the first {first:,} shards only")
             shards = {name: samples for name, samples in shards.items() if name not in later}
             break
     for name, samples in shards.items():
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
-            yield Finding(CODE, path, found, f"{samples:,} samples")
-            return
+            findings.add(-1, Finding(CODE, path, found, f"{samples:,} samples"))
+            break
+    return findings
 
 
-def _of_readme(look: Look, names: set[str]) -> Iterator[Finding]:
+def _of_readme(subject: Subject, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data, _ = _read(os.path.join(look.found.folder, README), 2**24)
-    if look.file is None or not is_ours(data):
+    data, _ = _read(os.path.join(subject.found.folder, README), 2**24)
+    if subject.file is None or not is_ours(data):
         return
-    there, shards = {*map(output_text, names)}, {shard.name for shard in look.file.shards}
+    there, shards = {*map(output_text, names)}, {shard.name for shard in subject.file.shards}
     named = listed(data, there | shards)
     if named & shards and (lacking := sorted(shards - named)):
         yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")

@@ -2,30 +2,32 @@
 
 Whoever made the file may have written anything there. So of what it records only options in `TAKEN_AGAIN` are used:
 those that choose (which samples and fields, in which order, how large shards are) or change bytes by rules of ours.
-What names code or a place is never used; a run that had such options is repeated only where the user gives them anew:
-see `Given`.
+What names code or a place is never used; a run that had such options is repeated only where the user gives them anew,
+as options of `verify`.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
+from shardtool.request.choices import fits, kinds
 from shardtool.request.command_line import option
-from shardtool.request.options import CreateOptions, pairs
+from shardtool.request.options import OF_SOURCE, CreateOptions, pairs
+from shardtool.request.reshard_options import ReshardOptions
 from shardtool.source.base import open_source
-from shardtool.verbs.reshard import ReshardOptions, ShardSource
+from shardtool.verbs.reshard import ShardSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
+    from shardtool.request.options import VerifyOptions
     from shardtool.source.base import Source
-    from shardtool.source.folder.scan import Symlinks
 
 AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 
@@ -37,7 +39,6 @@ TAKEN_AGAIN = frozenset({
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
 })  # fmt: skip
-_MOST = 2**63 - 1  # of a number that is taken again
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
 _CHOSEN_BY: dict[str, Any] = {
     "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
@@ -46,28 +47,11 @@ _CHOSEN_BY: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the user says of a source, because no dataset file can be believed in that.
-
-    Attributes:
-        map: The function of `--map`, to be called again by a repair.
-        root: What relative paths of a manifest count from; None: its folder.
-        allow_outside: Whether paths of a manifest may leave the root.
-        symlinks: What becomes of links in a folder; None: as it is recorded, unless they lead out of the folder.
-    """
-
-    map: str | None = None
-    root: str | None = None
-    allow_outside: bool = False
-    symlinks: Symlinks | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a dataset was made, as far as that can be told and done again.
+    """How a dataset was made, as far as that is recorded and can be done again.
 
     Attributes:
-        verb: `create`, `reshard` or `index`; empty where it is not told.
+        verb: `create`, `reshard` or `index`; empty: not recorded.
         options: Without those that say what is to be made of a table that is not at hand.
         table: The name of that table: what `--join` took; empty where it took none.
         made_fields: The fields that may have been made of it.
@@ -89,8 +73,8 @@ class Recorded:
         return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
 
 
-def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
-    """Return how a dataset was made: of one that was appended to, how its first samples were.
+def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
+    """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
 
     Args:
         file: The dataset file; None where there is none.
@@ -101,17 +85,17 @@ def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
     """
     verb = str(file.made.get("verb", "")) if file else ""
     if file is None or verb != "reshard":
-        told = _told(file) if file else {}
-        function = told.pop("map", "")
+        recorded = _recorded(file) if file else {}
+        function = recorded.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
-        created = _with_classes(_with_given(_options(told, CreateOptions), given), file)
+        created = _with_classes(_with_given(_options(recorded, CreateOptions), given), file)
         return Recorded(verb, created, map=printable(function)[:80])
-    if given != Given():
-        name = next(one.name for one in fields(Given) if getattr(given, one.name) != one.default)
+    if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
-    told = {name: value for name, value in _told(file).items() if name != "dots"}  # found in the source, not asked for
-    table, found = told.pop("join", ""), _options(told, ReshardOptions)
+    recorded = _recorded(file)
+    recorded.pop("dots", None)  # found in the source, not asked for
+    table, found = recorded.pop("join", ""), _options(recorded, ReshardOptions)
     if table == "":
         return Recorded(verb, _with_classes(ReshardOptions(**found), file))
     values = found.pop("values", ())
@@ -125,7 +109,7 @@ def recorded_run(file: DatasetFile | None, given: Given) -> Recorded:
     return Recorded(verb, options, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
 
 
-def _with_given(found: dict[str, Any], given: Given) -> CreateOptions:
+def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
     """Return the options of `create`: what is recorded, and what the user says of the source."""
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks
@@ -146,45 +130,30 @@ def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
-def _told(file: DatasetFile) -> dict[str, Any]:
+def _recorded(file: DatasetFile) -> dict[str, Any]:
     return dict(file.made.get("options", {}))
 
 
-def _options(told: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Return recorded options, as far as they are options of that kind, of the right types."""
-    known = {one.name: str(one.type) for one in fields(kind) if one.name in TAKEN_AGAIN}
     found: dict[str, Any] = {}
-    for name, value in told.items():
-        if name not in known:
+    for name, value in recorded.items():
+        if name not in TAKEN_AGAIN or name not in kinds(kind):
             found_there = f"the dataset file records {printable(name)[:80]!r}"
             raise InvalidRequest("--source", found_there, expected="options that choose samples or shards")
-        if not _fits(value, known[name]):
+        if not fits(value, kind, name):
             raise InvalidRequest("--source", f"the dataset file records {name} as {printable(str(value))[:80]!r}")
         found[name] = tuple(value) if isinstance(value, list) else value
     return found
-
-
-def _fits(value: object, annotation: str) -> bool:
-    """Tell whether a value from JSON is of the type that an option has; of a few texts, the option itself sees."""
-    if isinstance(value, list):
-        return annotation.startswith("tuple") and all(isinstance(one, str) for one in value)
-    kinds = annotation.split(" | ")
-    if type(value) is int and abs(value) > _MOST:
-        return False
-    if isinstance(value, str):
-        return not annotation.startswith("tuple") and ("str" in kinds or kinds[0] not in ("bool", "int", "float"))
-    if type(value) is int and "float" in kinds:
-        return True
-    return value is not None and type(value).__name__ in kinds
 
 
 def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:
     """Return the source of a run.
 
     Args:
-        run: Which.
-        source: Where it is now; of `reshard`, which takes several datasets, also a list of them.
-        outputs: Of what was made.
+        run: The run.
+        source: The source as it is now; for `reshard`, which takes several datasets, also a list of them.
+        outputs: The patterns of what was made.
 
     Raises:
         InvalidRequest: There is no such source.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.check.worker import Examined
-    from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.check.subject import Case
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Odd, Survey
 
@@ -37,51 +34,6 @@ _MOST = 100  # findings of one kind: the rest tells nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
-
-
-@dataclass(slots=True)
-class Case:
-    """One shard with all that is said of it.
-
-    Attributes:
-        name: Of the shard.
-        path: Of the shard.
-        sidecar: The name of its sidecar.
-        sidecar_path: Its path.
-        entry: What the dataset file says; None where there is none, or it is damaged.
-        wanted: Whether a sidecar must be there.
-        size: Bytes of the shard; None where it is not there.
-        data: The sidecar's bytes; None where it is not there, or cannot be read.
-        fact: What the sidecar says of its shard; None where it is damaged.
-        rows: Its rows, likewise; None also where nobody read them.
-        examined: What a worker found; None where nobody looked.
-    """
-
-    name: str
-    path: str
-    sidecar: str
-    sidecar_path: str
-    entry: ShardEntry | None
-    wanted: bool
-    size: int | None = None
-    data: bytes | None = None
-    fact: ShardFact | None = None
-    rows: Rows | None = None
-    examined: Examined | None = None
-
-    @property
-    def survey(self) -> Survey | None:
-        """What lies in the shard; None where it could not be opened, or nobody looked."""
-        return None if self.examined is None else self.examined.survey
-
-    @property
-    def sound(self) -> bool:
-        """Whether the shard's bytes are proven to be those that were written."""
-        survey = self.survey
-        if survey is None or survey.crc is None or survey.error is not None:
-            return False
-        told = [one.crc for one in (self.entry, self.fact) if one is not None and one.crc is not None]
-        return survey.crc in told
 
 
 def check_shard(case: Case) -> Iterator[Finding]:
@@ -280,10 +232,10 @@ def check_rows(case: Case) -> Iterator[Finding]:
         samples = max(0, samples - 1)  # the last one may be cut
     same_keys = rows.keys == b"".join(survey.keys) and len(rows.counts) == len(survey.keys)
     if not (same_keys and np.array_equal(rows.key_sizes, [len(key) for key in survey.keys])):
-        told = rows.all_keys()
-        at = next((at for at in range(samples) if not _same_key(told[at], survey.keys[at])), None)
+        recorded = rows.all_keys()
+        at = next((at for at in range(samples) if not _same_key(recorded[at], survey.keys[at])), None)
         if at is not None:
-            yield _differs(case, at, f"the key {printable(told[at])}", printable(survey.keys[at]))
+            yield _differs(case, at, f"the key {printable(recorded[at])}", printable(survey.keys[at]))
             return
     for what, ours, theirs in (
         ("offset", rows.starts, column(survey.starts, np.int64)),
@@ -338,8 +290,8 @@ def _differs(case: Case, sample: int, found: str, expected: str, field: str = ""
     return Finding("index-differs", case.sidecar, f"in row {sample:,}: {found}", where, start, key, field)
 
 
-def _same_key(told: bytes, key: bytes) -> bool:
-    return told == key or told == walked_text(key).encode()  # as it is, in most
+def _same_key(recorded: bytes, key: bytes) -> bool:
+    return recorded == key or recorded == walked_text(key).encode()  # as it is, in most
 
 
 def _text(name: bytes) -> bytes:
@@ -361,7 +313,7 @@ def check_entry(case: Case) -> Iterator[Finding]:
                       f"{entry.samples:,}, as the dataset file says")  # fmt: skip
         return
     ends = [walked_text(survey.keys[at]) for at in (0, -1)] if survey.keys else ["", ""]
-    for what, told, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
-        if told != key:
+    for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
+        if recorded != key:
             yield Finding("totals-differ", case.name, f"the {what} key {printable(key)}",
-                          f"{printable(told)}, as the dataset file says")  # fmt: skip
+                          f"{printable(recorded)}, as the dataset file says")  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.check.findings import Finding
+from shardtool.check.findings import Finding, Findings
 from shardtool.check.recorded_run import open_again, recorded_run
 from shardtool.check.shard import column
 from shardtool.check.source_checksums import inline_payloads, source_sums
@@ -28,62 +28,68 @@ from shardtool.storage.reading import read_small
 from shardtool.values import DUPLICATE, FILE, INLINE, counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardtool.check.subject import Subject
     from shardtool.dataset.walk import Survey
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
-    from shardtool.verbs.verify import Look
-
-_MOST = 100  # findings of a code: the rest tells nothing new, and is counted
+    from shardtool.request.observer import Observer
+    from shardtool.request.options import VerifyOptions
 
 
 class Comparison:
-    """A dataset and its source: of one that samples were appended to, its first shards and theirs.
+    """A dataset and its source; if samples were appended, the shards and the source of the first run.
 
     Args:
-        look: The dataset.
-        source: What it was made from; of `reshard`, one dataset or a list of them.
+        subject: The dataset.
+        options: What the user says of the source; `source` is what the dataset was made from.
+        observer: Gets progress.
 
     Raises:
         InvalidRequest: There is no such source.
     """
 
-    def __init__(self, look: Look, source: Any) -> None:
-        self.look = look
-        self.made = recorded_run(look.file, look.options.given)
-        outputs = [parse_pattern([os.path.join(look.found.folder, case.name) for case in look.cases])]
-        self.source = open_again(self.made, source, outputs)
+    def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
+        self.subject, self.observer = subject, observer
+        self.made = recorded_run(subject.file, options)
+        outputs = [parse_pattern([os.path.join(subject.found.folder, case.name) for case in subject.cases])]
+        self.source = open_again(self.made, options.source, outputs)
+        self.findings = Findings()
 
-    def run(self, pool: LocalPool) -> None:
-        """Compare; tell `look` of what differs."""
-        made = self.made
+    def run(self, all_surveys: Mapping[int, Survey], pool: LocalPool) -> Findings:
+        """Return what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
+        self._compare(all_surveys, pool)
+        return self.findings
+
+    def _compare(self, all_surveys: Mapping[int, Survey], pool: LocalPool) -> None:
+        made, unchecked = self.made, self.findings.unchecked
         if made.map:
-            self.look.unchecked.append("the source: --map made the samples, and is not run again")
+            unchecked.append("the source: --map made the samples, and is not run again")
             return
         entries = self._entries(pool)
         if made.choosing and any(one.code == DUPLICATE for one in entries.left_out):
-            self.look.unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
+            unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
-        self._tell_what_is_not_compared()
-        numbers = self._first_shards()
-        surveys = [self.look.surveys[number] for number in numbers]
+        self._add_unchecked()
+        numbers = self._first_shards(all_surveys)
+        surveys = [all_surveys[number] for number in numbers]
         if not surveys:
             return
         ends = np.cumsum([len(one.keys) for one in surveys])
         place = _places(entries, surveys)
-        appended = _places(entries, [self.look.surveys[at] for at in sorted({*self.look.surveys} - {*numbers})])
+        appended = _places(entries, [all_surveys[at] for at in sorted({*all_surveys} - {*numbers})])
         if np.any(appended >= 0) and not np.any(place >= 0):
-            self.look.unchecked.append("the source: it is what samples were appended from, which is not compared")
+            unchecked.append("the source: it is what samples were appended from, which is not compared")
             return
-        self.look.compared = True
+        self.findings.checked.append("the source")
         if not made.choosing:
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, numbers, ends, place)
         if made.changes:
-            self.look.unchecked.append("payloads against the source: --resize or --encode changed them")
+            unchecked.append("payloads against the source: --resize or --encode changed them")
             return
         self._compare_fields(entries, surveys, numbers, place, pool)
 
@@ -91,8 +97,9 @@ class Comparison:
     def _of_table(self) -> str:
         return f"{' and '.join(self.made.choosing)} may have chosen them by --join {self.made.table}"
 
-    def _tell_what_is_not_compared(self) -> None:
-        made, unchecked, file = self.made, self.look.unchecked, self.look.file
+    def _add_unchecked(self) -> None:
+        """Say what is not compared."""
+        made, unchecked, file = self.made, self.findings.unchecked, self.subject.file
         if made.made_fields:
             what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
             unchecked.append(f"{what} against the source: made with --join {made.table}, which is not at hand")
@@ -103,18 +110,18 @@ class Comparison:
             what = f"--source is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
-    def _first_shards(self) -> list[int]:
+    def _first_shards(self, surveys: Mapping[int, Survey]) -> list[int]:
         """Return the numbers of the shards that hold samples of the source: not those that were appended."""
-        file, found = self.look.file, sorted(self.look.surveys)
+        file, found = self.subject.file, sorted(surveys)
         if file is None or not file.appends:
             return found
         names = {one.name for one in file.shards[: file.appends[0]]}
-        return [number for number in found if self.look.cases[number].name in names]
+        return [number for number in found if self.subject.cases[number].name in names]
 
     def _entries(self, pool: LocalPool) -> Entries:
         """Return the samples of the source that belong into the dataset."""
-        entries = self.source.entries(pool, self.look.observer)
-        file, dividing = self.look.file, self.made.options.of_split()
+        entries = self.source.entries(pool, self.observer)
+        file, dividing = self.subject.file, self.made.options.of_split()
         if dividing is not None and file is not None:
             from shardtool.select.splits import divide
 
@@ -131,20 +138,30 @@ class Comparison:
         return entries
 
     def _add(self, code: str, total: int, findings: Iterator[Finding]) -> None:
-        """Note the first of many findings of a code, and count the rest."""
-        shown = [one for one, _ in zip(findings, range(_MOST), strict=False)]
-        self.look.add(len(self.look.cases), *shown)
-        if total > len(shown):
-            self.look.counts[code] += total - len(shown)
+        self.findings.add_first(code, len(self.subject.cases), total, findings)
 
     @property
     def _name(self) -> str:
-        return output_text(os.path.basename(self.look.found.dataset_file or "") or self.look.found.folder or ".")
+        found = self.subject.found
+        return output_text(os.path.basename(found.dataset_file or "") or found.folder or ".")
+
+    def _left_out(self) -> set[str]:
+        """Return the keys that the dataset's list of what was left out has."""
+        file = self.subject.file
+        if file is None or not file.skipped:
+            return set()
+        try:
+            name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
+            rows = read_small(os.path.join(self.subject.found.folder, name)).splitlines()
+            return {str(json.loads(row)["key"]) for row in rows}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            self.findings.unchecked.append("what was left out: its list cannot be read")
+            return set()
 
     def _missing(self, entries: Entries, place: NDArray[np.int64]) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
-        left_out = _ledger(self.look)
+        left_out = self._left_out()
         lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in left_out]
         found = (
             Finding("source-missing", self._name, "not in the dataset", "a sample, as in the source",
@@ -159,7 +176,7 @@ class Comparison:
             for at in extra:
                 shard = int((ends <= at).sum())
                 row = at - (int(ends[shard - 1]) if shard else 0)
-                survey, case = surveys[shard], self.look.cases[numbers[shard]]
+                survey, case = surveys[shard], self.subject.cases[numbers[shard]]
                 yield Finding("source-extra", case.name, "not in the source", "no such sample", survey.starts[row],
                               walked_text(survey.keys[row]))  # fmt: skip
 
@@ -185,7 +202,9 @@ class Comparison:
             for key, field in (_of_row(entries, int(row)) for row in lacking)
         ))  # fmt: skip
         if self.made.verb not in ("create", "reshard"):
-            self.look.unchecked.append("fields that the source does not have: how the dataset was made is not recorded")
+            self.findings.unchecked.append(
+                "fields that the source does not have: how the dataset was made is not recorded"
+            )
             self._compare_payloads(entries, surveys, numbers, (mine, source), pool)
             return
         here = np.flatnonzero(ours >= 0)
@@ -229,7 +248,7 @@ class Comparison:
             if row < len(survey.codes):
                 sample = int(np.searchsorted(np.cumsum(np.frombuffer(survey.counts, np.uint32)), row, "right"))
                 return Finding(
-                    code, self.look.cases[number].name, found, expected, survey.offsets[row],
+                    code, self.subject.cases[number].name, found, expected, survey.offsets[row],
                     walked_text(survey.keys[sample]), walked_text(survey.names[survey.codes[row]]),
                 )  # fmt: skip
             row -= len(survey.codes)
@@ -282,19 +301,6 @@ def _key_column(data: bytes, starts: NDArray[np.int64]) -> Any:
     """Return keys, a NUL after each, as an Arrow array."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)
-
-
-def _ledger(look: Look) -> set[str]:
-    """Return the keys that the dataset tells to have left out."""
-    if look.file is None or not look.file.skipped:
-        return set()
-    keys = set()
-    try:
-        rows = read_small(os.path.join(look.found.folder, f"{look.file.name}.skipped")).splitlines()
-        keys = {str(json.loads(row)["key"]) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        look.unchecked.append("what was left out: its list cannot be read")
-    return keys
 
 
 def entries_of(surveys: Sequence[Survey]) -> Entries:

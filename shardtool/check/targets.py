@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shardtool.check.findings import Finding
+from shardtool.check.findings import Finding, Findings
 from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
@@ -22,8 +22,8 @@ from shardtool.values import counted, output_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardtool.check.subject import Subject
     from shardtool.dataset.walk import Survey
-    from shardtool.verbs.verify import Look
 
 _READERS = {
     "dot-in-key": ("webdataset", "wids", "energon", "huggingface"),
@@ -40,32 +40,34 @@ _PLAIN_ONLY = ("wids", "dali", "energon")  # read no compressed shards
 _FIRST = 5  # samples that `load_dataset` looks at
 
 
-def check_targets(look: Look, targets: Sequence[str]) -> None:
-    """Tell `look` of what readers get wrong."""
-    shards = [survey for _, survey in sorted(look.surveys.items())]
+def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Findings:
+    """Find what readers get wrong."""
+    findings, last = Findings(checked=[f"names for {one}" for one in targets]), len(subject.cases)
     if any(one.format != "tar" for one in shards):
         tar_only = [target for target in targets if target != "dali"]
         if tar_only:
-            look.add(len(look.cases), Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
+            findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
         if "dali" in targets:
-            look.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
-        return
-    packed = [case.name for case in look.cases if case.name.endswith(COMPRESSED)]
+            findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
+        return findings
+    packed = [case.name for case in subject.cases if case.name.endswith(COMPRESSED)]
     refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
     if refusing:
         found = Finding("target-format", ", ".join(refusing), f"compressed shards: {listing(packed, 3)}", "plain ones")
-        look.add(len(look.cases), found)
-    look.add(len(look.cases), *_names(look, shards, targets), *_shard_names(look, targets))
+        findings.add(last, found)
+    findings.add(last, *_names(subject, shards, targets), *_shard_names(subject, targets))
     if "huggingface" in targets:
-        look.add(len(look.cases), *_fields(shards), *_folder(look))
+        findings.add(last, *_fields(shards))
+        findings.take(_folder(subject))
+    return findings
 
 
-def _names(look: Look, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
+def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
     """Yield kinds of keys and fields that a reader gets wrong."""
     from shardtool.check.source import entries_of
     from shardtool.interop.portability import misreads
 
-    indexed = all(_has_dali_index(case.path) for case in look.cases)
+    indexed = all(_has_dali_index(case.path) for case in subject.cases)
     for one in misreads(entries_of(shards)):
         getting_wrong = {*_READERS.get(one.code, ())}
         if one.code in _WITHOUT_INDEX and not indexed:
@@ -80,11 +82,11 @@ def _has_dali_index(path: str) -> bool:
     return os.path.isfile(os.path.join(os.path.dirname(path), name))
 
 
-def _shard_names(look: Look, targets: Sequence[str]) -> Iterator[Finding]:
+def _shard_names(subject: Subject, targets: Sequence[str]) -> Iterator[Finding]:
     from shardtool.interop.portability import unopenable
 
     for target in targets:
-        bad = [case.name for case in look.cases if target in unopenable(case.name)]
+        bad = [case.name for case in subject.cases if target in unopenable(case.name)]
         if bad:
             yield Finding("target-name", target, listing(bad, 3), f"{target} {unopenable(bad[0])[target]}")
 
@@ -120,9 +122,9 @@ def _named(fields: frozenset[bytes]) -> str:
     return f"the field {listing(sorted(printable(walked_text(name)) for name in fields), 3)}"
 
 
-def _folder(look: Look) -> Iterator[Finding]:
-    """Yield what `load_dataset(folder)` takes for the data, if that is not the shards."""
-    folder = look.found.folder
+def _folder(subject: Subject) -> Findings:
+    """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
+    findings, folder = Findings(), subject.found.folder
     names = names_in(folder)
     if README in names:
         try:
@@ -130,9 +132,11 @@ def _folder(look: Look) -> Iterator[Finding]:
         except OSError:
             data = b""
         if is_ours(data):
-            return
+            return findings
         if b"data_files" in data:
-            look.unchecked.append(f"{README}: whether the data_files in it are the shards")
-            return
+            findings.unchecked.append(f"{README}: whether the data_files in it are the shards")
+            return findings
     if wrong := misreading(map(output_text, names)):
-        yield Finding("target-folder", "huggingface", f"load_dataset(folder) {wrong}", "the shards")
+        found = f"load_dataset(folder) {wrong}"
+        findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
+    return findings

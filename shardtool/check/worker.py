@@ -39,9 +39,9 @@ class Task:
     """A shard to examine.
 
     Attributes:
-        path: Of the shard.
-        name: For findings.
-        dots: Where the key of a member's name ends.
+        path: The path of the shard.
+        name: The name of the shard, for findings.
+        dots: The dot at which the key in a member's name ends.
         decode: Whether payloads are decoded.
         classes: Field to how many classes its numbers stand for.
     """
@@ -59,11 +59,11 @@ class Examined:
 
     Attributes:
         survey: What lies in it; None where it cannot be opened.
-        hashes: 16 bytes a sample, of its key.
-        findings: What the payloads told, the first ones.
+        hashes: The hash of each key, 16 bytes.
+        findings: What is wrong with payloads, the first ones.
         more: How many more of these there are, by code.
         undecoded: How many payloads were too large to be decoded.
-        error: Why it cannot be opened.
+        error: Why it cannot be opened; None where it can.
     """
 
     survey: Survey | None
@@ -75,7 +75,7 @@ class Examined:
 
 
 def examine(task: Task) -> Examined:
-    """Walk, sum and, where asked for, decode a shard; a damaged one is told of up to the damage."""
+    """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
         found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
     except OutputFailed:  # the machine's fault, not the shard's
@@ -93,11 +93,13 @@ class _Check(NamedTuple):
     """How the payloads of a field are decoded.
 
     Attributes:
-        decode: Tells what is wrong with a payload, as `code: what`; nothing, if it is fine.
+        code: The code of the finding about a payload that is wrong.
+        decode: Returns what is wrong with a payload; empty: nothing is.
         limit: Bytes of the largest that is decoded.
         whole: Whether all of a payload is wanted; else its start tells that it is too long to be right.
     """
 
+    code: str
     decode: Callable[[bytes], str]
     limit: int
     whole: bool = True
@@ -122,7 +124,7 @@ def _decode(task: Task, found: Survey, examined: Examined) -> None:
                 if check.whole and found.lengths[at] > check.limit:
                     examined.undecoded += 1
                 elif wrong := _wrong(check, shard, found.offsets[at], found.lengths[at]):
-                    _note(examined, _finding(task, found, at, key, wrong))
+                    _note(examined, _finding(task, found, at, key, (check.code, wrong)))
             row += count
 
 
@@ -134,9 +136,9 @@ def _note(examined: Examined, one: Finding) -> None:
         examined.more[one.code] = examined.more.get(one.code, 0) + 1
 
 
-def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: str) -> Finding:
-    """Return what is wrong with the payload of a row, `code: what`, as a finding."""
-    code, _, what = wrong.partition(": ")
+def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: tuple[str, str]) -> Finding:
+    """Return what is wrong with the payload of a row, a code and a text, as a finding."""
+    code, what = wrong
     place = None if task.path.endswith(COMPRESSED) else found.offsets[row]
     name = walked_text(found.names[found.codes[row]])
     return Finding(code, task.name, what, offset=place, key=walked_text(key), field=name)
@@ -146,20 +148,20 @@ def _check_for(name: str, classes: int | None) -> _Check | None:
     """Return how a field of that name is decoded; None: it can be anything."""
     ending = name.rpartition(".")[2].lower()
     if ending in IMAGE_ENDINGS:
-        return _Check(_image, IMAGE_LIMIT)
+        return _Check("image-bad", _image, IMAGE_LIMIT)
     if ending == "json":
-        return _Check(_json, JSON_LIMIT)
+        return _Check("json-bad", _json, JSON_LIMIT)
     if classes is not None or ending in _NUMBERS:
-        return _Check(lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
+        return _Check("number-bad", lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
     return None
 
 
 def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: int) -> str:
-    """Return what is wrong with a payload, as `code: what`."""
+    """Return what is wrong with a payload; empty: nothing is."""
     wanted = min(length, check.limit + 1)
     try:
         data = bytes(shard.read(offset, wanted))
-    except CorruptShard:  # the walk has told of it
+    except CorruptShard:  # the walk has found it
         return ""
     return check.decode(data) if len(data) == wanted else ""
 
@@ -178,13 +180,13 @@ def _image(data: bytes) -> str:
             with Image.open(BytesIO(data), formats=FORMATS) as image:
                 image.load()
     except Image.DecompressionBombError as error:
-        return f"image-bad: {printable(str(error))}"
+        return printable(str(error)) or type(error).__name__
     except UnidentifiedImageError:
-        return "image-bad: no image in a format that is known here"
+        return "no image in a format that is known here"
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like on damaged data
-        return f"image-bad: {printable(str(error)) or type(error).__name__}"
+        return printable(str(error)) or type(error).__name__
     return ""
 
 
@@ -194,22 +196,22 @@ def _json(data: bytes) -> str:
     try:
         json.loads(data)
     except RecursionError:
-        return "json-bad: nested too deeply"
+        return "nested too deeply"
     except ValueError as error:
-        return f"json-bad: {printable(str(error))}"
+        return printable(str(error)) or type(error).__name__
     return ""
 
 
 def _number(data: bytes, classes: int | None) -> str:
     text = data.strip()
     if len(data) > _NUMBER_BYTES:
-        return f"number-bad: more than {_NUMBER_BYTES:,} bytes"
+        return f"more than {_NUMBER_BYTES:,} bytes"
     try:
         value = float(text) if len(text) <= _NUMBER_LIMIT else None
     except ValueError:
         value = None
     if value is None:
-        return f"number-bad: {printable(text[:40])!r}"
+        return repr(printable(text[:40]))
     if classes is not None and not (value.is_integer() and 0 <= value < classes):
-        return f"number-bad: {printable(text)}, of {classes:,} classes"
+        return f"{printable(text)}, of {classes:,} classes"
     return ""

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Whole, common, dividing, if_exists, running, shards
+from shardtool.cli.options import Sectioned, Whole, chosen, common, dividing, if_exists, running, shards
+from shardtool.request.options import CreateOptions
 
 
 class _Create(Sectioned):
@@ -37,13 +38,10 @@ class _Create(Sectioned):
 )
 @click.option("--exclude", multiple=True, metavar="GLOB", help="No files or folders that match; repeatable.")
 @click.option("--hidden", is_flag=True, help="Names that start with a dot, Thumbs.db and the like, too.")
-@click.option(
-    "--symlinks", type=click.Choice(["inside", "follow", "skip"]), default="inside", show_default=True,
-    help="Follow links within SOURCE, follow all, or leave them out.",
-)  # fmt: skip
-@click.option(
-    "--dots", type=click.Choice(["first", "last"]),
-    help="The key ends at the first dot of a name (WebDataset's rule) or at the last. [default: first; asks you where "
+@chosen(CreateOptions, "symlinks", "Follow links within SOURCE, follow all, or leave them out.")
+@chosen(
+    CreateOptions, "dots",
+    "The key ends at the first dot of a name (WebDataset's rule) or at the last. [default: first; asks you where "
     "that would tear names apart]",
 )  # fmt: skip
 @click.option("--label-from-folder", is_flag=True, help="Add the number of the top folder as the field cls.")
@@ -70,12 +68,11 @@ class _Create(Sectioned):
 @click.option("--size", metavar="COLUMN", help="The file's bytes, for --no-stat.")
 @click.option("--no-stat", "stat", flag_value=False, default=True, help="Look at no file, with --dry-run.")
 @click.option("--resize", metavar="N|WxH", help="To this many pixels; see --resize-mode.")
-@click.option(
-    "--resize-mode", type=click.Choice(["shorter", "longer", "exact", "crop", "pad"]), default="shorter",
-    show_default=True, help="The shorter side, the longer, both, or fill and crop to it, or fit and pad to it.",
-)  # fmt: skip
+@chosen(
+    CreateOptions, "resize_mode", "The shorter side, the longer, both, or fill and crop to it, or fit and pad to it."
+)
 @click.option("--only-larger", is_flag=True, help="Never enlarge.")
-@click.option("--encode", type=click.Choice(["jpg", "png", "webp"]), help="Into this format.")
+@chosen(CreateOptions, "encode", "Into this format.")
 @click.option("--quality", type=Whole("quality"), metavar="N", help="Of jpg and webp. [default: 90]")
 @click.option("--image", "images", multiple=True, metavar="FIELD", help="These fields are images. [default: by ending]")
 @click.option("--mask", "masks", multiple=True, metavar="FIELD", help="These are images of labels: never blended.")
@@ -127,7 +124,6 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
     """
     from shardtool.cli.results_text import carry_out
-    from shardtool.request.options import CreateOptions
     from shardtool.verbs.create import create as run
     from shardtool.verbs.create import dry_run as run_dry
 

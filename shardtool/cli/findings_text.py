@@ -13,7 +13,7 @@ from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding
-    from shardtool.verbs.verify import Report
+    from shardtool.check.look import Report
 
 _NO_XML = re.compile("[\ufffe\uffff]")
 

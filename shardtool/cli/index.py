@@ -6,16 +6,17 @@ from typing import Any
 
 import click
 
-from shardtool.cli.options import common
+from shardtool.cli.options import chosen, common
 from shardtool.interop.exports import EXPORTS
+from shardtool.request.options import IndexOptions
 
 
 @click.command(no_args_is_help=True)
 @click.argument("dataset", type=click.Path(), nargs=-1, required=True)
 @click.option("--checksum", is_flag=True, help="Read the payloads, too: for their checksums and the fingerprint.")
-@click.option(
-    "--dots", type=click.Choice(["first", "last"]),
-    help="Keys end at the first dot of a member's name or at the last. [default: as the dataset file says, or first]",
+@chosen(
+    IndexOptions, "dots",
+    "Keys end at the first dot of a member's name or at the last. [default: as the dataset file says, or first]",
 )  # fmt: skip
 @click.option(
     "--export", "formats", multiple=True, type=click.Choice(list(EXPORTS)),
@@ -67,7 +68,6 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.errors import printable
     from shardtool.values import counted
     from shardtool.verbs.export import export
-    from shardtool.verbs.index import IndexOptions
     from shardtool.verbs.index import index as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)

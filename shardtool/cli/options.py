@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import EXPORTS
+from shardtool.request.choices import choices
+from shardtool.request.command_line import option
+from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import RANGES
 from shardtool.values import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.publish.publisher import IfExists
+    from shardtool.values import IfExists
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 Command = TypeVar("Command", bound="Callable[..., Any]")
@@ -39,8 +43,8 @@ class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 
     name = "integer"
 
-    def __init__(self, option: str) -> None:
-        self._range = click.IntRange(*RANGES[option])
+    def __init__(self, name: str) -> None:
+        self._range = click.IntRange(*RANGES[name])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number that `value` is."""
@@ -69,6 +73,22 @@ class Sectioned(click.Command):
                     formatter.write_dl(records)
 
 
+def chosen(options: type[Any], name: str, text: str, *, show_default: bool = True) -> Callable[[Command], Command]:
+    """Return the option that is one of a few texts: those that its field has, with the field's default.
+
+    Args:
+        options: The class of the options.
+        name: The name of the field.
+        text: The help.
+        show_default: Whether the help tells the default.
+    """
+    default = next(one.default for one in fields(options) if one.name == name)
+    return click.option(
+        option(name), type=click.Choice(choices(options, name)), default=default, help=text,
+        multiple=default == (), show_default=show_default and bool(default),
+    )  # fmt: skip
+
+
 def shards(command: Command) -> Command:
     """Add what says how shards are cut, and in which order."""
     return _add(
@@ -83,13 +103,7 @@ def shards(command: Command) -> Command:
             metavar="N",
             help="So that ranks x workers divide them.",
         ),
-        click.option(
-            "--oversize",
-            type=click.Choice(["error", "alone", "skip"]),
-            default="error",
-            show_default=True,
-            help="A sample that fits in no shard: an error, a shard of its own, or left out.",
-        ),
+        chosen(OutputOptions, "oversize", "A sample that fits in no shard: an error, a shard of its own, or left out."),
         click.option("--shuffle", is_flag=True, help="One global random order."),
         click.option(
             "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
@@ -117,12 +131,10 @@ def running(command: Command) -> Command:
         click.option(
             "--portable", is_flag=True, help="Make names safe for every reader; the sidecar keeps the originals."
         ),
-        click.option(
-            "--on-error",
-            type=click.Choice(["stop", "skip"]),
-            default="stop",
-            show_default=True,
-            help="At a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
+        chosen(
+            OutputOptions,
+            "on_error",
+            "At a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
         ),
         click.option(
             "--append", is_flag=True, help="Add new shards to the dataset that is there; nothing of it is rewritten."
@@ -140,12 +152,10 @@ def running(command: Command) -> Command:
             show_default=True,
             help="--resume stops where more of the samples are no more in SOURCE.",
         ),
-        click.option(
-            "--trust",
-            type=click.Choice(["time", "size"]),
-            default="time",
-            show_default=True,
-            help="--resume knows a finished shard by times and its checksum, or, reading nothing, by sizes.",
+        chosen(
+            OutputOptions,
+            "trust",
+            "--resume knows a finished shard by times and its checksum, or, reading nothing, by sizes.",
         ),
         click.option(
             "--export",
@@ -154,9 +164,7 @@ def running(command: Command) -> Command:
             help="Write another tool's index, too; repeatable.",
         ),
         click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing."),
-        click.option(
-            "--start-method", type=click.Choice(["auto", "fork", "spawn"]), default="auto", help="How workers start."
-        ),
+        chosen(OutputOptions, "start_method", "How workers start.", show_default=False),
     )
 
 
@@ -188,6 +196,6 @@ def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
 
 
 def _add(command: Command, *options: Callable[[Command], Command]) -> Command:
-    for option in reversed(options):
-        command = option(command)
+    for one in reversed(options):
+        command = one(command)
     return command

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Size, Whole, common, dividing, if_exists, running, shards
+from shardtool.cli.options import Sectioned, Size, Whole, chosen, common, dividing, if_exists, running, shards
 from shardtool.dataset.shard_file import ENDINGS
+from shardtool.request.reshard_options import ReshardOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,9 +80,9 @@ def _follows(one: str, other: str) -> bool:
 @shards
 @click.option("--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last.")
 @click.option("--descending", is_flag=True, help="From the largest to the smallest.")
-@click.option(
-    "--method", type=click.Choice(["auto", "gather", "scatter"]), default="auto", show_default=True,
-    help="gather: each sample is read at its place. scatter: two passes of large reads and writes.",
+@chosen(
+    ReshardOptions, "method",
+    "gather: each sample is read at its place. scatter: two passes of large reads and writes.",
 )  # fmt: skip
 @click.option(
     "--memory", type=Size(), default="2GB", show_default=True,
@@ -95,10 +96,7 @@ def _follows(one: str, other: str) -> bool:
 )  # fmt: skip
 @click.option("--sample", metavar="SHARE", help="This share of the samples, by the hash of the key: 0.01 or 1%.")
 @click.option("--head", type=Whole("head"), metavar="N", help="The first N samples.")
-@click.option(
-    "--on-duplicate", type=click.Choice(["error", "rename", "first", "last"]), default="error", show_default=True,
-    help="Samples with one key: an error, new names (KEY-2), or only one stays.",
-)  # fmt: skip
+@chosen(ReshardOptions, "on_duplicate", "Samples with one key: an error, new names (KEY-2), or only one stays.")
 @dividing
 @click.option("--select-fields", metavar="FIELDS", help="Only these: jpg,cls.")
 @click.option("--drop-fields", metavar="FIELDS", help="All but these.")
@@ -149,8 +147,8 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard more.json 'out-{000000..}.tar' --append
     """
     from shardtool.cli.results_text import carry_out
-    from shardtool.verbs.reshard import ReshardOptions, reshard_dry_run
     from shardtool.verbs.reshard import reshard as run
+    from shardtool.verbs.reshard import reshard_dry_run
 
     givens, output = divide_arguments(datasets)
     asked = ReshardOptions(

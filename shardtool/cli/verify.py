@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, common
+from shardtool.cli.options import Sectioned, chosen, common
+from shardtool.request.options import VerifyOptions
 
 _FOUND, _UNREADABLE = 3, 4
-_TARGETS = ["webdataset", "wids", "dali", "energon", "huggingface"]
 
 
 class _Verify(Sectioned):
@@ -31,13 +31,8 @@ class _Verify(Sectioned):
 )  # fmt: skip
 @click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
 @click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")
-@click.option(
-    "--symlinks", type=click.Choice(["inside", "follow", "skip"]),
-    help="Links in a folder. [default: as recorded, but never follow]",
-)  # fmt: skip
-@click.option(
-    "--target", multiple=True, type=click.Choice(_TARGETS), help="See that this reader gets names right; repeatable."
-)
+@chosen(VerifyOptions, "symlinks", "Links in a folder. [default: as recorded, but never follow]")
+@chosen(VerifyOptions, "target", "See that this reader gets names right; repeatable.")
 @click.option(
     "--repair", is_flag=True,
     help="Mend what can be mended without guessing: sidecars and dataset file; with --source, shards too.",
@@ -83,7 +78,6 @@ def verify(  # noqa: PLR0913 - an option each
     from shardtool.cli.findings_text import rendered
     from shardtool.cli.output import show
     from shardtool.cli.results_text import Terminal
-    from shardtool.verbs.verify import VerifyOptions
     from shardtool.verbs.verify import verify as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)

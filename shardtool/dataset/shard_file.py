@@ -70,7 +70,7 @@ class ShardFile:
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
         found = reason(error)
-        return CorruptShard(self.path, f"at {offset:,}: cannot be read: {found}")
+        return CorruptShard(self.path, f"cannot be read: {found}", offset=offset)
 
 
 class SummedFile(ShardFile):
@@ -202,7 +202,7 @@ class PackedFile:
             found = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
             return found if len(found) == length else found + self.read(offset + len(found), length - len(found))
         if offset < self._start:
-            raise CorruptShard(self.path, f"at {offset:,}: a compressed shard is read in sequence only")
+            raise CorruptShard(self.path, "a compressed shard is read in sequence only", offset=offset)
         try:
             while offset >= self._start + len(self._window):
                 self._start += len(self._window)
@@ -214,7 +214,7 @@ class PackedFile:
                 self._window = self._window[at:] + more
                 self._start, at = offset, 0
         except (OSError, ValueError) as error:
-            raise CorruptShard(self.path, f"at {offset:,}: cannot be decompressed: {error}") from None
+            raise CorruptShard(self.path, f"cannot be decompressed: {error}", offset=offset) from None
         return self._window[at : at + length]
 
 

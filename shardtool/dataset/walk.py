@@ -246,7 +246,7 @@ class _Kept:
         if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
             at = found.starts[found.counts.index(most)]
             raise CorruptShard(
-                found.path, f"at {at:,}: a sample of {most:,} fields", expected=f"at most {FIELD_LIMIT:,}"
+                found.path, f"a sample of {most:,} fields", offset=at, expected=f"at most {FIELD_LIMIT:,}"
             )
         self._long = self._long or any(len(name) > _NAME_BYTES for name in found.names[self._names :])
         if self._long:
@@ -258,7 +258,7 @@ class _Kept:
         if kept > _KEPT_ALWAYS + min(self._most, _KEPT_A_BYTE * end):
             what = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} names of fields"
             raise CorruptShard(
-                found.path, f"at {end:,}: {what}, more than can be kept", expected="payloads, not names alone"
+                found.path, f"{what}, more than can be kept", offset=end, expected="payloads, not names alone"
             )
         return end + _KEPT_STEP
 
@@ -309,8 +309,8 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
             _sum_member(shard, found, start, size, end)
         if end > look_at:
             if end > size_limit:
-                cut = f"at {start:,}: the file ends in {printable(name)}, {size:,} bytes long"
-                raise CorruptShard(shard.path, cut, remedy=tar_walk.REMEDY)
+                cut = f"the file ends in {printable(name)}, {size:,} bytes long"
+                raise CorruptShard(shard.path, cut, offset=start, remedy=tar_walk.REMEDY)
             look_at = min(kept.look(end), size_limit)
     kept.look(end)
 
@@ -398,8 +398,10 @@ def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_
             if found.size <= _KEY_LIMIT:
                 return found
             if name == _KEY_FEATURES[0]:
-                what = f"at {found.offset:,}: a key of {found.size:,} bytes"
-                raise CorruptShard(where, what, expected=f"at most {_KEY_LIMIT:,}", remedy=tfrecord_walk.REMEDY)
+                raise CorruptShard(
+                    where, f"a key of {found.size:,} bytes", offset=found.offset, expected=f"at most {_KEY_LIMIT:,}",
+                    remedy=tfrecord_walk.REMEDY,
+                )  # fmt: skip
     return None
 
 

@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+    from shardtool.values import StartMethod
+
     Progress = Callable[[int, int, int], None]
 
-StartMethod = Literal["auto", "fork", "spawn"]
 Task = TypeVar("Task")
 _FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too

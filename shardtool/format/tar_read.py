@@ -112,12 +112,12 @@ def check_end(read: Read, offset: int, where: str) -> None:
     """
     tail = bytes(read(offset, 2 * BLOCK))
     if len(tail) < 2 * BLOCK or tail.count(0) != 2 * BLOCK:
-        found = f"at {offset:,}: {len(tail):,} bytes" if len(tail) < 2 * BLOCK else f"at {offset + BLOCK:,}: no zeros"
-        raise CorruptShard(where, found, expected="two blocks of 512 zeros, the end of a tar", remedy=REMEDY)
+        found, at = (f"{len(tail):,} bytes", offset) if len(tail) < 2 * BLOCK else ("no zeros", offset + BLOCK)
+        raise CorruptShard(where, found, offset=at, expected="two blocks of 512 zeros, the end of a tar", remedy=REMEDY)
     offset += 2 * BLOCK
     while rest := bytes(read(offset, 2**16)):
         if rest.count(0) != len(rest):
-            raise CorruptShard(where, f"at {offset:,}: bytes after the end of the tar", expected="zeros", remedy=REMEDY)
+            raise CorruptShard(where, "bytes after the end of the tar", offset=offset, expected="zeros", remedy=REMEDY)
         offset += len(rest)
 
 
@@ -192,7 +192,7 @@ def _any_member(read: Read, start: int, where: str, note: Note) -> Member:
     while True:
         block = bytes(read(offset, BLOCK))
         if len(block) < BLOCK:
-            raise CorruptShard(where, f"at {offset:,}: the file ends", expected="a header", remedy=REMEDY)
+            raise CorruptShard(where, "the file ends", offset=offset, expected="a header", remedy=REMEDY)
         size, kind = _checked_size(block, offset, where), block[156:157]
         if kind not in _EXTENDED:
             break
@@ -259,7 +259,7 @@ def _end_of_map(read: Read, offset: int, where: str) -> int:
     while True:
         block = read(offset, BLOCK)
         if len(block) < BLOCK:
-            raise CorruptShard(where, f"at {offset:,}: the file ends", expected="a sparse file's map", remedy=REMEDY)
+            raise CorruptShard(where, "the file ends", offset=offset, expected="a sparse file's map", remedy=REMEDY)
         offset += BLOCK
         if not block[_MORE_OF_MAP_STILL]:
             return offset
@@ -268,10 +268,10 @@ def _end_of_map(read: Read, offset: int, where: str) -> int:
 def _body(read: Read, offset: int, size: int, where: str) -> bytes:
     """Return the body of the extended header at `offset`."""
     if size > _LONG_LIMIT:
-        raise CorruptShard(where, f"at {offset:,}: an extended header of {size:,} bytes", remedy=REMEDY)
+        raise CorruptShard(where, f"an extended header of {size:,} bytes", offset=offset, remedy=REMEDY)
     body = bytes(read(offset + BLOCK, size))
     if len(body) < size:
-        raise CorruptShard(where, f"at {offset + BLOCK:,}: the file ends in an extended header", remedy=REMEDY)
+        raise CorruptShard(where, "the file ends in an extended header", offset=offset + BLOCK, remedy=REMEDY)
     return body
 
 
@@ -279,14 +279,14 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
     """Return the size in a header whose checksum is right."""
     match = _OCTAL.fullmatch(block, 148, 156)
     if match is None or not match[1]:
-        raise CorruptShard(where, f"at {offset:,}: no tar header", remedy=REMEDY)
+        raise CorruptShard(where, "no tar header", offset=offset, remedy=REMEDY)
     stored = int(match[1], 8)
     # Adler-32's low half is one more than the sum of up to 256 bytes.
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANKS - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):
         raise CorruptShard(
-            where, f"at {offset:,}: a header with the checksum {stored:o}", expected=f"{total:o}", remedy=REMEDY
+            where, f"a header with the checksum {stored:o}", offset=offset, expected=f"{total:o}", remedy=REMEDY
         )
     field = block[124:136]
     if field[0] & _BASE_256:
@@ -298,7 +298,7 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
         blank = octal is not None and not octal[1] and b" " in field  # which GNU tar refuses
         size = int(octal[1] or b"0", 8) if octal is not None and not blank else -1
     if not 0 <= size < _SIZE_LIMIT:
-        raise CorruptShard(where, f"at {offset:,}: a header with the size {printable(field)}", remedy=REMEDY)
+        raise CorruptShard(where, f"a header with the size {printable(field)}", offset=offset, remedy=REMEDY)
     return size
 
 
@@ -329,7 +329,7 @@ def _pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]]:
         ):
             if not body[at:].strip(b"\0"):
                 break
-            raise CorruptShard(where, f"at {offset:,}: a pax header that is none", remedy=REMEDY)
+            raise CorruptShard(where, "a pax header that is none", offset=offset, remedy=REMEDY)
         records.append((keyword, value))
         at += length
     return records
@@ -338,5 +338,5 @@ def _pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]]:
 def _decimal(text: bytes, offset: int, where: str) -> int:
     digits = text.lstrip(b"0") or text[-1:]
     if not text.isdigit() or len(digits) > _SIZE_DIGITS or int(digits) >= _SIZE_LIMIT:
-        raise CorruptShard(where, f"at {offset:,}: a pax header with the size {printable(text[:40])}", remedy=REMEDY)
+        raise CorruptShard(where, f"a pax header with the size {printable(text[:40])}", offset=offset, remedy=REMEDY)
     return int(digits)

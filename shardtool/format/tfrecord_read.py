@@ -86,16 +86,16 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
     offset = 0
     while head := bytes(read(offset, FRAME_HEAD)):
         if len(head) < FRAME_HEAD:
-            raise CorruptShard(where, f"at {offset:,}: {len(head)} bytes", expected="a record of 16 bytes or more",
+            raise CorruptShard(where, f"{len(head)} bytes", offset=offset, expected="a record of 16 bytes or more",
                                remedy=REMEDY)  # fmt: skip
         size, stored = _head(head)
         if stored != masked(crc32c(head[:8])):
             raise CorruptShard(
-                where, f"at {offset:,}: a record's length of {size:,}, whose checksum is {stored:08x}",
+                where, f"a record's length of {size:,}, whose checksum is {stored:08x}", offset=offset,
                 expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
             )  # fmt: skip
         if size > DATA_LIMIT:
-            raise CorruptShard(where, f"at {offset:,}: a record of {size:,} bytes", expected="less than 2 GiB")
+            raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD
         if size <= HELD_LIMIT:  # all at once, so that what can only be read in sequence has it at hand
             tail = bytes(read(offset, FRAME_HEAD + size + FRAME_TAIL)[FRAME_HEAD + size :])
@@ -105,7 +105,7 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
             tail = bytes(read(data + size, FRAME_TAIL))
         if len(tail) < FRAME_TAIL:
             raise CorruptShard(
-                where, f"at {offset:,}: a record of {size:,} bytes, and the file ends before", remedy=REMEDY
+                where, f"a record of {size:,} bytes, and the file ends before", offset=offset, remedy=REMEDY
             )
         yield Record(offset, data, size, _tail(tail)[0])
         offset = data + size + FRAME_TAIL
@@ -129,7 +129,7 @@ def check_crc(record: Record, crc: int, where: str) -> None:
     found = masked(crc)
     if found != record.crc:
         raise CorruptShard(
-            where, f"at {record.offset:,}: a record's data with the checksum {found:08x}",
+            where, f"a record's data with the checksum {found:08x}", offset=record.offset,
             expected=f"{record.crc:08x}", remedy=REMEDY,
         )  # fmt: skip
 
@@ -177,9 +177,9 @@ def features(data: Data, start: int, where: str) -> list[Feature]:
                     count += 1
                     names += len(found[-1].name)
                     if count > FEATURE_LIMIT or names > _NAMES_LIMIT:
-                        raise CorruptShard(where, f"at {start:,}: a tf.train.Example of {_TOO_MUCH}", remedy=REMEDY)
+                        raise CorruptShard(where, f"a tf.train.Example of {_TOO_MUCH}", offset=start, remedy=REMEDY)
     except (IndexError, ValueError):
-        raise CorruptShard(where, f"at {start:,}: no tf.train.Example", remedy=REMEDY) from None
+        raise CorruptShard(where, "no tf.train.Example", offset=start, remedy=REMEDY) from None
     return found
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardtool.interop.export import IndexedShard, SplitShards
 
 README = "README.md"
+CURE = "--export huggingface writes a README.md that names the shards"
 _TRAIN = "train"
 _SIGNED = re.compile(rb"<!-- shardtool crc32c:([0-9a-f]{8}): .*-->\n")
 _PATH = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardtool.interop.huggingface import README, is_ours, misreading
+from shardtool.interop.huggingface import CURE, misreading
 from shardtool.interop.index_forms import index_name
 from shardtool.interop.portability import unopenable
+from shardtool.publish.folder_index import has_own_readme
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     from shardtool.interop.export import Export
     from shardtool.publish.publisher import Publisher
-    from shardtool.storage.staging import Folder
 
-CURE = "--export huggingface writes a README.md that names the shards"
 _READERS = {"huggingface": "Hugging Face datasets"}
 
 
@@ -61,13 +59,6 @@ def folder_notes(outputs: Sequence[tuple[Publisher, int]], exports: Mapping[str,
         if note not in told:
             told.add(note)
             yield note
-
-
-def has_own_readme(folder: Folder) -> bool:
-    """Tell whether there is a `README.md` of ours, which names the shards."""
-    with suppress(OSError):
-        return is_ours(folder.read(README))
-    return False
 
 
 def _names(group: Sequence[tuple[Publisher, int]], exports: Mapping[str, Export]) -> set[str]:

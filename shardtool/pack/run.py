@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
-    from shardtool.select.splits import SplitOptions
+    from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Source
     from shardtool.transform.steps import Transform
     from shardtool.values import Dots
@@ -371,7 +371,7 @@ class Job:
         self.note(*name_notes(outputs), *folder_notes(outputs, self.exports))
         if self.exports and not self.dry:
             from shardtool.interop.huggingface import check_splits
-            from shardtool.verbs.export import check_exports
+            from shardtool.publish.exporter import check_exports
 
             if any(export.readme for export in self.exports.values()):
                 check_splits([target.split for target in self.targets])
@@ -490,7 +490,7 @@ class Job:
     def export(self, target: Target, pool: LocalPool) -> None:
         """Write the indexes of other tools for a dataset that is there."""
         if self.exports:
-            from shardtool.verbs.export import Exporter
+            from shardtool.publish.exporter import Exporter
 
             exporter = Exporter(target.folder, target.pattern.dataset_file, self.exports, self.observer, self.notes)
             exporter.write(target.folder, pool, overwrite=self.options.if_exists != "error")

@@ -1,4 +1,4 @@
-"""Index files that are there once a folder: for a dataset and its other splits, never for anybody else's shards."""
+"""Index files of which a folder has one set (energon's .nv-meta), shared by all splits of a dataset."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import CorruptShard, OutputExists, listing
+from shardtool.interop.huggingface import README, is_ours
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.values import output_text
 
@@ -93,6 +94,13 @@ def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[Datase
                 if dataset.is_split_with(read):
                     found.append(read)
     return found
+
+
+def has_own_readme(folder: Folder) -> bool:
+    """Tell whether there is a `README.md` of ours, which names the shards."""
+    with suppress(OSError):
+        return is_ours(folder.read(README))
+    return False
 
 
 def _read(folder: Folder, path: str) -> bytes | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, OutputExists, OutputFailed, listing, reason
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.storage.staging import FileFact, Folder, Staged, StagedFile
-    from shardtool.values import Skipped
+    from shardtool.values import IfExists, Skipped
 
-IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 _SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
 

@@ -1,10 +1,10 @@
-"""Who is told how a run goes on."""
+"""Progress and notes of a run."""
 
 from __future__ import annotations
 
 
 class Observer:
-    """Is told how a run goes on, in the parent process, and does nothing about it: derive from it what you need."""
+    """Gets the progress and the notes of a run, in the parent process, and ignores them: override what you need."""
 
     def note(self, text: str) -> None:
         """Take something that the user should know before a byte is written."""

@@ -1,51 +1,41 @@
-"""What can be asked of the verbs that write shards: one value, checked as far as it can be without the source."""
+"""What can be asked of each verb: one value, checked as far as it can be without the source."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local import StartMethod
-from shardtool.publish.publisher import IfExists
+from shardtool.request.choices import check_choices
 from shardtool.request.command_line import option
 from shardtool.request.ranges import check_ranges
-from shardtool.source.folder.scan import Symlinks
-from shardtool.values import Dots, OnError, Oversize, parse_size
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.values import (
+    Dots,
+    IfExists,
+    ImageFormat,
+    OnError,
+    Oversize,
+    ResizeMode,
+    StartMethod,
+    Symlinks,
+    parse_size,
+)
 
 if TYPE_CHECKING:
-    from shardtool.select.splits import SplitOptions
-    from shardtool.source.manifest.options import ManifestOptions
     from shardtool.transform.steps import Transform
 
 Trust = Literal["time", "size"]
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
-ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
-ImageFormat = Literal["jpg", "png", "webp"]
+Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
-_CHOICES = {
-    "on_duplicate": ("error", "rename", "first", "last"),
-    "method": ("auto", "gather", "scatter"),
-    "oversize": get_args(Oversize),
-    "symlinks": get_args(Symlinks),
-    "dots": (None, *get_args(Dots)),
-    "on_error": get_args(OnError),
-    "if_exists": get_args(IfExists),
-    "trust": get_args(Trust),
-    "start_method": get_args(StartMethod),
-    "resize_mode": get_args(ResizeMode),
-    "encode": (None, *get_args(ImageFormat)),
-}
+OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
-_SEVERAL = (
-    "include", "exclude", "files", "binary", "values", "classes", "images", "masks", "export",
-    "select_fields", "drop_fields", "rename_fields",
-)  # fmt: skip
 _OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
@@ -68,7 +58,7 @@ class OutputOptions:
         shards_multiple_of: The number of shards is a multiple of this.
         oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
         shuffle: Put the samples into one global random order.
-        seed: Of that order, and of splits.
+        seed: The seed of that order, and of splits.
         where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
         split: Shares such as `train=0.8,val=0.1,test=0.1`.
         split_column: The column that holds the split.
@@ -106,14 +96,7 @@ class OutputOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
-        known = {one.name for one in fields(self)}
-        for name in [name for name in _CHOICES if name in known]:
-            if (value := getattr(self, name)) not in _CHOICES[name]:
-                choices = ", ".join(str(one) for one in _CHOICES[name])
-                raise InvalidRequest(option(name), repr(value), expected=f"one of {choices}")
-        for name in [name for name in _SEVERAL if name in known]:
-            if isinstance(texts := getattr(self, name), str):
-                raise InvalidRequest(option(name), repr(texts), expected=f"several texts, such as ({texts!r},)")
+        check_choices(self)
         check_ranges(self)
         if self.max_size is not None:
             parse_size(self.max_size)
@@ -138,8 +121,6 @@ class OutputOptions:
         """Return how samples are divided; None: they are not."""
         if not self.split and self.split_column is None:
             return None
-        from shardtool.select.splits import SplitOptions, parse_shares
-
         shares = parse_shares(self.split) if self.split else ()
         return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
 
@@ -149,31 +130,31 @@ class CreateOptions(OutputOptions):
     """How to make a dataset; each has an option on the command line, of the same name where no other is given.
 
     Attributes:
-        include: Of a folder: globs; where there are any, a file must match one.
-        exclude: Of a folder: globs; files and folders that match one are left out.
-        hidden: Of a folder: names that start with a dot count.
+        include: Folders only: globs; where there are any, a file must match one.
+        exclude: Folders only: globs; files and folders that match one are left out.
+        hidden: Folders only: names that start with a dot count.
         symlinks: `inside` (the tree), `follow` or `skip`.
-        dots: Where the key ends: at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
+        dots: The key ends at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
         label_from_folder: Add the field `cls`, the number of the top folder.
-        split_from_folder: Of a folder: the top folder names the split; labels are from those below.
-        key: Of a manifest: the column with the keys.
-        path: Of a manifest: the column with the path of a file, whose ending names its field.
+        split_from_folder: Folders only: the top folder names the split; labels are from those below.
+        key: Manifests only: the column with the keys.
+        path: Manifests only: the column with the path of a file, whose ending names its field.
         files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
         binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
         values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
-        classes: Of a manifest: those of `values` that are labels, to be numbered.
+        classes: Manifests only: those of `values` that are labels, to be numbered.
         classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
             or lists by field; None: they are numbered in the order of their bytes.
-        meta: Of a manifest: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
-        root: Of a manifest: what relative paths count from; None: its folder.
-        allow_outside: Of a manifest: whether paths may leave the root.
-        size: Of a manifest: the column with the file's size, for `stat=False`.
+        meta: Manifests only: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
+        root: Manifests only: what relative paths count from; None: its folder.
+        allow_outside: Manifests only: whether paths may leave the root.
+        size: Manifests only: the column with the file's size, for `stat=False`.
         stat: `--no-stat` is False: look at no file, for a dry run.
         resize: Images: `256`, or `640x480`.
         resize_mode: What that means: the `shorter` or `longer` side, the `exact` size, or to `crop` or `pad` to it.
         only_larger: Enlarge no image.
         encode: Images become `jpg`, `png` or `webp`.
-        quality: Of jpg and webp, 1 to 100.
+        quality: The quality of jpg and webp, 1 to 100.
         images: `--image`: the fields that are images; none: those with an image's ending.
         masks: `--mask`: the fields that are images of labels, never blended.
         probe: Images: width, height and mode go into the sidecars.
@@ -245,30 +226,7 @@ class CreateOptions(OutputOptions):
         """Return how samples are divided; None: they are not."""
         if not self.split_from_folder:
             return OutputOptions.of_split(self)
-        from shardtool.select.splits import SplitOptions
-
         return SplitOptions(column=TOP_FOLDER, option="--split-from-folder", seed=self.seed)
-
-    def of_manifest(self) -> ManifestOptions:
-        """Return what concerns a manifest."""
-        from shardtool.dataset.classes import open_classes
-        from shardtool.source.manifest.options import ManifestOptions
-
-        return ManifestOptions(
-            key=self.key,
-            path=self.path,
-            files=pairs("--file", self.files),
-            binary=pairs("--bytes", self.binary),
-            fields=pairs("--field", self.values),
-            classes=tuple(self.classes),
-            known_classes=open_classes(self.classes_from),
-            meta=self.meta if self.meta in ("all", "none") else tuple(self.meta.split(",")),  # type: ignore[arg-type]
-            root=self.root,
-            allow_outside=self.allow_outside,
-            size=self.size,
-            stat=self.stat,
-            dots=self.dots or "first",
-        )
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""
@@ -291,6 +249,77 @@ class CreateOptions(OutputOptions):
             probe=self.probe,
         )
         return Transform(images, self.map or "")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How to verify.
+
+    Attributes:
+        quick: Read no shards: names, sizes, sidecars, numbering.
+        decode: Decode every image and JSON field, too, and check that labels are numbers.
+        source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
+            compared by key; None: nothing is.
+        target: Readers that the names must be safe for.
+        repair: Mend what can be mended without guessing.
+        map: The function of `create --map`, which a repair may call to make shards again.
+        root: Manifests only: what its relative paths count from; None: its folder.
+        allow_outside: Manifests only: whether its paths may leave the root.
+        symlinks: Folders only: `inside` (the tree), `follow` or `skip`; None: as the dataset file says,
+            but `follow`, which only the user can ask for.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    quick: bool = False
+    decode: bool = False
+    source: Any = None
+    target: tuple[Target, ...] = ()
+    repair: bool = False
+    map: str | None = None
+    root: str | None = None
+    allow_outside: bool = False
+    symlinks: Symlinks | None = None
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+        for name in OF_SOURCE:
+            if getattr(self, name) and self.source is None:
+                raise InvalidRequest(option(name), "no source that it could be about", expected="--source, too")
+        if self.map and not self.repair:
+            raise InvalidRequest("--map", "nothing to make again", expected="--repair, too")
+        if self.quick:
+            for name in ("decode", "repair", "source", "target"):
+                if getattr(self, name):
+                    raise InvalidRequest(f"--{name}", "used with --quick", expected="one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How to index.
+
+    Attributes:
+        checksum: Read the payloads too, for their checksums and the content fingerprint.
+        output: The folder for sidecars and dataset file; None: beside the shards.
+        dots: Keys end at the `first` dot of a member's name, or the `last`; None: as the dataset file says, or first.
+        overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
+        workers: Processes; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    checksum: bool = False
+    output: str | None = None
+    dots: Dots | None = None
+    overwrite: bool = False
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
 
 
 def share(where: str, text: str | float) -> Fraction:

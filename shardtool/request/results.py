@@ -1,4 +1,4 @@
-"""What `create` returns: plain values, for people and programs."""
+"""What the verbs that write return: plain values, for people and programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What `create` would write; of several splits, all their shards. `changes`: of what is there, to resume."""
+    """What `create` would write: the shards of all splits. `changes`: what a resume would change of what is there."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
@@ -100,7 +100,7 @@ class AppendedPart:
 
 @dataclass(frozen=True, slots=True)
 class CreateResult:
-    """A finished dataset, or several: one a split.
+    """A finished dataset, or one for each split.
 
     Attributes:
         dataset_file: Its path; of several splits, with `{split}` in it.
@@ -110,14 +110,14 @@ class CreateResult:
         skipped: How many files and samples were left out; `out.skipped` lists them.
         size: Bytes of all shards.
         seconds: How long it took.
-        fingerprint: Of the content; the same for the same samples in any order, number of shards, format and splits.
-        notes: What the user was told.
+        fingerprint: Of the content: equal for the same samples in any order, number of shards, format and splits.
+        notes: What the user should know.
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         splits: Each split's own dataset; empty without splits.
-        appended: Of a run that appended: what is new, where all else is about the whole dataset.
+        appended: What an append added; all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
-        changes: Of a run that resumed: what it changed of what was there; None where nothing was.
+        changes: What a resume changed of what was there; None: nothing was there.
     """
 
     dataset_file: str
@@ -148,3 +148,51 @@ class CreateResult:
         found["changes"] = None if self.changes is None else asdict(self.changes)
         optional = ("dropped", "features", "splits", "appended", "exported", "changes")
         return {name: value for name, value in found.items() if value or name not in optional}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """The index of a dataset.
+
+    Attributes:
+        dataset_file: Its path.
+        shards: How many.
+        kept: How many of their sidecars were right already.
+        samples: In all shards.
+        notes: What the user should know.
+    """
+
+    dataset_file: str
+    shards: int
+    kept: int
+    samples: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return asdict(self) | {"notes": list(self.notes)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """Index files for other tools.
+
+    Attributes:
+        dataset_file: The path of what they were made for.
+        folder: Their folder.
+        formats: What was asked for.
+        files: Their names, by shard, then by format; then those of which a folder has one set.
+        kept: How many of them were there already, the same to the byte or the user's to change.
+        notes: What the user should know.
+    """
+
+    dataset_file: str
+    folder: str
+    formats: tuple[str, ...]
+    files: tuple[str, ...]
+    kept: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return asdict(self)

@@ -7,9 +7,7 @@ reads the column, names a file, or orders the samples of a split.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
@@ -18,70 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardtool.errors import Bug, InvalidRequest, listing, printable
+from shardtool.request.split_options import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.names import Names
 
-_UNIT = 10**8  # shares are whole numbers of this part: times a label's samples they stay within 64 bits
 _MOST_SPLITS = 1000  # each is a dataset with shards of its own
 _MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label
 _AT_ONCE = 2**16  # samples at a time: no object for each of ten million
 _FAR = 4  # a share that is off by more than this part of itself is worth a note
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
-_SAFE = "letters, digits, _ and -, 64 at most"
-_EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
-
-
-@dataclass(frozen=True, slots=True)
-class SplitOptions:
-    """How samples are divided.
-
-    Attributes:
-        shares: Each split's name and part of the samples, 1 in all; empty where `column` says the split.
-        column: Holds the split of each sample.
-        stratify: A column of labels: each keeps the shares.
-        group_by: A column of groups: each stays in one split.
-        seed: Another one divides otherwise.
-        option: Who asked for the column, for messages.
-
-    Raises:
-        InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
-    """
-
-    shares: tuple[tuple[str, Decimal], ...] = ()
-    column: str | None = None
-    stratify: str | None = None
-    group_by: str | None = None
-    seed: int = 0
-    option: str = "--split-column"
-
-    def __post_init__(self) -> None:
-        others = {"--split": self.shares or None, "--stratify": self.stratify, "--group-by": self.group_by}
-        used = [option for option, value in others.items() if value is not None]
-        if self.column is not None:
-            if used:
-                raise InvalidRequest("--split-column", f"used with {listing(used)}", expected="the column alone")
-            return
-        _check_shares(self.shares)
-        if len(used) == len(others):
-            raise InvalidRequest(
-                "--group-by", "used with --stratify",
-                remedy="Choose one: groups that stay whole cannot keep the shares of every label.",
-            )  # fmt: skip
-
-    @property
-    def reads(self) -> tuple[str, str] | None:
-        """The column that the division needs, as (option, column); None: it needs the keys alone."""
-        asked = {self.option: self.column, "--stratify": self.stratify, "--group-by": self.group_by}
-        return next(((option, column) for option, column in asked.items() if column is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +50,6 @@ class Splits:
     def samples(self, split: int) -> NDArray[np.int64]:
         """Return the samples of a split, in order."""
         return np.flatnonzero(self.number == split)
-
-
-def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
-    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80%,val=20%`, or without %, mean the same.
-
-    Raises:
-        InvalidRequest: No such list, unsafe names, or shares that are neither 1 nor 100 in all.
-    """
-    found, marks = [], set()
-    for part in text.split(","):
-        name, _, number = (one.strip() for one in part.partition("="))
-        number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
-        marks.add(mark)
-        if not name or not _NUMBER.fullmatch(number):
-            raise InvalidRequest("--split", f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
-        found.append((name, number))
-    if len(marks) > 1:
-        raise InvalidRequest("--split", f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
-    percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
-    shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
-    _check_shares(shares)
-    return shares
 
 
 def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = None) -> Splits:
@@ -152,33 +79,6 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
     if options.stratify is not None:
         return _by_label(keys, column, options)
     return _by_hash(_group_hashes(column, options.seed), options)
-
-
-def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
-    if not shares:
-        raise InvalidRequest("--split", "no shares", expected=_EXAMPLE)
-    _check_names([name for name, _ in shares], "--split")
-    for name, share in shares:
-        if not share.is_finite() or share <= 0:
-            raise InvalidRequest("--split", f"the share {share} of {name}", expected="more than 0")
-        if (Fraction(share) * _UNIT).denominator != 1:
-            raise InvalidRequest("--split", f"the share {share} of {name}", expected="at most 8 decimals")
-    if (total := sum(Fraction(share) for _, share in shares)) != 1:
-        raise InvalidRequest(
-            "--split", f"shares that are {float(total):.10g} in all", expected="1, or 100 for per cent",
-        )  # fmt: skip
-
-
-def _check_names(names: Sequence[str], where: str) -> None:
-    """Refuse splits that cannot all become part of file names, on any file system."""
-    if unsafe := [repr(name) for name in names if not _NAME.fullmatch(name)]:
-        raise InvalidRequest(where, f"names that no split can have: {listing(unsafe)}", expected=_SAFE)
-    seen: dict[str, str] = {}
-    for name in names:
-        if other := seen.get(name.lower()):
-            found = f"{name} twice" if other == name else f"{other} and {name}, which some file systems take for one"
-            raise InvalidRequest(where, found, expected="each split once")
-        seen[name.lower()] = name
 
 
 def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
@@ -235,7 +135,7 @@ def _by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> Spl
     """Return the splits between whose cumulative shares the hashes fall."""
     names, weights = _weights(options)
     ends = np.cumsum(weights).tolist()[:-1]
-    bounds = np.array([end * 2**64 // _UNIT for end in ends], np.uint64)
+    bounds = np.array([end * 2**64 // SHARE_UNIT for end in ends], np.uint64)
     parts = [np.searchsorted(bounds, part, side="right").astype(np.int16) for part in hashes]
     number = np.concatenate([np.empty(0, np.int16), *parts])
     counts = np.bincount(number, minlength=len(names)).tolist()
@@ -246,7 +146,7 @@ def _by_column(values: pa.ChunkedArray, option: str, column: str) -> Splits:
     """Return the splits that a column says."""
     number, labels = _labels(values, _MOST_SPLITS, option, column)
     names = tuple(label.decode("utf-8", "surrogateescape") for label in labels)
-    _check_names(names, option)
+    check_split_names(names, option)
     return Splits(names, number.astype(np.int16))
 
 
@@ -265,8 +165,8 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
 
 
 def _weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
-    """Return the splits' names, and their shares in parts of `_UNIT`."""
-    return tuple(name for name, _ in options.shares), [int(Fraction(share) * _UNIT) for _, share in options.shares]
+    """Return the splits' names, and their shares in parts of `SHARE_UNIT`."""
+    return tuple(name for name, _ in options.shares), [int(Fraction(share) * SHARE_UNIT) for _, share in options.shares]
 
 
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
@@ -276,14 +176,14 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
     remainders (Hamilton's method), where those include what earlier labels owe: so tiny labels do not all go to the
     largest split, and no split's total is off by as much as two samples (1.2 at most in an adversarial search).
     """
-    counts, rest = np.divmod(sizes[:, None] * np.array(weights, np.int64), _UNIT)
+    counts, rest = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
     for row, remainders in zip(counts, rest.tolist(), strict=True):
         owed = [old + new for old, new in zip(owed, remainders, strict=True)]
         takers = sorted((split for split, part in enumerate(remainders) if part), key=lambda split: -owed[split])
-        for split in takers[: sum(remainders) // _UNIT]:
+        for split in takers[: sum(remainders) // SHARE_UNIT]:
             row[split] += 1
-            owed[split] -= _UNIT
+            owed[split] -= SHARE_UNIT
     return counts
 
 
@@ -353,7 +253,7 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
     far = [
         f"{name} has {count:,} of {counted(total, 'sample')} instead of {float(100 * share):.4g} %"
         for (name, share), weight, count in zip(options.shares, weights, counts, strict=True)
-        if count and abs(count * _UNIT - total * weight) * _FAR > total * weight
+        if count and abs(count * SHARE_UNIT - total * weight) * _FAR > total * weight
     ]
     if far:
         why = "groups stay whole" if options.group_by is not None else "a hash decides; --stratify keeps shares exact"
@@ -362,7 +262,7 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
 
 def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np.int64], column: str) -> Iterator[str]:
     """Tell labels that are not in every split."""
-    small = np.flatnonzero(counts.min(axis=1, initial=_UNIT) == 0)
+    small = np.flatnonzero(counts.min(axis=1, initial=SHARE_UNIT) == 0)
     if len(small):
         named = [
             f"{printable(labels[at])} ({counted(int(counts[at].sum()), 'sample')}, none in "

@@ -201,8 +201,9 @@ class ManifestSource(Source):
 
     def __init__(self, source: Any, options: CreateOptions) -> None:
         from shardtool.source.manifest.manifest import Manifest
+        from shardtool.source.manifest.options import manifest_options
 
-        self._manifest = Manifest(source, options.of_manifest())
+        self._manifest = Manifest(source, manifest_options(options))
         self._options = options
         self.name, self.notes = self._manifest.name, self._manifest.notes
 

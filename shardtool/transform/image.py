@@ -33,7 +33,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 # Each import registers a format: what is missing would make Pillow import all of its decoders.
 from PIL import (
@@ -50,13 +50,11 @@ from PIL import (
 from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
-from shardtool.values import IMAGE_ENDINGS
+from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
-ImageFormat = Literal["jpg", "png", "webp"]
 
 # What Pillow refuses by itself: 0.7 GB for decoded RGB, which takes four bytes a pixel, in each worker. Its warning, at
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).

@@ -1,70 +1,23 @@
-"""`export`: the indexes of other tools. The library twin of `shardtool index --export`.
-
-They are made from the dataset file and its sidecars; only where they hold hashes of payloads, shards are read, by
-workers. Nothing is visible before all of it is written.
-"""
+"""`export`: the indexes of other tools. The library twin of `shardtool index --export`."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import check_below
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
+from shardtool.errors import InvalidRequest, printable
 from shardtool.execute.local import LocalPool, cores
-from shardtool.interop.export import IndexedShard
 from shardtool.interop.exports import EXPORTS, wanted_exports
-from shardtool.interop.hashes import DigestTask, digest
-from shardtool.interop.huggingface import README, is_ours, listed, misreading, readme, split_name
-from shardtool.interop.index_forms import index_name
-from shardtool.pattern import DATASET_SUFFIX, FORMATS
-from shardtool.publish.folder_index import once_files, other_splits, refuse_others
-from shardtool.publish.together import Outbox
+from shardtool.pattern import DATASET_SUFFIX
+from shardtool.publish.exporter import Exporter
 from shardtool.request.observer import Observer
 from shardtool.request.ranges import check_range
+from shardtool.request.results import ExportResult
 from shardtool.storage.staging import open_folder
-from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.interop.export import Export, FolderIndex
-    from shardtool.pattern import ShardPattern
-    from shardtool.publish.folder_index import OnceFiles
-    from shardtool.storage.staging import Folder
-
-_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
-_ONCE_LOCK = ".exported"  # no dataset is called that: for what is there once a folder
-
-
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """Index files for other tools.
-
-    Attributes:
-        dataset_file: The path of what they were made for.
-        folder: Where they are.
-        formats: What was asked for.
-        files: Their names, by shard, then by format; then those that are there once a folder.
-        kept: How many of them were there already, the same to the byte or the user's to change.
-        notes: What the user was told.
-    """
-
-    dataset_file: str
-    folder: str
-    formats: tuple[str, ...]
-    files: tuple[str, ...]
-    kept: int
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        return asdict(self)
+    from collections.abc import Sequence
 
 
 def export(  # noqa: PLR0913 - what a command line can say
@@ -84,7 +37,7 @@ def export(  # noqa: PLR0913 - what a command line can say
         output: The folder that they go into; None: beside the shards.
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets progress, and notes for the user.
 
     Raises:
         InvalidRequest: The request makes no sense.
@@ -111,262 +64,3 @@ def export(  # noqa: PLR0913 - what a command line can say
         files, kept = exporter.write(target, pool, overwrite=overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
     return ExportResult(where, folder, tuple(wanted), files, kept, tuple(exporter.notes))
-
-
-def check_exports(
-    pattern: ShardPattern, shards: int, wanted: Mapping[str, Export], owns: Callable[[str], bool], *, overwrite: bool
-) -> None:
-    """See, before the shards of a pattern are written, that their indexes may be written, too.
-
-    Args:
-        pattern: Of the shards.
-        shards: How many there will be.
-        wanted: What to make of them.
-        owns: Tells which shards in this folder are, or could be, of the same run.
-        overwrite: Whether other files may be replaced.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-        OutputExists: There are files of these names, and nobody asked to replace them, or nobody should.
-    """
-    folder = open_folder(pattern.folder)
-    names = _index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
-    for export in wanted.values():
-        if export.once is not None:
-            refuse_others(export.once, folder, owns)
-            names.append(export.once.info)
-    if not overwrite and (found := [*folder.facts(names)]):
-        raise OutputExists(
-            folder.path or ".", f"{counted(len(found), 'file')} there already: {listing(found, 3)}",
-            remedy="Remove them, choose another folder, or --overwrite.",
-        )  # fmt: skip
-
-
-class Exporter:
-    """Makes the indexes of one dataset. Whoever calls `write` holds the dataset's lock.
-
-    Args:
-        folder: Of the dataset.
-        name: Of its dataset file.
-        wanted: What to make.
-        observer: Is told of progress.
-        notes: What the user was told before, and is not told again; new ones are added.
-    """
-
-    def __init__(
-        self, folder: Folder, name: str, wanted: Mapping[str, Export], observer: Observer, notes: list[str]
-    ) -> None:
-        self.folder, self.name, self.wanted, self.observer, self.notes = folder, name, wanted, observer, notes
-
-    def check(self) -> DatasetFile:
-        """Return what the dataset file says, if these indexes can be made of it.
-
-        Raises:
-            InvalidRequest: They cannot.
-            CorruptShard: It is damaged.
-        """
-        if not self.name.endswith(DATASET_SUFFIX):
-            where = self.folder.full_path(self.name) or "DATASET"
-            raise InvalidRequest(where, "no dataset file", expected="its name, such as out.json")
-        try:
-            data = self.folder.read(self.name)
-        except OSError as error:
-            found = reason(error)
-            raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
-        dataset = read_dataset(data, self.folder.full_path(self.name))
-        check_below(self.folder.full_path(self.name), {dataset.shards_folder})
-        wanted_exports([*self.wanted], dataset.format)
-        if packed := [shard.name for shard in dataset.shards if not shard.name.endswith(tuple(FORMATS))]:
-            raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
-        return dataset
-
-    def write(self, target: Folder, pool: LocalPool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Write all index files, then let them appear.
-
-        Args:
-            target: The folder that they go into.
-            pool: Workers; None: nothing that was asked for wants any.
-            overwrite: Replace other files of their names.
-
-        Returns:
-            Their names, and how many were there already.
-        """
-        dataset = self.check()  # again: only under the lock does nobody replace it
-        self._tell(dataset, target)
-        own = self.name if target == self.folder else ""
-        names = _index_names([shard.name for shard in dataset.shards], self.wanted, own)
-        with ExitStack() as stack:
-            if any(export.once or export.readme for export in self.wanted.values()):
-                stack.enter_context(target.lock(_ONCE_LOCK))
-            shared = [
-                self._once(export, once, dataset, target)
-                for export in self.wanted.values()
-                if (once := export.once) is not None
-            ]
-            names += [path for files in shared for path in files.files]
-            made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
-            readmes = [data for data in made if data is not None]
-            names += [README] * len(readmes)
-            if own and not any(export.readme for export in self.wanted.values()):
-                self._tell_of_folder(names)
-            box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
-            for shard in self._indexed(dataset, pool):
-                for export in self.wanted.values():
-                    if export.encode is not None:
-                        box.add(index_name(shard.name, export), export.encode(shard))
-            for files in shared:
-                for path, data in files.files.items():
-                    box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
-            for data in readmes:
-                box.add(README, data, replace=True)
-            box.publish()
-        return tuple(names), box.kept
-
-    def _tell(self, dataset: DatasetFile, target: Folder) -> None:
-        """Say what the tools will not like."""
-        for name, export in self.wanted.items():
-            few = [shard.name for shard in dataset.shards if shard.samples < export.least]
-            if few:
-                what = counted(len(few), f"shard with fewer than {counted(export.least, 'sample')}")
-                self._note(f"{export.reader} cannot read the index ({name}) of {what}: {listing(few, 3)}")
-            if export.note:
-                self._note(f"{name}: {export.note}")
-            if export.once and (target != self.folder or dataset.shards_folder):
-                self._note(f"{name}: {export.reader} looks for the shards beside these files")
-
-    def _tell_of_folder(self, names: list[str]) -> None:
-        """Say what the new files make of the folder for `load_dataset`."""
-        from shardtool.pack.advice import CURE, has_own_readme
-
-        there = [*map(output_text, self.folder.names())]
-        if has_own_readme(self.folder) or misreading(there):
-            return
-        if wrong := misreading({*there, *map(output_text, names)}):
-            self._note(f"Hugging Face load_dataset(folder) {wrong}: {CURE}")
-
-    def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
-        """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
-        shards, wanted = dataset.shards, self.wanted.values()
-        if all(export.encode is None for export in wanted):
-            return
-        hashed = pool is not None and any(export.hashed for export in wanted)
-        size = sum(shard.size if hashed else shard.sidecar_size for shard in shards)
-        self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
-        if pool is None or not hashed:
-            for shard in shards:
-                yield IndexedShard(shard.name, shard.size, self._index(shard))
-                self._done(shard, shard.sidecar_size)
-            return
-        tables: dict[int, Any] = {}
-
-        def tasks() -> Iterator[DigestTask]:
-            for number, shard in enumerate(shards):
-                tables[number] = self._index(shard)
-                yield self._digest_task(dataset, shard, tables[number])
-
-        for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
-            shard = shards[number]
-            if shard.crc is not None and shard.crc != digests.crc:
-                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` tells what is damaged."
-                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
-            yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
-            self._done(shard, 0)
-
-    def _done(self, shard: ShardEntry, size: int) -> None:
-        self.observer.advance(shard.samples, size, 1)
-        self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
-
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: Any) -> DigestTask:
-        import numpy as np
-
-        fields = table.column("__fields__").combine_chunks().flatten()
-        starts, lengths = (fields.field(part).to_numpy().astype(np.int64) for part in ("offset", "length"))
-        stops = starts + lengths
-        if np.any(starts[1:] < stops[:-1]):
-            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=_REMEDY)
-        parts = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
-        path = os.path.join(self.folder.path, *parts)
-        return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
-
-    def _once(self, export: Export, once: FolderIndex, dataset: DatasetFile, target: Folder) -> OnceFiles:
-        """Return what is to be there once a folder: for this dataset, and its other splits that have this index."""
-        return once_files(once, self._covered(export, dataset, target), target)
-
-    def _covered(self, export: Export, dataset: DatasetFile, target: Folder) -> list[DatasetFile]:
-        """Return this dataset, and its other splits that have an index."""
-        others = []
-        for other in other_splits(dataset, self.name, self.folder):
-            names = {index_name(shard.name, export) for shard in other.shards}
-            if len(target.facts(names)) == len(names):
-                others.append(other)
-        return [dataset, *others]
-
-    def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
-        """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
-        datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
-        for one in datasets:
-            if (split := one.split) and (name := split_name(split)) != split:
-                self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
-        if README in there:
-            try:
-                old = self.folder.read(README)
-            except OSError:
-                old = b""
-            ours = {shard.name for one in datasets for shard in one.shards}
-            others = sorted(listed(old, [*map(output_text, there)]).intersection(map(output_text, there)) - ours)
-            if not is_ours(old) or others:
-                whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
-                self._note(
-                    f"{README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
-                    "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
-                )
-                return None
-        return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
-
-    def _index(self, shard: ShardEntry) -> Any:
-        """Return a shard's index, if its sidecar is the one that the dataset file lists."""
-        from shardtool.dataset.sidecar_read import check_listed, read_sidecar
-
-        where, name = self.folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
-        fact = self.folder.facts([name]).get(name)
-        found = "no such file" if fact is None else f"{fact.size:,} bytes"
-        if fact is not None and fact.size == shard.sidecar_size:  # a size that is right may be held in memory
-            try:
-                data = self.folder.read(name)
-            except OSError as error:
-                raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
-            check_listed(data, where, shard)
-            known = read_sidecar(data, where, shard.size, metadata=False)
-            said, table = known.fact, known.plain_table()
-            listed = (shard.name, shard.size, shard.crc, shard.samples)
-            if (said.name, said.size, said.crc, table.num_rows) == listed:
-                return table
-            found = f"the index of {said.name}, {said.size:,} bytes, {counted(table.num_rows, 'sample')}"
-        expected = f"the index of {shard.name}, as the dataset file lists it"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
-
-    def _note(self, text: str) -> None:
-        if (note := printable(text)) not in self.notes:
-            self.notes.append(note)
-            self.observer.note(note)
-
-
-def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
-    """Return the names of all indexes of shards, by shard.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-    """
-    exports = {name: export for name, export in wanted.items() if export.encode is not None}
-    owners: dict[str, str] = {}
-    for shard in shards:
-        for name, export in exports.items():
-            index = index_name(shard, export)
-            if index == dataset_file or index in owners:
-                other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
-                raise InvalidRequest(
-                    f"--export {name}", f"the index of {shard} and {other} would both be {index}",
-                    expected="shards with a number in their names, such as out-{000..}.tar",
-                )  # fmt: skip
-            owners[index] = shard
-    return [*owners]

@@ -15,36 +15,36 @@ Everything is staged, then published; afterwards the dataset is verified again.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardtool.check.look import look
+from shardtool.check.repairable import (
+    OF_ALL,
+    OF_DATASET_FILE,
+    OF_SHARDS,
+    OF_SIDECARS,
+    options_again,
+    output_again,
+    why_not_again,
+    wrong_names,
+)
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.storage.kept import KeptFiles
 from shardtool.storage.reading import read_small
 from shardtool.storage.staging import open_folder, write_whole
-from shardtool.verbs.verify import look, with_seconds
 
 if TYPE_CHECKING:
-    from shardtool.check.shard import Case
+    from shardtool.check.look import Report
+    from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import Folder, Staged
-    from shardtool.values import OnError
-    from shardtool.verbs.verify import Look, Report, VerifyOptions
 
-_OF_SIDECARS = frozenset(
-    {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
-)
-_OF_SHARDS = frozenset(
-    {"shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "shard-damaged", "padding-not-zero",
-     "payload-checksum"}
-)  # fmt: skip
-_OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
-_OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 _KEPT_SUFFIX = ".before-repair"
 
 
@@ -55,7 +55,6 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    begun = time.time()
     report, seen = look(dataset, options, observer)
     done: list[str] = []
     if not report.sound:
@@ -65,7 +64,7 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
         if mending.changed:
             report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
         report = replace(report, unchecked=(*report.unchecked, *mending.left))
-    return with_seconds(report, time.time() - begun, tuple(done))
+    return replace(report, repaired=tuple(done))
 
 
 class _Mending:
@@ -77,7 +76,7 @@ class _Mending:
         changed: Whether anything was written.
     """
 
-    def __init__(self, report: Report, seen: Look, options: VerifyOptions) -> None:
+    def __init__(self, report: Report, seen: Subject, options: VerifyOptions) -> None:
         self.seen, self.options = seen, options
         self.codes = {one.code for one in report.findings} | set(report.counts)
         self.by_file: dict[str, set[str]] = {}
@@ -90,19 +89,19 @@ class _Mending:
 
     def run(self) -> None:
         """Mend what can be mended."""
-        file, files = self.seen.file, self.codes & (_OF_SIDECARS | _OF_SHARDS)
-        instead = _not_from_source(file) if file is not None and files else ""
+        file, files = self.seen.file, self.codes & (OF_SIDECARS | OF_SHARDS)
+        instead = why_not_again(file) if file is not None and files else ""
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._leave(instead)
             else:
                 self._again(file)
             return
-        if self.codes & _OF_SHARDS:
+        if self.codes & OF_SHARDS:
             self._leave(instead or self._of_shards())
-        if self.seen.file is not None and self.codes & _OF_SIDECARS:
+        if self.seen.file is not None and self.codes & OF_SIDECARS:
             self._sidecars(self.seen.file)
-        elif self.codes & _OF_DATASET_FILE:
+        elif self.codes & OF_DATASET_FILE:
             self._dataset_file()
 
     def _of_shards(self) -> str:
@@ -118,7 +117,7 @@ class _Mending:
 
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
-        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & _OF_SIDECARS]
+        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
         proven = [case for case in bad if case.sound and case.entry is not None and case.survey is not None
                   and case.survey.crc == case.entry.crc]  # fmt: skip
         for case in bad:
@@ -149,7 +148,7 @@ class _Mending:
             self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
 
     def _check_unchanged(self) -> None:
-        """See, under the lock, that nobody has replaced the dataset since it was looked at."""
+        """Check, under the lock, that the dataset is the one that was looked at."""
         path = self.seen.found.dataset_file or ""
         try:
             same = read_dataset(read_small(path), path) == self.seen.file
@@ -164,7 +163,7 @@ class _Mending:
         from shardtool.dataset.sidecar_write import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
-        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots()))
+        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
             raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
         return encode_table(table_of(found), ShardFact(case.name, found.size, found.crc, ""))
@@ -172,18 +171,19 @@ class _Mending:
     def _dataset_file(self) -> None:
         """Make the dataset file again from shards that are what their sidecars say."""
         unsound = [case.name for case in self.seen.cases if not case.sound]
-        if unsound or self.codes & (_OF_SHARDS | _OF_SIDECARS | _OF_ALL):
+        if unsound or self.codes & (OF_SHARDS | OF_SIDECARS | OF_ALL):
             what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
             if "dataset-incomplete" in self.codes:
                 what = "shards are missing. Finish the run that made them: its own command with --resume"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.verbs.index import IndexOptions, index
+        from shardtool.request.options import IndexOptions
+        from shardtool.verbs.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
             options = IndexOptions(
-                checksum=True, dots=self.seen.dots(), workers=self.options.workers,
+                checksum=True, dots=self.seen.dots, workers=self.options.workers,
                 overwrite="dataset-file-damaged" in self.codes,
             )  # fmt: skip
             made = index(given, options)
@@ -198,9 +198,9 @@ class _Mending:
         """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
         from shardtool.verbs.create import create
 
-        wrong = self._wrong_names(file)
+        wrong = wrong_names(file, self.by_file)
         try:
-            options, output = self._options(file), self._output(file)
+            options, output = options_again(file, self.options), output_again(file, self.seen.found, self.codes)
             self._check_plan(file, output, options)
             kept = self._keep(file)
         except ShardError as error:
@@ -220,60 +220,8 @@ class _Mending:
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
 
-    def _options(self, file: DatasetFile) -> Any:
-        """Return the options to run `create` again with: code is the user's, never what is recorded."""
-        from shardtool.check.recorded_run import recorded_run
-
-        run, given = recorded_run(file, self.options.given), self.options.map
-        options: Any = run.options  # of `create`: other verbs are not run again
-        if run.map and given is None:
-            raise InvalidRequest(
-                "--source", f"samples made by {run.map}, which is never run because a file names it",
-                expected="--map, if that code is yours", remedy="Nothing was touched.",
-            )  # fmt: skip
-        if given is not None and given != run.map:
-            expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
-            raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
-        on_error: OnError = "skip" if file.skipped else "stop"
-        return replace(
-            options, map=given, if_exists="resume", on_error=on_error, workers=self.options.workers,
-            start_method=self.options.start_method,
-        )  # fmt: skip
-
-    def _output(self, file: DatasetFile) -> list[str] | str:
-        """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
-
-        Raises:
-            InvalidRequest: It would write or remove other files than those.
-        """
-        if extra := self.codes & {"shard-extra", "sidecar-extra"}:
-            raise InvalidRequest(
-                "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
-                expected="none, for they would be removed", remedy="Move them away first.",
-            )  # fmt: skip
-        output: list[str] | str = os.path.join(self.folder.path, file.pattern)
-        if "{" not in file.pattern:
-            output = [os.path.join(self.folder.path, one.name) for one in file.shards]
-        base = parse_pattern(output).base
-        if {base, file.name} != {self._base()}:
-            raise InvalidRequest(
-                "--repair", f"a dataset file called {self._base()}, of a dataset called {file.name}",
-                expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
-            )  # fmt: skip
-        return output
-
-    def _wrong_names(self, file: DatasetFile) -> list[str]:
-        """Return the files that are to be made again."""
-        names = []
-        for one in file.shards:
-            if self.by_file.get(one.name, set()) & _OF_SHARDS:
-                names += [one.name]
-            elif self.by_file.get(one.sidecar, set()) & _OF_SIDECARS:
-                names += [one.sidecar]
-        return names
-
     def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
-        """See that the source would give the shards that the dataset file lists, before anything is touched."""
+        """Check that the source would give the shards that the dataset file lists, before anything is touched."""
         from shardtool.verbs.create import dry_run
 
         plan = dry_run(self.options.source, output, options)
@@ -294,7 +242,7 @@ class _Mending:
         return kept
 
     def _check_outcome(self, file: DatasetFile) -> None:
-        """See that every shard is the one that the dataset file told of."""
+        """Check that every shard is the one that the dataset file listed."""
         path = self.seen.found.dataset_file or ""
         try:
             new = read_dataset(read_small(path), path)
@@ -304,22 +252,6 @@ class _Mending:
             (one.name, one.size, one.crc) for one in file.shards
         ]:
             raise InvalidRequest("--source", "other content than the dataset was made from", expected="the same")
-
-
-def _not_from_source(file: DatasetFile) -> str:
-    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
-    verb = file.made.get("verb")
-    if file.appends:
-        return (
-            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
-            "from a copy, or make the dataset anew: the first command with --overwrite, then each --append"
-        )
-    if verb == "index":
-        return "shards that another tool made: get them again"
-    if verb != "create" or file.made.get("split"):
-        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
-        return f"shards {which}: run the command that made them again, with --resume"
-    return ""
 
 
 def _schema_names() -> list[str]:

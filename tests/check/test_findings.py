@@ -54,7 +54,7 @@ def test_a_finding_is_one_line(finding: Finding, line: str) -> None:
 
 def test_a_finding_of_an_error() -> None:
     """The place in an error's message is the finding's offset."""
-    error = CorruptShard("/x/a.tar", "at 1,536: no tar header", expected="one")
+    error = CorruptShard("/x/a.tar", "no tar header", offset=1536, expected="one")
     assert finding_of("shard-damaged", "a.tar", error) == Finding(
         "shard-damaged", "a.tar", "no tar header", "one", 1536
     )

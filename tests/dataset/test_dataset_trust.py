@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shardtool import (
     CorruptShard,
     CreateOptions,
+    IndexOptions,
     InspectOptions,
     InvalidRequest,
     Report,
@@ -40,7 +41,6 @@ from shardtool.fingerprint import crc32c
 from shardtool.inspection.page.page import write_page
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
-from shardtool.verbs.index import IndexOptions
 from tests.helpers import flip, identity, read_tree, write_tree
 
 if TYPE_CHECKING:

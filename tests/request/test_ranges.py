@@ -14,15 +14,13 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.inspection.overview import InspectOptions
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.request.options import OutputOptions
+from shardtool.request.options import IndexOptions, OutputOptions, VerifyOptions
 from shardtool.request.ranges import MOST_WORKERS, RANGES
+from shardtool.request.reshard_options import ReshardOptions
+from shardtool.request.split_options import parse_shares
 from shardtool.select.order import sample_by_key
-from shardtool.select.splits import parse_shares
 from shardtool.values import parse_size
 from shardtool.verbs.export import export
-from shardtool.verbs.index import IndexOptions
-from shardtool.verbs.reshard import ReshardOptions
-from shardtool.verbs.verify import VerifyOptions
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
 ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.select.splits import SplitOptions, Splits, divide, parse_shares
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.splits import Splits, divide
 from tests.helpers import ENVIRONMENT, REPO
 
 THREE = parse_shares("train=0.8,val=0.1,test=0.1")
@@ -403,7 +404,8 @@ _MANY = """
 import resource, sys, time
 import numpy as np
 from shardtool.names import Names
-from shardtool.select.splits import SplitOptions, divide, parse_shares
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.splits import divide
 count = 1_000_000
 keys = Names.parse(b"".join(b"imgs/%09d\\0" % at for at in range(count)))
 before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()

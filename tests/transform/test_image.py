@@ -20,11 +20,13 @@ from PIL import Image, ImageCms
 from PIL.Image import Transpose
 
 from shardtool.errors import InvalidRequest
-from shardtool.transform.image import BadImage, ImageFact, ImageOptions, ResizeMode, change
+from shardtool.transform.image import BadImage, ImageFact, ImageOptions, change
 from tests.helpers import ENVIRONMENT, PHOTOS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardtool.values import ResizeMode
 
     Size = tuple[int, int]
     Array = np.ndarray[Any, Any]

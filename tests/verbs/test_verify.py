@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
 from shardtool.check import shard as shardchecks
-from shardtool.check.shard import Case
+from shardtool.check.subject import Case
 from shardtool.check.worker import Task, examine
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar import ShardFact
@@ -710,7 +710,8 @@ def test_a_sidecar_without_checksums(dataset: Path) -> None:
     """Where an index was made without reading payloads, what it says is checked, and the rest is not."""
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
-    from shardtool.verbs.index import IndexOptions, index
+    from shardtool.request.options import IndexOptions
+    from shardtool.verbs.index import index
 
     index(dataset, IndexOptions(workers=1))
     report = _verify(dataset)

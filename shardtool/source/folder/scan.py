@@ -19,17 +19,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable, reason
-from shardtool.values import FILE, LINK, NO_FIELD, Dots, Skipped, split_name, to_text
+from shardtool.values import FILE, LINK, NO_FIELD, Dots, Skipped, Symlinks, split_name, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.pattern import ShardPattern
 
-Symlinks = Literal["inside", "follow", "skip"]
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
 _OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree

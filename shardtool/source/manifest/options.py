@@ -6,10 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardtool.request.options import pairs
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
 
 if TYPE_CHECKING:
     from shardtool.entries.classes import Classes
+    from shardtool.request.options import CreateOptions
     from shardtool.values import Dots
 
 _STREAM = ("__arrow_c_stream__", "__arrow_c_array__")
@@ -54,11 +56,32 @@ class ManifestOptions:
     def named(self) -> list[tuple[str, str]]:
         """Return (option, column) for every column that is asked for."""
         found = [("--key", self.key), ("--path", self.path), ("--size", self.size)]
-        for option, pairs in (("--file", self.files), ("--bytes", self.binary), ("--field", self.fields)):
-            found += [(option, column) for _, column in pairs]
+        for option, named in (("--file", self.files), ("--bytes", self.binary), ("--field", self.fields)):
+            found += [(option, column) for _, column in named]
         if isinstance(self.meta, tuple):
             found += [("--meta", column) for column in self.meta]
         return [(option, column) for option, column in found if column is not None]
+
+
+def manifest_options(options: CreateOptions) -> ManifestOptions:
+    """Return what is asked of a manifest."""
+    from shardtool.dataset.classes import open_classes
+
+    return ManifestOptions(
+        key=options.key,
+        path=options.path,
+        files=pairs("--file", options.files),
+        binary=pairs("--bytes", options.binary),
+        fields=pairs("--field", options.values),
+        classes=tuple(options.classes),
+        known_classes=open_classes(options.classes_from),
+        meta=options.meta if options.meta in ("all", "none") else tuple(options.meta.split(",")),  # type: ignore[arg-type]
+        root=options.root,
+        allow_outside=options.allow_outside,
+        size=options.size,
+        stat=options.stat,
+        dots=options.dots or "first",
+    )
 
 
 def is_manifest(source: Any) -> bool:

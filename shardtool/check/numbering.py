@@ -1,0 +1,196 @@
+"""What the names in a folder show: gaps between shards, files that no dataset file lists, shards that are missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from shardtool.check.findings import Finding, Findings
+from shardtool.check.subject import base_name
+from shardtool.dataset.dataset_file import shard_names
+from shardtool.dataset.find import natural
+from shardtool.dataset.shard_file import ENDINGS
+from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
+from shardtool.errors import ShardError
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
+from shardtool.storage.reading import names_in, read_small
+from shardtool.values import counted, output_text, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from shardtool.check.subject import Subject
+    from shardtool.dataset.dataset_file import DatasetFile
+
+_MOST_GAPS = 1000
+_MOST_NAMES = 10**7  # of a closed pattern: each is looked for
+_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
+
+
+def check_numbering(subject: Subject) -> Findings:
+    """Find gaps, shards that are not listed, and sidecars without a shard."""
+    findings, file = Findings(), subject.file
+    if file is None and subject.own:
+        findings.unchecked.append("shards that are not listed: the dataset file is damaged")
+    findings.add(-1, *_gaps(subject))
+    names = _names_in(subject)
+    if file is not None:
+        listed, there = {one.name for one in file.shards}, {case.name for case in subject.cases}
+        findings.add(-1, *_extra(file, names, listed))
+        for number, case in enumerate(subject.cases):
+            if case.name not in listed:
+                findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
+        findings.add(-1, *(Finding("shard-missing", name, "not there") for name in sorted(listed - there)))
+        findings.add(-1, *_skipped(subject.found.folder, file))
+    elif _sidecars_alone(subject, names):
+        there = {*map(output_text, names)}
+        for name, listed in _datasets_beside(subject, names).items():
+            findings.take(_check_rest(subject, name, sorted(listed - there), len(listed)))
+    return findings
+
+
+def check_finished(subject: Subject) -> Findings:
+    """Find whether shards without a whole dataset file are all that their run planned; their sidecars were read."""
+    findings, missing = Findings(), _dataset_file_missing(subject)
+    if missing is None and not (subject.file is None and subject.own):
+        return findings
+    found, there = subject.found, [case for case in subject.cases if case.size is not None]
+    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
+    short = unfinished(facts, facts_beside(found.folder, found.shards))
+    folder = base_name(found.folder or ".")
+    findings.add(-1, *(Finding("dataset-incomplete", folder, str(one), EXPECTED) for one in short))
+    if missing is not None and not short:
+        findings.add(-1, missing)
+    return findings
+
+
+def _names_in(subject: Subject) -> set[str]:
+    """Return the names of all that lies in the folders of a dataset."""
+    return set[str]().union(*map(names_in, {subject.found.folder, *subject.found.folders()}))
+
+
+def _sidecars_alone(subject: Subject, names: set[str]) -> int:
+    """Return how many of the shards have a sidecar, where no dataset file was given or found for just these shards."""
+    if subject.found.dataset_file is not None:
+        return 0
+    return sum(sidecar_name(name) in names for name in {os.path.basename(path) for path in subject.found.shards})
+
+
+def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
+    """Return the shards that each dataset file in the folder lists, of those that list some that were given."""
+    left, found = {case.name for case in subject.cases}, {}
+    for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
+        try:
+            listed = set(shard_names(read_small(os.path.join(subject.found.folder, name))) or ())
+        except OSError:
+            continue
+        if listed & left:
+            left -= listed
+            found[name] = listed
+    return found
+
+
+def _check_rest(subject: Subject, name: str, missing: list[str], listed: int) -> Findings:
+    """Report a dataset of which only some shards were given, and those of the others that are not there."""
+    findings, file = Findings(), output_text(name)
+    findings.unchecked.append(f"what {file} says: it lists {counted(listed, 'shard')}")
+    if subject.is_of_several:
+        expected = f"a shard, as {file} says"
+        for one in missing[:_MOST_GAPS]:
+            findings.add(-1, Finding("shard-missing", one, "neither given nor there", expected))
+        if len(missing) > _MOST_GAPS:
+            findings.counts["shard-missing"] += len(missing) - _MOST_GAPS
+    return findings
+
+
+def _dataset_file_missing(subject: Subject) -> Finding | None:
+    """Return the finding that sidecars lie beside some of the shards, and no dataset file lists these."""
+    names = _names_in(subject) if subject.is_of_several and subject.found.dataset_file is None else set()
+    if not (sidecars := _sidecars_alone(subject, names)):
+        return None
+    if {case.name for case in subject.cases} <= set[str]().union(*_datasets_beside(subject, names).values()):
+        return None
+    what = f"{counted(sidecars, 'sidecar')} and no dataset file: what is here may not be all"
+    return Finding("dataset-file-missing", base_name(subject.found.folder or "."), what)
+
+
+def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
+    """Yield files that belong to the dataset by their name, and are not listed."""
+    if not _PATTERN.fullmatch(file.pattern):
+        return
+    try:
+        pattern = parse_pattern(file.pattern)
+    except (ShardError, ValueError):
+        return
+    sidecars = {one.sidecar for one in file.shards}
+    for name in sorted(names, key=natural):
+        if not pattern.owns(name) or output_text(name) in listed | sidecars:
+            continue
+        if name.endswith(SIDECAR_SUFFIX):
+            yield Finding("sidecar-extra", output_text(name), "not in the dataset file")
+        elif name.endswith(ENDINGS):
+            yield Finding("shard-extra", output_text(name), "not in the dataset file")
+
+
+def _gaps(subject: Subject) -> Iterator[Finding]:
+    """Yield the shards that a closed pattern asks for and that are not there; else the numbers that are missing."""
+    names = [os.path.basename(path) for path in subject.found.shards]
+    if subject.file is not None:
+        names = [one.name for one in subject.file.shards]
+    elif wanted := _asked_for(subject.given):
+        there = set(names)
+        for name in [name for name in wanted if name not in there][:_MOST_GAPS]:
+            yield Finding("shard-missing", output_text(name), "not there, and of the pattern")
+        return
+    elif not isinstance(subject.given, (str, os.PathLike)):
+        return
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for name in names:
+        stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
+        if (match := _NUMBERED.fullmatch(stem)) is not None:
+            key = (match[1], match[3] + name[len(stem) :], len(match[2]) if match[2][0] == "0" else 0)
+            groups.setdefault(key, []).append(int(match[2]))
+    left = _MOST_GAPS
+    for (prefix, suffix, width), numbers in groups.items():
+        for before, after in pairwise(sorted(numbers)):
+            for number in range(before + 1, min(after, before + 1 + left)):
+                left -= 1
+                missing = f"{prefix}{number:0{width}d}{suffix}"
+                yield Finding("numbering-gap", output_text(missing), "not there", "a shard of this number")
+
+
+def _asked_for(given: Any) -> list[str]:
+    """Return the names that a closed pattern asks for; none where it is no such pattern."""
+    if not isinstance(given, (str, os.PathLike)) or os.path.exists(given):
+        return []
+    try:
+        pattern = parse_pattern(given)
+    except ShardError:
+        return []
+    if pattern.names is not None:
+        return list(pattern.names)
+    if pattern.count is None or pattern.count > _MOST_NAMES:
+        return []
+    return [pattern.shard(at) for at in range(pattern.count)]
+
+
+def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:
+    """Yield how the list of what was left out differs from what the dataset file says of it."""
+    name = f"{file.name}.skipped"
+    try:
+        data = read_small(os.path.join(folder, os.fsdecode(to_bytes(name))))
+    except FileNotFoundError:
+        data = b""
+    except (OSError, ValueError) as error:
+        yield Finding("skipped-differs", name, str(error))
+        return
+    rows = data.count(b"\n")
+    if rows == file.skipped and file.skipped_crc is not None and crc32c(data) != file.skipped_crc:
+        yield Finding("skipped-differs", name, f"the checksum {crc32c(data):08x}", f"{file.skipped_crc:08x}")
+    if rows != file.skipped:
+        yield Finding("skipped-differs", name, counted(rows, "row"), f"{file.skipped:,}, as the dataset file says")

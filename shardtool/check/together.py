@@ -1,0 +1,119 @@
+"""What no shard alone can show: keys that two samples have, the totals, and the fingerprint of the content."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardtool.check.findings import Finding, Findings
+from shardtool.check.worker import HASH_SIZE
+from shardtool.dataset.walk import SurveyTask, survey, walked_text
+from shardtool.errors import printable
+from shardtool.fingerprint import show_fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.check.subject import Subject
+    from shardtool.check.worker import Examined
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.walk import Survey
+
+_MOST = 100  # keys: the rest tells nothing new, and is counted
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is gathered over all shards.
+
+    Attributes:
+        hashes: The number of each shard that was read, and the hashes of its keys.
+        fields: How often each field is there.
+        samples: How many samples there are.
+        digests: The digest of each shard; None where it is not known.
+        odd: How many members are no part of a sample.
+        undecoded: How many payloads were too large to be decoded.
+    """
+
+    hashes: list[tuple[int, bytes]] = field(default_factory=list)
+    fields: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    digests: list[int | None] = field(default_factory=list)
+    odd: int = 0
+    undecoded: int = 0
+
+    def add(self, number: int, examined: Examined) -> None:
+        """Add a shard."""
+        survey = examined.survey
+        self.hashes.append((number, examined.hashes))
+        self.undecoded += examined.undecoded
+        self.digests.append(survey.digest if survey is not None and survey.error is None else None)
+        if survey is not None:
+            self.samples += len(survey.keys)
+            self.odd += len(survey.odd)
+            for code, count in Counter(survey.codes).items():
+                self.fields[walked_text(survey.names[code])] += count
+
+
+def check_together(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> Findings:
+    """Find what is wrong with all shards together; `surveys`: those of shards that are kept."""
+    findings, file = _same_keys(subject, sums, surveys), subject.file
+    if file is None:
+        return findings
+    if any(case.survey is None or case.survey.error is not None for case in subject.cases):
+        findings.unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
+    elif subject.is_all:
+        _check_totals(findings, subject.name, file, sums)
+        _check_fingerprint(findings, subject.name, file, sums)
+    return findings
+
+
+def _check_totals(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
+    for one in sorted({*file.fields, *sums.fields}, key=str):
+        if file.fields.get(one) != sums.fields.get(one):
+            what = f"the field {printable(one)} {file.fields.get(one, 0):,} times"
+            findings.add(-1, Finding("totals-differ", name, what, f"{sums.fields.get(one, 0):,}, as the shards hold"))
+
+
+def _check_fingerprint(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
+    if not file.fingerprint:
+        findings.unchecked.append("the fingerprint: there is none; `shardtool index --checksum` adds it")
+    elif None in sums.digests:
+        findings.unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
+    elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:
+        expected = f"{total}, of what the shards hold"
+        findings.add(-1, Finding("fingerprint-differs", name, printable(file.fingerprint), expected))
+
+
+def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> Findings:
+    """Find keys that two samples have: by their hashes, 16 bytes per sample."""
+    import numpy as np
+
+    findings = Findings()
+    pairs = np.frombuffer(b"".join(one for _, one in sums.hashes), np.dtype([("a", "<u8"), ("b", "<u8")]))
+    if len(np.unique(pairs["a"])) == len(pairs):
+        return findings
+    order = np.lexsort((pairs["b"], pairs["a"]))
+    ordered = pairs[order]
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    ends = np.cumsum([len(one) // HASH_SIZE for _, one in sums.hashes])
+    findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
+    read = dict(surveys)
+    for at in same[:_MOST].tolist():
+        places = sorted((int(order[at]), int(order[at + 1])))
+        (first, key), (second, _) = (_sample(subject, sums, read, place, ends) for place in places)
+        other = "the same shard" if first == second else subject.cases[first].name
+        findings.add(second, Finding("key-duplicate", subject.cases[second].name, f"also in {other}", key=key))
+    return findings
+
+
+def _sample(subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: Any) -> tuple[int, str]:
+    """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
+    at = int((ends <= place).sum())
+    number = sums.hashes[at][0]
+    if number not in read:
+        read[number] = survey(SurveyTask(subject.cases[number].path, dots=subject.dots))
+    keys = read[number].keys
+    row = place - (int(ends[at - 1]) if at else 0)
+    return number, walked_text(keys[row]) if row < len(keys) else ""

@@ -1,0 +1,17 @@
+"""This process in place of a pool of workers: where one worker is asked for, none is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+class Here:
+    """Does the work of a pool in this process."""
+
+    def map(self, function: Callable[..., Any], tasks: Iterable[object]) -> Iterator[tuple[int, Any]]:
+        """Yield (number, result) of each task."""
+        for number, task in enumerate(tasks):
+            yield number, function(task)

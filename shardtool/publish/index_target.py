@@ -1,0 +1,240 @@
+"""Which shards `index` is about, and where their sidecars and dataset file go: decided before a shard is read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.shard_file import COMPRESSED, shard_format
+from shardtool.dataset.unfinished import check_finished
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
+from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
+from shardtool.storage.reading import plain_size, read_small
+from shardtool.storage.staging import open_folder
+from shardtool.values import counted, output_text, to_bytes
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from shardtool.dataset.find import Found
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.options import IndexOptions
+    from shardtool.storage.staging import Folder
+    from shardtool.values import Dots
+
+_ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTarget:
+    """Shards to index.
+
+    Attributes:
+        paths: Their paths.
+        names: Their names.
+        pattern: Their pattern.
+        size: Their bytes.
+        format: Their format, `tar` or `tfrecord`.
+        folder: The folder of the sidecars and the dataset file.
+        shards_folder: The way from there down to the shards; empty: the same folder.
+        dataset_file: The name of the dataset file.
+        old: What a dataset file said of them so far; None where there is none, or it may be replaced.
+        own: Whether that is the dataset file at this very place.
+    """
+
+    paths: tuple[str, ...]
+    names: list[str]
+    pattern: ShardPattern
+    size: int
+    format: str
+    folder: Folder
+    shards_folder: str
+    dataset_file: str
+    old: DatasetFile | None
+    own: bool
+
+    @property
+    def base(self) -> str:
+        """The name of the dataset file without its ending."""
+        return self.dataset_file.removesuffix(DATASET_SUFFIX)
+
+    def dots(self, asked: Dots | None) -> Dots:
+        """Return where keys end in members' names: what was asked for, or what the dataset file says."""
+        recorded = self.old.made.get("options", {}) if self.old else {}
+        return asked or ("last" if isinstance(recorded, dict) and recorded.get("dots") == "last" else "first")
+
+
+def index_target(dataset: Any, options: IndexOptions) -> IndexTarget:
+    """Return the shards that are to be indexed.
+
+    Raises:
+        InvalidRequest: There are no such shards, they are compressed, lie where no dataset file can list them, or are
+            not all that their run was to write.
+        CorruptShard: A shard is not there, or no plain file.
+        OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
+    """
+    found = find_dataset(dataset)
+    shard_kind = _format_of(found)
+    size = sum(map(_size_of, found.shards))
+    names = [os.path.basename(path) for path in found.shards]
+    if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
+        raise InvalidRequest("DATASET", f"shards that want the same sidecar: {listing(twice)}")
+    pattern = parse_pattern(names)
+    folder = open_folder(found.folder if options.output is None else options.output)
+    shards_folder = _below(folder.path, found.folders())
+    _check_rivals(folder, names, set() if shards_folder else {*names})
+    name = os.path.basename(found.dataset_file) if found.dataset_file else pattern.dataset_file
+    path = folder.full_path(name)
+    data = read_there(path)
+    if data is None:
+        old = _dataset_at(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
+        if old is None:
+            check_finished(found.folder, found.shards)
+    else:
+        old = _old(found, path, data, overwrite=options.overwrite)
+        if old is not None:
+            _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
+    own = data is not None and old is not None
+    return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own)
+
+
+def read_there(path: str) -> bytes | None:
+    """Return a small file that may have to be replaced; None where there is none.
+
+    Raises:
+        OutputExists: It cannot be read, so that it cannot be known whether it is right.
+    """
+    try:
+        return read_small(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+            return None
+        found = f"cannot be read: {reason(error)}"
+        remedy = "Make it readable, or move it away."
+        raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
+
+
+def _format_of(found: Found) -> str:
+    """Return the format of the shards.
+
+    Raises:
+        InvalidRequest: There are none, they are compressed, or of two formats.
+    """
+    if packed := [path for path in found.shards if path.endswith(COMPRESSED)]:
+        raise InvalidRequest(
+            packed[0], "a compressed shard", expected="a plain one",
+            remedy="Decompress it: nothing can be read at an offset of a compressed file.",
+        )  # fmt: skip
+    if not found.shards:
+        raise InvalidRequest(found.dataset_file or "DATASET", "no shards", expected="one at least")
+    formats = sorted({shard_format(path) for path in found.shards})
+    if len(formats) > 1:
+        raise InvalidRequest("DATASET", "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
+    return formats[0]
+
+
+def _size_of(path: str) -> int:
+    """Return the bytes of a shard.
+
+    Raises:
+        CorruptShard: It is not there, or no plain file.
+    """
+    remedy = "Get it again, or run the command that made it again with --resume."
+    if (size := plain_size(path)) is None:
+        found = "no plain file" if os.path.lexists(path) else "no such file or directory"
+        raise CorruptShard(path, found, expected="a shard", remedy=remedy)
+    return size
+
+
+def _below(folder: str, shards: list[str]) -> str:
+    """Return the way from the dataset file's folder down to that of the shards; empty: it is the same.
+
+    Raises:
+        InvalidRequest: The shards lie in several folders, or not below: a dataset file leads nowhere else.
+    """
+    if len(shards) > 1:
+        found = f"shards in {len(shards)} folders: {listing(shards, 3)}"
+        raise InvalidRequest("DATASET", found, expected="one folder", remedy="Index each alone.")
+    path = os.path.relpath(os.path.realpath(shards[0] or "."), os.path.realpath(folder or "."))
+    if path == os.curdir:
+        return ""
+    if path.split(os.sep)[0] == os.pardir:
+        raise InvalidRequest(
+            "--output", f"{folder or '.'}, which does not hold the shards", expected="their folder, or one above it",
+            remedy="A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere.",
+        )  # fmt: skip
+    name = output_text(path)
+    if printable(name) != name or ":" in name:
+        raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
+    return name
+
+
+def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
+    """Refuse a folder in which other shards have sidecars of these names."""
+    sidecars = {*map(sidecar_name, names)}
+    others = [name for name in folder.names() if format_of(name) and sidecar_name(name) in sidecars]
+    if rivals := sorted(name for name in others if name not in own):
+        raise OutputExists(
+            folder.path or ".", f"other shards whose sidecars have these names: {listing(rivals, 3)}",
+            expected="none that would share their indexes", remedy="Move one of the datasets away.",
+        )  # fmt: skip
+
+
+def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
+    """Return what the dataset file at its place says; None where it may be replaced.
+
+    Raises:
+        OutputExists: It is damaged, or none of ours.
+    """
+    if shard_names(data) is None:
+        if path != found.dataset_file:
+            remedy = "Move it away, or choose another --output."
+            raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+        check_finished(found.folder, found.shards)
+        _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
+        return None
+    try:
+        return read_dataset(data, path)
+    except CorruptShard as error:
+        check_finished(found.folder, found.shards)
+        _check_replaced(path, error.found, _ONLY_A_PLAN, overwrite=overwrite)
+        return None
+
+
+def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str, *, overwrite: bool) -> None:
+    """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
+    listed, given = {one.name for one in old.shards}, {output_text(os.path.basename(path)) for path in found.shards}
+    others = sorted(listed - given)
+    folder = os.path.join(os.path.dirname(path), os.fsdecode(to_bytes(old.shards_folder)))
+    if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
+        raise OutputExists(
+            path, f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}",
+            remedy="Give all shards of the dataset, or choose another --output.",
+        )  # fmt: skip
+    if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
+        check_finished(found.folder, found.shards)
+    if listed != given or old.shards_folder != shards_folder:
+        gone = f", {counted(len(others), 'shard')} of them not there: {listing(others, 3)}" if others else ""
+        what = f"it lists {counted(len(listed), 'shard')}{gone}; {len(given):,} were given"
+        _check_replaced(path, what, _ONLY_A_PLAN, overwrite=overwrite)
+
+
+def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> None:
+    """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
+    if not overwrite:
+        raise OutputExists(
+            path, found, expected="the dataset file of these shards",
+            remedy=f"--overwrite replaces it; {lost} is lost then.",
+        )  # fmt: skip
+
+
+def _dataset_at(path: str) -> DatasetFile | None:
+    """Return what a dataset file of ours says; None where it is damaged, or none of ours."""
+    try:
+        return read_dataset(read_small(path), path)
+    except (OSError, ShardError):
+        return None

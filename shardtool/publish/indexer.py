@@ -1,0 +1,234 @@
+"""Sidecars and a dataset file for shards that are there already, as `index` writes them.
+
+A sidecar that says just what the walk found stays, with the checksums and the metadata that only it knows; one that is
+missing is written. One that was read and found wrong is replaced only where the user asked for that. Shards are never
+touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool import __version__
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
+from shardtool.dataset.walk import SurveyTask, walked_text
+from shardtool.errors import OutputExists, listing, printable
+from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.pattern import sidecar_name
+from shardtool.publish.index_target import read_there
+from shardtool.publish.known_sidecar import Right, Wrong, compare_sidecar
+from shardtool.request.results import IndexResult
+from shardtool.storage.staging import write_whole
+from shardtool.values import counted, output_text
+
+if TYPE_CHECKING:
+    from shardtool.dataset.walk import Survey
+    from shardtool.publish.index_target import IndexTarget
+    from shardtool.request.observer import Observer
+    from shardtool.request.options import IndexOptions
+
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+class Indexer:
+    """Writes the index of shards, under the lock of its target.
+
+    Args:
+        target: The shards.
+        options: How to index them.
+        observer: Gets progress and notes.
+    """
+
+    def __init__(self, target: IndexTarget, options: IndexOptions, observer: Observer) -> None:
+        self.target, self.options, self.observer = target, options, observer
+        self.notes: list[str] = []
+        self.wrong: list[str] = []
+        self.lost: set[str] = set()
+        self.kept = self.field_bytes = 0
+        self.entries: dict[int, ShardEntry] = {}
+        self.fields: Counter[str] = Counter()
+        self.kinds: dict[int, dict[str, str]] = {}
+        self.lists: set[str] = set()
+        self.schemas: dict[int, dict[str, str]] = {}
+        self.digests: list[int | None] = []
+
+    def tasks(self) -> list[SurveyTask]:
+        """Return what the workers do, a task per shard."""
+        target, dots = self.target, self.target.dots(self.options.dots)
+        self.observer.start(0, target.size, len(target.paths))
+        return [SurveyTask(path, self.options.checksum, dots) for path in target.paths]
+
+    def add(self, number: int, found: Survey) -> None:
+        """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept.
+
+        Raises:
+            CorruptShard: The shard is damaged.
+            OutputExists: A sidecar cannot be read.
+            OutputFailed: The sidecar cannot be written.
+        """
+        from shardtool.dataset.opened import table_of
+        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.sidecar_write import encode_table
+
+        if found.error is not None:
+            raise found.error
+        name = self.target.names[number]
+        index_name, walked = sidecar_name(name), table_of(found)
+        where = self.target.folder.full_path(index_name)
+        one = Right(walked, ShardFact(output_text(name), found.size, found.crc, ""))
+        if (there := read_there(where)) is not None:
+            known = compare_sidecar(found, where, there, walked, checksum=self.options.checksum)
+            if isinstance(known, Right):
+                one = known
+            elif not self._may_replace(index_name, known):
+                return
+        data = one.data
+        if data is None:
+            data = encode_table(one.table, one.fact)
+            self._publish(index_name, data)
+        else:
+            self.kept += 1
+        self._add_entry(number, one, data)
+        self._add_sums(number, found)
+        self.observer.advance(self.entries[number].samples, found.size, 1)
+        done = "written" if one.data is None else "kept"
+        self.observer.log(f"{name}: {done}, {self.entries[number].samples:,} samples")
+
+    def _may_replace(self, name: str, wrong: Wrong) -> bool:
+        """Return whether a wrong sidecar is to be replaced; `finish` refuses, once all that is wrong is known."""
+        self.wrong.append(f"{name} ({wrong.found})")
+        self.lost |= wrong.lost
+        if self.options.overwrite:
+            self._note(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
+        return self.options.overwrite
+
+    def _add_entry(self, number: int, one: Right, data: bytes) -> None:
+        from shardtool.dataset.sidecar import tally_of, types_of
+
+        tally, name = tally_of(one.table), self.target.names[number]
+        self.entries[number] = ShardEntry(
+            output_text(name), tally.samples, one.fact.size, one.fact.crc, output_text(sidecar_name(name)),
+            len(data), crc32c(data), tally.first_key, tally.last_key,
+        )  # fmt: skip
+        self.fields.update(tally.fields)
+        self.field_bytes += tally.field_bytes
+        self.schemas[number] = types_of(one.table.schema)
+
+    def _add_sums(self, number: int, found: Survey) -> None:
+        self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
+        self.lists |= {walked_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
+        self.digests.append(found.digest)
+        if found.odd:
+            one = found.odd[0]
+            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {one.offset:,} {one.what}"
+            self._note(f"{self.target.names[number]}: {what}")
+
+    def finish(self) -> IndexResult:
+        """Write the dataset file, unless the one that is there is right.
+
+        Raises:
+            OutputExists: There are files that are wrong, and the user did not ask to replace them.
+            OutputFailed: It cannot be written.
+        """
+        target, old, same = self.target, self.target.old, False
+        if old is not None and len(self.entries) == len(target.names):
+            same = all(_goes_with(before, self.entries[at]) for at, before in enumerate(old.shards))
+        if target.own and not same and not self.wrong:
+            self.wrong.append(f"{target.dataset_file} (of other shards)")
+        self._refuse_wrong()
+        shards = tuple(self.entries[number] for number in range(len(target.names)))
+        if same and old is not None:  # what it says of the shards stays a claim, which `verify` holds them to
+            shards = tuple(
+                one if one.crc is not None else replace(one, crc=before.crc)
+                for one, before in zip(shards, old.shards, strict=True)
+            )
+            if target.own and old.shards == shards:
+                return self._result(shards)
+        file = self._dataset_file(shards)
+        if same and old is not None:  # the shards are the ones that it tells of
+            file = replace(
+                file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
+                fingerprint=old.fingerprint, appends=old.appends,
+                features=old.features, numbers=old.numbers, fields=old.fields, pattern=old.pattern, name=old.name,
+            )  # fmt: skip
+        else:
+            self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
+        if not file.fingerprint:
+            self._note("no content fingerprint: --checksum reads the payloads, too")
+        self._publish(target.dataset_file, file.encode())
+        return self._result(shards)
+
+    def _refuse_wrong(self) -> None:
+        """Refuse to replace what is wrong, unless the user asked for that."""
+        if not self.wrong or self.options.overwrite:
+            return
+        columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
+        where = self.target.folder.path or "."
+        raise OutputExists(
+            where, f"not what the shards hold: {listing(self.wrong)}", expected="right ones, or none",
+            remedy="--overwrite makes them again from the shards; what only they know is lost then: checksums"
+            f"{columns}, how the dataset was made. `shardtool verify` tells whether the shards are right.",
+        )  # fmt: skip
+
+    def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
+        """Return the dataset file of shards of which nothing else is known."""
+        target = self.target
+        kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
+        samples = sum(shard.samples for shard in shards)
+        asked: dict[str, Any] = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
+        complete = None not in self.digests
+        return DatasetFile(
+            name=output_text(target.base),
+            pattern=output_text(target.pattern.text),
+            format=target.format,
+            shards=shards,
+            fields=dict(sorted(self.fields.items())),
+            field_bytes=self.field_bytes,
+            skipped=0,
+            schema=self._schema(),
+            classes={},
+            features=feature_spec(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
+            made={"verb": "index", **asked, "tool": f"shardtool {__version__}"},
+            fingerprint=show_fingerprint(sum(one or 0 for one in self.digests)) if complete else "",
+            shards_folder=target.shards_folder,
+        )
+
+    def _schema(self) -> dict[str, str]:
+        """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
+        found: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for number, schema in sorted(self.schemas.items()):
+            for column, kind in schema.items():
+                before = found.setdefault(column, kind)
+                if before == _NULL:
+                    found[column] = kind
+                elif kind not in (before, _NULL) and not column.startswith("__"):
+                    sidecar = sidecar_name(self.target.names[number])
+                    others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
+        if others:
+            self._note(f"columns of other types in other sidecars: {listing([*others.values()])}")
+        return found
+
+    def _publish(self, name: str, data: bytes) -> None:
+        self.target.folder.publish(write_whole(self.target.folder, name, data))
+
+    def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
+        path, samples = self.target.folder.full_path(self.target.dataset_file), sum(one.samples for one in shards)
+        return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes))
+
+    def _note(self, text: str) -> None:
+        self.notes.append(printable(text))
+        self.observer.note(self.notes[-1])
+
+
+def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
+    """Return whether what a dataset file says of a shard, without its sidecar, is what was found."""
+    known = before.crc is None or now.crc is None or before.crc == now.crc
+    return known and _shape(before) == _shape(now)
+
+
+def _shape(shard: ShardEntry) -> tuple[str, int, int, str, str]:
+    """Return what is known of a shard without reading its payloads."""
+    return shard.name, shard.size, shard.samples, shard.first_key, shard.last_key

@@ -1,0 +1,60 @@
+"""What an option can be, from the annotation of its field: for checks, the command line and recorded runs."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from shardtool.errors import InvalidRequest
+from shardtool.request.command_line import option
+
+_MOST = 2**63 - 1  # of a recorded number
+_KNOWN: dict[type[Any], dict[str, tuple[Any, ...]]] = {}  # by class: its annotations are evaluated once
+
+
+def kinds(options: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each option can have: those that stand in its annotation."""
+    if options not in _KNOWN:
+        _KNOWN[options] = {
+            name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            for name, hint in get_type_hints(options).items()
+        }
+    return _KNOWN[options]
+
+
+def choices(options: type[Any], name: str) -> tuple[str, ...]:
+    """Return the texts that an option can be, or each of several; empty: any."""
+    for kind in kinds(options)[name]:
+        for one in (kind, *get_args(kind)):
+            if get_origin(one) is Literal:
+                return get_args(one)
+    return ()
+
+
+def check_choices(options: Any) -> None:
+    """Refuse texts that are none of an option's, and one text where there are to be several.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    for name, allowed in kinds(type(options)).items():
+        value, several = getattr(options, name), any(get_origin(kind) is tuple for kind in allowed)
+        if several and isinstance(value, str):
+            raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
+        texts = choices(type(options), name)
+        for one in value if several else (value,):
+            if texts and one not in texts and not (one is None and type(None) in allowed):
+                raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
+
+
+def fits(value: object, options: type[Any], name: str) -> bool:
+    """Return whether a value from JSON is of an option's type; which texts it can be is checked with the options."""
+    allowed = kinds(options)[name]
+    origins = {get_origin(kind) for kind in allowed}
+    if isinstance(value, list):
+        return tuple in origins and all(isinstance(one, str) for one in value)
+    if isinstance(value, str):
+        return str in allowed or Literal in origins
+    if type(value) is int:
+        return abs(value) <= _MOST and (int in allowed or float in allowed)
+    return value is not None and type(value) in allowed

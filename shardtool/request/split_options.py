@@ -1,0 +1,113 @@
+"""How samples are divided: shares, or a column; what each split can be called."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, listing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHARE_UNIT = 10**8  # shares are whole numbers of this part: times a label's samples they stay within 64 bits
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
+_SAFE = "letters, digits, _ and -, 64 at most"
+_EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """How samples are divided.
+
+    Attributes:
+        shares: Each split's name and part of the samples, 1 in all; empty where `column` says the split.
+        column: The column that holds the split of each sample.
+        stratify: A column of labels: each keeps the shares.
+        group_by: A column of groups: each stays in one split.
+        seed: Another one divides otherwise.
+        option: The option that asked for the column, for messages.
+
+    Raises:
+        InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
+    """
+
+    shares: tuple[tuple[str, Decimal], ...] = ()
+    column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    seed: int = 0
+    option: str = "--split-column"
+
+    def __post_init__(self) -> None:
+        others = {"--split": self.shares or None, "--stratify": self.stratify, "--group-by": self.group_by}
+        used = [option for option, value in others.items() if value is not None]
+        if self.column is not None:
+            if used:
+                raise InvalidRequest("--split-column", f"used with {listing(used)}", expected="the column alone")
+            return
+        _check_shares(self.shares)
+        if len(used) == len(others):
+            raise InvalidRequest(
+                "--group-by", "used with --stratify",
+                remedy="Choose one: groups that stay whole cannot keep the shares of every label.",
+            )  # fmt: skip
+
+    @property
+    def reads(self) -> tuple[str, str] | None:
+        """The column that the division needs, as (option, column); None: it needs the keys alone."""
+        asked = {self.option: self.column, "--stratify": self.stratify, "--group-by": self.group_by}
+        return next(((option, column) for option, column in asked.items() if column is not None), None)
+
+
+def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
+    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80%,val=20%`, or without %, mean the same.
+
+    Raises:
+        InvalidRequest: No such list, unsafe names, or shares that are neither 1 nor 100 in all.
+    """
+    found, marks = [], set()
+    for part in text.split(","):
+        name, _, number = (one.strip() for one in part.partition("="))
+        number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
+        marks.add(mark)
+        if not name or not _NUMBER.fullmatch(number):
+            raise InvalidRequest("--split", f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
+        found.append((name, number))
+    if len(marks) > 1:
+        raise InvalidRequest("--split", f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
+    percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
+    shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
+    _check_shares(shares)
+    return shares
+
+
+def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
+    if not shares:
+        raise InvalidRequest("--split", "no shares", expected=_EXAMPLE)
+    check_split_names([name for name, _ in shares], "--split")
+    for name, share in shares:
+        if not share.is_finite() or share <= 0:
+            raise InvalidRequest("--split", f"the share {share} of {name}", expected="more than 0")
+        if (Fraction(share) * SHARE_UNIT).denominator != 1:
+            raise InvalidRequest("--split", f"the share {share} of {name}", expected="at most 8 decimals")
+    if (total := sum(Fraction(share) for _, share in shares)) != 1:
+        raise InvalidRequest(
+            "--split", f"shares that are {float(total):.10g} in all", expected="1, or 100 for per cent",
+        )  # fmt: skip
+
+
+def check_split_names(names: Sequence[str], where: str) -> None:
+    """Refuse splits that cannot all become part of file names, on any file system."""
+    if unsafe := [repr(name) for name in names if not _NAME.fullmatch(name)]:
+        raise InvalidRequest(where, f"names that no split can have: {listing(unsafe)}", expected=_SAFE)
+    seen: dict[str, str] = {}
+    for name in names:
+        if other := seen.get(name.lower()):
+            found = f"{name} twice" if other == name else f"{other} and {name}, which some file systems take for one"
+            raise InvalidRequest(where, found, expected="each split once")
+        seen[name.lower()] = name

@@ -1,0 +1,50 @@
+"""Options that are one of a few texts: one definition, in the annotation of the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
+from shardtool.cli import cli
+from shardtool.request.choices import choices, fits, kinds
+from shardtool.request.command_line import option
+
+CLASSES: dict[str, Any] = {
+    "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
+}  # fmt: skip
+CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in kinds(kind) if choices(kind, name)]
+
+
+@pytest.mark.parametrize(("verb", "name"), CHOSEN)
+def test_only_these_texts(verb: str, name: str) -> None:
+    """The library takes the texts of the field and refuses any other; the command line offers just these."""
+    kind = CLASSES[verb]
+    several = isinstance(getattr(kind(), name), tuple)
+    for text in choices(kind, name):
+        given = {name: (text,) if several else text}
+        more = {"source": "x"} if (verb, name) == ("verify", "symlinks") else {}
+        assert getattr(kind(**given, **more), name) == given[name]
+    with pytest.raises(InvalidRequest, match=option(name)):
+        kind(**{name: ("odd",) if several else "odd"})
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    offered = [one.type for one in command.params if one.name == name]
+    assert all(isinstance(one, click.Choice) and tuple(one.choices) == choices(kind, name) for one in offered)
+    assert offered or name in {"if_exists", "start_method"}  # --append, --resume and --overwrite stand for the first
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("max_count", 4, True), ("max_count", 2**63, False), ("max_count", True, False), ("max_count", "4", False),
+        ("max_count", None, False), ("shuffle", True, True), ("shuffle", 1, False), ("max_removed", 1, True),
+        ("include", ["a"], True), ("include", "a", False), ("include", [1], False), ("where", ["a"], False),
+        ("symlinks", "odd", True), ("where", {}, False), ("resize", 256, True), ("resize", "256", True),
+    ],
+)  # fmt: skip
+def test_values_from_json(name: str, value: object, right: bool) -> None:  # noqa: FBT001 - a column of a table
+    """A value that a dataset file records fits an option if it is of its type; which text it is, the option checks."""
+    assert fits(value, CreateOptions, name) == right
