@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardtool.execute import local
 from tests.helpers import PHOTOS, write_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 settings.register_profile(
     "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("laws")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def auto_is_fork() -> Iterator[None]:
+    """Let `auto` fork: beside the threads of a test runner, it would spawn, at ten times the cost."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local, "_may_fork", lambda: True)
+        yield
+
 
 _BUFFER = 512 * 1024  # the writer's: samples up to this size are packed whole, larger ones streamed
 

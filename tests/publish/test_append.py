@@ -51,7 +51,7 @@ from shardtool.source.base import open_source
 from shardtool.storage.staging import open_folder
 from shardtool.values import Skipped, parse_size
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, tool, write_tree
+from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -647,7 +647,7 @@ def test_columns_are_united(tabled: str, tmp_path: Path) -> None:
     assert pads.dataset(sidecars, schema).to_table().column("width").to_pylist() == [1, 2, 3, 4, 5, 6, None]
     summary = inspect(file)
     assert summary.samples == 7
-    assert tool("inspect", file, "--full").code == 0
+    assert typed("inspect", file, "--full").code == 0
 
 
 def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardtool import (
     index,
     verify,
 )
-from tests.helpers import flip, read_tree, shards, tool, write_tree
+from tests.helpers import flip, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,9 +168,9 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
 def test_the_command(dataset: Path, ending: str) -> None:
     """The command line makes the same files, tells how many, and its JSON is one document."""
     _bare(dataset)
-    ran = tool("index", dataset, "--checksum", "--json", "--quiet")
+    ran = typed("index", dataset, "--checksum", "--json", "--quiet")
     assert (ran.code, json.loads(ran.out)["samples"]) == (0, 18)
     made = read_tree(dataset)
     _bare(dataset)
-    assert tool("index", f"{dataset}/out-*.{ending}", "--checksum", "--quiet").out == ""
+    assert typed("index", f"{dataset}/out-*.{ending}", "--checksum", "--quiet").out == ""
     assert read_tree(dataset) == made

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
-from tests.helpers import ENVIRONMENT, identity, read_tree, shards, tool, write_tree
+from tests.helpers import ENVIRONMENT, identity, read_tree, shards, typed, write_tree
 from tests.stored import age, contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -446,17 +446,17 @@ def _split_of(source: Path, tmp_path: Path) -> dict[str, str]:
 def test_splits_from_the_command_line(scenes: Path, tmp_path: Path) -> None:
     """The command line writes the same files, and tells of each split; `--json` has them apart."""
     words = ["create", str(scenes), "--max-count", "8", "--workers", "2"]
-    ran = tool(*words, f"a/{PATTERN}.tar", "--split", SHARES, "--json", cwd=tmp_path)
+    ran = typed(*words, f"a/{PATTERN}.tar", "--split", SHARES, "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert list(told["splits"]) == list(NAMES)
     assert (told["samples"], told["dataset_file"]) == (60, "a/out-{split}.json")
     _pack(scenes, tmp_path / "b")
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b")
-    ran = tool(*words, f"c/{PATTERN}.tar", "--split", SHARES, cwd=tmp_path)
+    ran = typed(*words, f"c/{PATTERN}.tar", "--split", SHARES, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     assert all(name in ran.out for name in NAMES)
-    ran = tool(*words, f"d/{PATTERN}.tar", cwd=tmp_path)
+    ran = typed(*words, f"d/{PATTERN}.tar", cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
 
 

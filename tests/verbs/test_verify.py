@@ -23,7 +23,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar import ShardFact, encode_table, read_facts
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.fingerprint import crc32c
-from tests.helpers import flip, identity, shards, tool, write_tree
+from tests.helpers import flip, identity, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -345,7 +345,7 @@ def test_names_that_lead_elsewhere(url: str, dataset: Path) -> None:
         document["shardlist"][1]["url"] = url
 
     _reseal(dataset, change)
-    ran = tool("verify", dataset / "out.json")
+    ran = typed("verify", dataset / "out.json")
     assert ran.code in (3, 4)
     assert "\x1b" not in ran.out + ran.err
     assert "root:" not in ran.out + ran.err
@@ -497,7 +497,7 @@ def test_unsafe_names_in_a_shard(name: str, tmp_path: Path) -> None:
     _foreign(tmp_path / "x.tar", ["a.jpg", name])
     assert _codes(tmp_path / "x.tar") == {"key-unsafe"}
     for style in ("text", "json", "junit", "github"):
-        ran = tool("verify", tmp_path / "x.tar", "--format", style)
+        ran = typed("verify", tmp_path / "x.tar", "--format", style)
         assert ran.code == 3
         assert not {char for char in ran.out + ran.err if ord(char) < 32 and char != "\n"}
 
@@ -653,27 +653,27 @@ def test_repair_of_what_is_sound(dataset: Path) -> None:
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_exit_codes(dataset: Path, tmp_path: Path) -> None:
     """0 where nothing is wrong, 2 for no dataset, 3 for findings, 4 where nothing can be read."""
-    assert tool("verify", dataset).code == 0
-    assert tool("verify", dataset / "out.json", "--quick", "--quiet").out == ""
-    assert tool("verify", *shards(dataset)).code == 0
-    assert tool("verify", tmp_path / "none").code == 2
-    assert tool("verify", dataset, "--quick", "--decode").code == 2
-    assert tool("verify", dataset, "--source", tmp_path / "none").code == 2
+    assert typed("verify", dataset).code == 0
+    assert typed("verify", dataset / "out.json", "--quick", "--quiet").out == ""
+    assert typed("verify", *shards(dataset)).code == 0
+    assert typed("verify", tmp_path / "none").code == 2
+    assert typed("verify", dataset, "--quick", "--decode").code == 2
+    assert typed("verify", dataset, "--source", tmp_path / "none").code == 2
     flip(shards(dataset)[0], 200)
-    ran = tool("verify", dataset, "--quiet")
+    ran = typed("verify", dataset, "--quiet")
     assert (ran.code, ran.err) == (3, "")
     assert "shard-checksum" in ran.out
     (dataset / "out.json").write_bytes(b"{}")
-    assert tool("verify", dataset / "out.json").code == 4
+    assert typed("verify", dataset / "out.json").code == 4
     (tmp_path / "x.tar").mkdir()
     (tmp_path / "y.tar").symlink_to("/dev/zero")
-    assert tool("verify", tmp_path / "y.tar").code == 2  # a link to a device is no shard
+    assert typed("verify", tmp_path / "y.tar").code == 2  # a link to a device is no shard
 
 
 def test_json(dataset: Path) -> None:
     """The report is one document, with the same findings as the library's."""
     flip(shards(dataset)[0], 200)
-    ran = tool("verify", dataset, "--json")
+    ran = typed("verify", dataset, "--json")
     document = json.loads(ran.out)
     report = _verify(dataset).to_json()
     assert {**document, "seconds": 0} == {**report, "seconds": 0}
@@ -682,7 +682,7 @@ def test_json(dataset: Path) -> None:
     }  # fmt: skip
     for one in document["findings"]:
         assert set(one) == {"code", "file", "offset", "key", "field", "found", "expected", "remedy"}
-    assert json.loads(tool("verify", dataset, "--format", "json").out)["counts"] == document["counts"]
+    assert json.loads(typed("verify", dataset, "--format", "json").out)["counts"] == document["counts"]
 
 
 def test_an_observer_is_told(dataset: Path) -> None:
