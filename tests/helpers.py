@@ -34,7 +34,7 @@ class Ran:
     err: str
 
 
-def typed(*words: str | Path, cwd: Path | None = None) -> Ran:
+def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) -> Ran:
     """Run the command line with `words` in this process, which costs a tenth of `tool`."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True) for _ in range(2))
     before = Path.cwd()
@@ -45,7 +45,7 @@ def typed(*words: str | Path, cwd: Path | None = None) -> Ran:
     finally:
         os.chdir(before)
     ran = Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
-    assert "Traceback" not in ran.out + ran.err, ran
+    assert ("Traceback" in ran.out + ran.err) == traceback, ran
     return ran
 
 

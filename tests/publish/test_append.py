@@ -242,9 +242,8 @@ def test_readers_go_on(new: Path, tars: Path, tar_pattern: str) -> None:
 
 _KILLED = """
 import os, signal, sys
-from pathlib import Path
+from shardtool import CreateOptions, create
 from shardtool.storage import staging as storage
-from tests.publish.test_append import append
 left, rename = int(sys.argv[3]), os.rename
 def counted(*names):
     global left
@@ -253,7 +252,8 @@ def counted(*names):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*names)
 storage.os.rename = counted
-append(Path(sys.argv[1]), sys.argv[2], on_error="skip", workers=2, resume=len(sys.argv) > 4)
+if_exists = "append-resume" if len(sys.argv) > 4 else "append"
+create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", workers=2, if_exists=if_exists))
 """
 
 

@@ -1044,7 +1044,7 @@ def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) 
     is_sound(place / "out" / "out.json")
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_flipped_byte(data: st.DataObject, made: Made) -> None:
     """Whatever byte of whatever file of a dataset is another one, the output is that of a sound source, or an error."""
