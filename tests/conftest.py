@@ -43,15 +43,25 @@ def sample_data() -> Path:
     return PHOTOS
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Give a tree of 12 samples of two fields, in two folders."""
+def _small(folder: Path) -> Path:
     files = {}
     for number in range(12):
         name = f"{'ab'[number % 2]}/{number:03}"
         files[f"{name}.txt"] = f"caption of {number}\n".encode() * (number + 1)
         files[f"{name}.bin"] = bytes([number]) * (300 * number)
-    return write_tree(tmp_path / "small", files)
+    return write_tree(folder / "small", files)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Give a tree of 12 samples of two fields, in two folders."""
+    return _small(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def small_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the same tree, not to be changed."""
+    return _small(tmp_path_factory.mktemp("once"))
 
 
 @pytest.fixture(scope="session")

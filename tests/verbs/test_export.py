@@ -49,16 +49,23 @@ def _made(source: Path, folder: Path, ending: str, **options: Any) -> Path:
     return folder / "out.json"
 
 
+@pytest.fixture(scope="session")
+def packed_once(small_once: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Give the folder of four shards of each format, not to be changed."""
+    folders = {ending: tmp_path_factory.mktemp(ending) for ending in ("tar", "tfrecord")}
+    return {ending: _made(small_once, folder, ending).parent for ending, folder in folders.items()}
+
+
 @pytest.fixture
-def packed(small: Path, ending: str, tmp_path: Path) -> Path:
+def packed(packed_once: dict[str, Path], ending: str, tmp_path: Path) -> Path:
     """Give a dataset file."""
-    return _made(small, tmp_path / "out", ending)
+    return shutil.copytree(packed_once[ending], tmp_path / "out") / "out.json"
 
 
 @pytest.fixture
-def tars(small: Path, tmp_path: Path) -> Path:
+def tars(packed_once: dict[str, Path], tmp_path: Path) -> Path:
     """Give the dataset file of four tars."""
-    return _made(small, tmp_path / "out", "tar")
+    return shutil.copytree(packed_once["tar"], tmp_path / "out") / "out.json"
 
 
 def _sign(dataset: Path, document: Any) -> None:

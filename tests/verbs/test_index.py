@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,19 @@ ONE = IndexOptions(workers=1)
 READ = IndexOptions(workers=1, checksum=True)
 
 
-@pytest.fixture
-def dataset(ending: str, tmp_path: Path) -> Path:
-    """Give the folder of a dataset of several shards, with numbers in it."""
-    source = write_tree(tmp_path / "in", FILES)
+@pytest.fixture(scope="module")
+def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a dataset of several shards, with numbers in it, not to be changed."""
+    folder = tmp_path_factory.mktemp("packed")
     options = CreateOptions(max_count=5, label_from_folder=True, workers=1)
-    create(source, f"{tmp_path}/out/out-{{000..}}.{ending}", options)
-    return tmp_path / "out"
+    create(write_tree(folder / "in", FILES), f"{folder}/out/out-{{000..}}.{ending}", options)
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of it."""
+    return shutil.copytree(packed, tmp_path / "out")
 
 
 def _bare(dataset: Path) -> None:
