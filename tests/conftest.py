@@ -21,10 +21,14 @@ settings.load_profile("laws")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def auto_is_fork() -> Iterator[None]:
-    """Let `auto` fork: beside the threads of a test runner, it would spawn, at ten times the cost."""
+def few_and_forked() -> Iterator[None]:
+    """Let runs in this process start the fewest workers that do, and fork them, on any machine.
+
+    By default that would be a worker for each core, spawned beside the threads of a test runner, at ten times the cost.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
+        patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
         yield
 
 
