@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardtool.execute import local
 from tests.helpers import PHOTOS, write_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 settings.register_profile(
     "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("laws")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_and_forked() -> Iterator[None]:
+    """Let runs in this process start the fewest workers that do, and fork them, on any machine.
+
+    By default that would be a worker for each core, spawned beside the threads of a test runner, at ten times the cost.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local, "_may_fork", lambda: True)
+        patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
+        yield
+
 
 _BUFFER = 512 * 1024  # the writer's: samples up to this size are packed whole, larger ones streamed
 
@@ -32,15 +47,25 @@ def sample_data() -> Path:
     return PHOTOS
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Give a tree of 12 samples of two fields, in two folders."""
+def _small(folder: Path) -> Path:
     files = {}
     for number in range(12):
         name = f"{'ab'[number % 2]}/{number:03}"
         files[f"{name}.txt"] = f"caption of {number}\n".encode() * (number + 1)
         files[f"{name}.bin"] = bytes([number]) * (300 * number)
-    return write_tree(tmp_path / "small", files)
+    return write_tree(folder / "small", files)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Give a tree of 12 samples of two fields, in two folders."""
+    return _small(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def small_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the same tree, not to be changed."""
+    return _small(tmp_path_factory.mktemp("once"))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import tarfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from shardtool import cli
+from shardtool.cli.signals import Signals
 from tests import tfrecords
 
 if TYPE_CHECKING:
@@ -28,6 +32,21 @@ class Ran:
     code: int
     out: str
     err: str
+
+
+def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) -> Ran:
+    """Run the command line with `words` in this process, which costs a tenth of `tool`."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True) for _ in range(2))
+    before = Path.cwd()
+    os.chdir(cwd or before)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = cli._run([str(word) for word in words], Signals(print))  # noqa: SLF001 - the entry that ends no process
+    finally:
+        os.chdir(before)
+    ran = Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    assert ("Traceback" in ran.out + ran.err) == traceback, ran
+    return ran
 
 
 def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = subprocess.PIPE, **env: str) -> Ran:

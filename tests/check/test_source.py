@@ -23,7 +23,7 @@ from shardtool import (
     verify,
 )
 from shardtool.fingerprint import crc32c
-from tests.helpers import flip, read_tree, shards, tool, write_tree
+from tests.helpers import flip, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,9 +212,9 @@ def test_sources_that_make_no_sense(sources: Path, both: list[Path], tmp_path: P
 def test_the_command(both: list[Path], tmp_path: Path) -> None:
     """`--source` is repeatable; what to do about findings is right for any verb."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.tar")
-    ran = tool("verify", tmp_path / "out.json", "--source", both[0], "--source", both[1])
+    ran = typed("verify", tmp_path / "out.json", "--source", both[0], "--source", both[1])
     assert (ran.code, ran.out.splitlines()[-1]) == (0, "sound")
-    ran = tool("verify", tmp_path / "out.json", "--source", both[0])
+    ran = typed("verify", tmp_path / "out.json", "--source", both[0])
     assert ran.code == 3
     assert "--resume" in ran.out
     assert "create --resume" not in ran.out

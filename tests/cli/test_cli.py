@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers import identity, read_tree, shards, shell, tool, write_tree
+from tests.helpers import identity, read_tree, shards, shell, tool, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,10 @@ def _finished(root: Path) -> None:
 
 def _file_for_folder(root: Path) -> None:
     (root / "file").write_bytes(b"")
+
+
+def _garbage(root: Path) -> None:
+    (root / "out-000.tar").write_bytes(b"no tar" * 1000)
 
 
 def _nothing(_root: Path) -> None:
@@ -77,7 +81,7 @@ def test_errors(name: str, place: Path) -> None:
     prepare, words, code, _, said = ERRORS[name]
     prepare(place)
     before = sorted(os.listdir(place))
-    ran = tool("create", *words, "--workers", "1", cwd=place)
+    ran = typed("create", *words, "--workers", "1", cwd=place)
     assert (ran.code, ran.out) == (code, "")
     line = ran.err.splitlines()[-1]
     assert line.startswith("shardtool: ")
@@ -85,12 +89,36 @@ def test_errors(name: str, place: Path) -> None:
     assert sorted(os.listdir(place)) == before
 
 
+# What is done to a tree, and what is asked, for each way that a process can end.
+CODES: dict[int, tuple[Callable[[Path], None], str]] = {
+    0: (_nothing, f"create s {PATTERN}"),
+    2: (_nothing, f"create nowhere {PATTERN}"),
+    3: (_garbage, "verify out-000.tar"),
+    4: (_garbage, "inspect out-000.tar --sample 0"),
+    5: (_finished, f"create s {PATTERN}"),
+    6: (lambda root: _fifo(root / "s"), f"create s {PATTERN}"),
+    7: (_file_for_folder, f"create s file/{PATTERN}"),
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_exit_codes_of_a_process(code: int, place: Path) -> None:
+    """Code, stdout and stderr are those of the process, too, and are the same as in a process that goes on."""
+    prepare, line = CODES[code]
+    prepare(place)
+    ran = tool(*line.split(), "--quiet", cwd=place)
+    assert (ran.code, bool(ran.out), bool(ran.err)) == (code, code == 3, code not in (0, 3))
+    if code:
+        again = typed(*line.split(), "--quiet", cwd=place)
+        assert (again.code, again.err) == (ran.code, ran.err)
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_as_json(name: str, place: Path) -> None:
     """With `--json`, an error is one document on stdout with the same code and the same parts."""
     prepare, words, code, kind, said = ERRORS[name]
     prepare(place)
-    ran = tool("create", *words, "--workers", "1", "--json", "--quiet", cwd=place)
+    ran = typed("create", *words, "--workers", "1", "--json", "--quiet", cwd=place)
     assert (ran.code, ran.err) == (code, "")
     error = _document(ran.out)["error"]
     assert list(error) == ["code", "exit_code", "where", "found", "expected", "remedy"]
@@ -102,11 +130,11 @@ def test_errors_as_json(name: str, place: Path) -> None:
 def test_usage_errors(name: str, place: Path) -> None:
     """What the command line does not understand is 2 and a hint on stderr, or with `--json` a document on stdout."""
     words, said = USAGE[name]
-    ran = tool(*words, cwd=place)
+    ran = typed(*words, cwd=place)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
     assert "--help" in ran.err
-    ran = tool(*words, "--json", cwd=place)
+    ran = typed(*words, "--json", cwd=place)
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
@@ -116,29 +144,29 @@ def test_usage_errors(name: str, place: Path) -> None:
 
 def test_success(place: Path) -> None:
     """A summary stands on stdout, and notes on stderr, each where it can be read apart."""
-    ran = tool("create", "s", PATTERN, "--max-count", "5", cwd=place)
+    ran = typed("create", "s", PATTERN, "--max-count", "5", cwd=place)
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0].startswith("12 samples in 3 shards, ")
     assert [line.split()[0] for line in lines[1:]] == ["dataset", "fingerprint"]
     assert "out.json" in lines[1]
-    ran = tool("create", "s", "d/one-{0..}.tar", cwd=place)
+    ran = typed("create", "s", "d/one-{0..}.tar", cwd=place)
     assert (ran.code, len(ran.out.splitlines()), len(ran.err.splitlines())) == (0, 3, 1)
     assert ran.err.startswith("note: ")
 
 
 def test_quiet_and_verbose(place: Path) -> None:
     """`--quiet` prints nothing at all; `-v` tells of every shard, on stderr."""
-    ran = tool("create", "s", PATTERN, "--quiet", cwd=place)
+    ran = typed("create", "s", PATTERN, "--quiet", cwd=place)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
-    ran = tool("create", "s", PATTERN, "--overwrite", "--max-count", "4", "-v", cwd=place)
+    ran = typed("create", "s", PATTERN, "--overwrite", "--max-count", "4", "-v", cwd=place)
     assert (ran.code, len(ran.out.splitlines())) == (0, 3)
     assert sorted(line.split(":")[0] for line in ran.err.splitlines()) == [f"out-00{at}.tar" for at in range(3)]
 
 
 def test_success_as_json(place: Path) -> None:
     """With `--json`, a finished run is one document that tells what is there."""
-    ran = tool("create", "s", PATTERN, "--max-count", "5", "--json", cwd=place)
+    ran = typed("create", "s", PATTERN, "--max-count", "5", "--json", cwd=place)
     assert (ran.code, ran.err) == (0, "")
     told = _document(ran.out)
     made = json.loads((place / "out.json").read_bytes())["shardtool"]
@@ -153,7 +181,7 @@ def test_success_as_json(place: Path) -> None:
         "fingerprint": made["fingerprint"],
         "notes": [],
     }
-    again = _document(tool("create", "s", PATTERN, "--max-count", "5", "--json", "--resume", cwd=place).out)
+    again = _document(typed("create", "s", PATTERN, "--max-count", "5", "--json", "--resume", cwd=place).out)
     assert (again["kept"], again["fingerprint"]) == (3, told["fingerprint"])
 
 
@@ -161,14 +189,14 @@ def test_dry_run(place: Path) -> None:
     """A dry run is a table, or a document, of the shards to come, even where output is there; it writes nothing."""
     _finished(place)
     before = identity(place)
-    ran = tool("create", "s", PATTERN, "--max-count", "5", "--dry-run", cwd=place)
+    ran = typed("create", "s", PATTERN, "--max-count", "5", "--dry-run", cwd=place)
     assert (ran.code, ran.err, identity(place)) == (0, "", before)
     rows = [line.split() for line in ran.out.splitlines()]
     assert [(row[0], row[1], row[3]) for row in rows[1:4]] == [
         ("out-000.tar", "5", "a/000"), ("out-001.tar", "5", "a/010"), ("out-002.tar", "2", "b/009"),
     ]  # fmt: skip
     assert "nothing was written" in ran.out
-    ran = tool("create", "s", PATTERN, "--max-count", "5", "--dry-run", "--json", cwd=place)
+    ran = typed("create", "s", PATTERN, "--max-count", "5", "--dry-run", "--json", cwd=place)
     assert (ran.code, ran.err, identity(place)) == (0, "", before)
     plan = _document(ran.out)
     assert (plan["dry_run"], [shard["samples"] for shard in plan["shards"]]) == (True, [5, 5, 2])
@@ -181,7 +209,7 @@ def test_names_cannot_steer_a_terminal(place: Path) -> None:
     """Whatever a file is called, no control character reaches the terminal."""
     write_tree(place / "s", {b"evil\x1b[2J\xff.jpg": b"x", b"z\x1b]0;t\x07.jpg": b"x"})
     for words in (["--dry-run", "--portable"], ["--exclude", "*\udcff*", "--dry-run"], []):
-        ran = tool("create", "s", PATTERN, *words, cwd=place)
+        ran = typed("create", "s", PATTERN, *words, cwd=place)
         assert ran.code == (0 if "--portable" in words else 2)
         assert "\x1b" not in ran.out + ran.err
         assert "\x07" not in ran.out + ran.err
@@ -190,7 +218,7 @@ def test_names_cannot_steer_a_terminal(place: Path) -> None:
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["create", "--help"], ["create", "-h"]])
 def test_help(words: list[str]) -> None:
     """Help of both levels is on stdout, with examples, no wider than a terminal."""
-    ran = tool(*words)
+    ran = typed(*words)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("Usage: shardtool ")
     assert "shardtool create ./imgs 'out-{000000..}.tar'" in ran.out
@@ -200,7 +228,7 @@ def test_help(words: list[str]) -> None:
 @pytest.mark.parametrize(("words", "verb"), [([], ""), (["create"], " create")])
 def test_nothing_asked(words: list[str], verb: str) -> None:
     """Asked for nothing, the tool shows how it is used, and that this was no success."""
-    ran = tool(*words)
+    ran = typed(*words)
     assert ran.code == 2
     assert f"Usage: shardtool{verb} " in ran.out + ran.err
 
@@ -268,22 +296,22 @@ def test_a_thousand_names_on_the_command_line(place: Path) -> None:
 def test_resume_and_overwrite(place: Path) -> None:
     """The verbs for existing output do what they say: a plain run is 5, the others end with the same bytes."""
     words = ("create", "s", PATTERN, "--max-count", "5", "--quiet")
-    assert tool(*words, cwd=place).code == 0
+    assert typed(*words, cwd=place).code == 0
     right = read_tree(place)
     for more, code in (((), 5), (("--resume",), 0), (("--overwrite",), 0)):
-        assert tool(*words, *more, cwd=place).code == code
+        assert typed(*words, *more, cwd=place).code == code
         assert read_tree(place) == right
 
 
 def test_what_is_left_out_is_told(place: Path) -> None:
     """With `--on-error skip`, the summary, the document and the exit code tell of what was left out."""
     _fifo(place / "s")
-    ran = tool("create", "s", PATTERN, "--on-error", "skip", "--max-count", "5", cwd=place)
+    ran = typed("create", "s", PATTERN, "--on-error", "skip", "--max-count", "5", cwd=place)
     assert ran.code == 0
     assert "1 left out, listed in out.skipped" in ran.out
     assert "a/pipe.jpg" in ran.err
     told = _document(
-        tool("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out
+        typed("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out
     )
     assert (told["skipped"], told["samples"]) == (1, 12)
     assert any("a/pipe.jpg" in note for note in told["notes"])

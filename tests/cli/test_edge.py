@@ -19,7 +19,7 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError
 from shardtool.execute.local import LocalPool
-from tests.helpers import write_tree
+from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,8 @@ _WORDS = {
 # Runs the command line in this process, with code where a verb opens what it shall look at.
 _HOOKED = """
 import contextlib, sys, time
-from shardtool.cli import main
+from shardtool.cli import main, signals
+signals._PATIENCE_S = {patience_s}
 import shardtool.{module} as hooked
 first = hooked.{name}
 def instead(*given, **named):
@@ -64,10 +65,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _start(place: Path, verb: str, code: str, *more: str) -> subprocess.Popen[str]:
+def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> subprocess.Popen[str]:
     """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
     module, name = _WHERE[verb]
-    script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more])
+    script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more], patience_s=patience_s)
     return subprocess.Popen(
         [sys.executable, "-c", script], cwd=place, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": str(_PACKAGE.parent)},
@@ -111,7 +112,7 @@ def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
 @pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
 def test_a_second_signal_is_not_ignored(signals: tuple[int, int], place: Path) -> None:
     """Where removing what is left takes too long, a second signal of any kind ends the process soon."""
-    ended, out, err, took_s = _signalled(_start(place, "inspect", _SLOW_END), signals)
+    ended, out, err, took_s = _signalled(_start(place, "inspect", _SLOW_END, patience_s=0.5), signals)
     assert (ended, out) == (128 + signals[0], "")
     assert f"interrupted by {signal.Signals(signals[0]).name}" in err
     assert took_s < _PATIENCE_S / 2
@@ -139,25 +140,34 @@ def test_how_to_go_on_after_an_interrupt(verb: str, as_json: bool, place: Path) 
     assert set(re.findall(r"--[a-z-]+", remedy)) <= _options(verb)
 
 
+def _odd(*_given: object, **_named: object) -> None:
+    raise KeyError("odd")
+
+
 @pytest.mark.parametrize("verb", _VERBS)
-def test_a_bug(verb: str, place: Path) -> None:
+def test_a_bug(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nothing expects is one line and exit code 1, or a document; its traceback only with `-v`."""
-    code = "    raise KeyError('odd')"
+    module, name = _WHERE[verb]
+    monkeypatch.setattr(f"shardtool.{module}.{name}", _odd)
     for more in ((), ("--json",), ("-v",), ("-v", "--json")):
-        run = _start(place, verb, code, *more)
-        out, err = run.communicate(timeout=_PATIENCE_S)
-        assert run.returncode == 1
-        said = err.removeprefix("there\n")
-        assert ("Traceback" in said + out) == ("-v" in more)
+        ran = typed(*_WORDS[verb], *more, cwd=place, traceback="-v" in more)
+        assert ran.code == 1
         if "--json" in more:
-            error = json.loads(out)["error"]
+            error = json.loads(ran.out)["error"]
             assert (error["code"], error["exit_code"], error["where"]) == ("bug", 1, f"shardtool {verb}")
             assert "odd" in error["found"]
             assert "report" in error["remedy"]
         else:
-            assert out == ""
-            assert said.splitlines()[0].startswith(f"shardtool: shardtool {verb}: KeyError: 'odd'. ")
-            assert len(said.splitlines()) == 1 or "-v" in more
+            assert ran.out == ""
+            assert ran.err.splitlines()[0].startswith(f"shardtool: shardtool {verb}: KeyError: 'odd'. ")
+            assert len(ran.err.splitlines()) == 1 or "-v" in more
+
+
+def test_a_bug_ends_the_process(place: Path) -> None:
+    """It is the exit code of the process, too."""
+    run = _start(place, "create", "    raise KeyError('odd')")
+    out, err = run.communicate(timeout=_PATIENCE_S)
+    assert (run.returncode, out, len(err.splitlines())) == (1, "", 2)
 
 
 def test_a_bug_is_no_error_of_the_data() -> None:
@@ -165,10 +175,6 @@ def test_a_bug_is_no_error_of_the_data() -> None:
     assert not issubclass(Bug, ShardError)
     assert issubclass(CorruptShard, ShardError)
     assert not issubclass(Interrupted, Exception)
-
-
-def _odd(_task: object) -> None:
-    raise KeyError("odd")
 
 
 def test_a_bug_in_a_worker() -> None:
@@ -179,22 +185,39 @@ def test_a_bug_in_a_worker() -> None:
     assert "Traceback" not in caught.value.found
 
 
-@pytest.mark.parametrize("words", [
+_COMMON = [
     _WORDS["create"], [*_WORDS["create"], "--overwrite"], ["create", "in", "new/y-{00..}.tfrecord"], _WORDS["inspect"],
     ["inspect", "out", "--head", "2"], ["inspect", "out", "--sample", "3"], ["inspect", "out", "--html", "page.html"],
     _WORDS["verify"], ["verify", "out", "--source", "in", "--decode"], ["index", "out", "--checksum"],
     ["index", "out", "--export", "wids"], ["reshard", "out/x.json", "new/z-{00..}.tar", "--shuffle"],
     [*_WORDS["create"], "--resume"],
-], ids=" ".join)  # fmt: skip
-def test_nothing_imports_pandas(words: list[str], place: Path) -> None:
+]  # fmt: skip
+# Runs command lines one after the other, as each would run in a process of its own: what one imports stays.
+_ONE_AFTER_THE_OTHER = """
+import os, sys, types
+from shardtool import cli
+def go_on(code):
+    withheld = [type(one).__name__ for one in sys.meta_path].count("_Withheld") > 0
+    imported = [name for name in sys.modules if name.startswith("pandas.")]
+    print(code, imported, withheld, "pyarrow" in sys.modules, file=sys.stderr)
+    if words := next(lines, None):
+        sys.argv[1:] = words
+        cli.main()
+    os._exit(0)
+lines = iter({lines!r})
+cli.os = types.SimpleNamespace(**{{**vars(os), "_exit": go_on}})
+go_on(0)
+"""
+
+
+def test_nothing_imports_pandas(place: Path) -> None:
     """A command line without a query never imports pandas: it takes a while, and an interrupt in it was lost."""
     ran = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "shardtool", *words], cwd=place, text=True,
+        [sys.executable, "-c", _ONE_AFTER_THE_OTHER.format(lines=_COMMON)], cwd=place, text=True,
         capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert "pyarrow" in ran.stderr
-    assert not re.findall(r"pandas\.\w+", ran.stderr)  # a package that was found imports its modules
+    told = [line for line in ran.stderr.splitlines() if " [" in line]
+    assert told == ["0 [] False False", *["0 [] True True"] * len(_COMMON)], ran.stderr
 
 
 def test_a_query_has_its_pandas(place: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, OutputFailed, SampleFailed, create
-from tests.helpers import identity, members, read_tree, shards, tool, write_tree
+from tests.helpers import identity, members, read_tree, shards, tool, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,7 +172,7 @@ def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
     """Names in notes and errors are shown with their control characters written out."""
     source = write_tree(tmp_path / "s", {b"k\x1b]0;pwn\x07.bin": b"x", b"a b.bin": b"x"})
     for words, code in ((["--on-error", "skip"], 0), (["--overwrite"], 2)):
-        ran = tool("create", source, f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", *words)
+        ran = typed("create", source, f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", *words)
         assert ran.code == code
         assert "k\\x1b]0;pwn\\x07" in ran.err
         assert "\x1b" not in ran.err
@@ -197,7 +197,7 @@ def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_pa
 def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> None:
     """A dataset whose name is not ASCII is resumed under a locale that is no UTF-8."""
     output = f"{tmp_path}/\u00fc-{{0..}}.tar"
-    assert tool("create", source, output, "--workers", "1").code == 0
+    assert typed("create", source, output, "--workers", "1").code == 0
     ran = tool(
         "create", source, output, "--resume", "--workers", "1",
         LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0",

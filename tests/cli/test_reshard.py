@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.cli.reshard import divide_arguments
-from tests.helpers import identity, read_tree, shards, shell, tool, write_tree
+from tests.helpers import identity, read_tree, shards, shell, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with a dataset `in/out.json` of twelve samples in four shards."""
     place = tmp_path_factory.mktemp("cli")
     write_tree(place / "s", {f"{'ab'[at % 2]}/{at:03}.txt": f"text {at}\n".encode() * at for at in range(12)})
-    assert tool("create", "s", "in/out-{000..}.tar", "--max-count", "3", "--quiet", cwd=place).code == 0
+    assert typed("create", "s", "in/out-{000..}.tar", "--max-count", "3", "--quiet", cwd=place).code == 0
     return place
 
 
@@ -55,7 +55,7 @@ def test_usage_errors(name: str, made: Path) -> None:
     """What the command line does not understand is 2, what is wrong, and a hint on stderr; nothing is touched."""
     words, said = USAGE[name]
     before = identity(made)
-    ran = tool("reshard", *words, cwd=made)
+    ran = typed("reshard", *words, cwd=made)
     assert (ran.code, ran.out) == (2, "")
     assert all(part in ran.err for part in said), ran.err
     assert "--help" in ran.err
@@ -65,7 +65,7 @@ def test_usage_errors(name: str, made: Path) -> None:
 def test_usage_errors_as_json(made: Path) -> None:
     """With `--json`, that is a document on stdout."""
     words, said = USAGE["no output"]
-    ran = tool("reshard", *words, "--json", cwd=made)
+    ran = typed("reshard", *words, "--json", cwd=made)
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
@@ -90,10 +90,10 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
 def test_errors(name: str, made: Path) -> None:
     """An error is its code, one line on stderr that says where, what and a way out, or the same as JSON on stdout."""
     words, code, kind, said = ERRORS[name]
-    ran = tool("reshard", *words, "--quiet", cwd=made)
+    ran = typed("reshard", *words, "--quiet", cwd=made)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
     assert all(part in ran.err for part in said), ran.err
-    ran = tool("reshard", *words, "--json", "--quiet", cwd=made)
+    ran = typed("reshard", *words, "--json", "--quiet", cwd=made)
     assert (ran.code, ran.err) == (code, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == (kind, code)
@@ -102,17 +102,17 @@ def test_errors(name: str, made: Path) -> None:
 
 def test_success(made: Path, tmp_path: Path) -> None:
     """A summary stands on stdout and notes on stderr; with `--json` all of it is one document; a dry run is told."""
-    dry = _document(tool("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", "--json", cwd=made).out)
+    dry = _document(typed("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", "--json", cwd=made).out)
     assert [shard["samples"] for shard in dry["shards"]] == [5, 5, 2]
-    table = tool("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", cwd=made)
+    table = typed("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", cwd=made)
     assert (table.code, table.err) == (0, "")
     assert "nothing was written" in table.out
     assert not (made / "new").exists()
-    ran = tool("reshard", "in", f"{tmp_path}/out-{{000..}}.tar", "--max-count", "5", cwd=made)
+    ran = typed("reshard", "in", f"{tmp_path}/out-{{000..}}.tar", "--max-count", "5", cwd=made)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("12 samples in 3 shards, ")
     words = ("reshard", "in", f"{tmp_path}/j/out-{{000..}}.tar", "--shuffle", "--method", "scatter", "--max-count", "5")
-    ran = tool(*words, "--json", cwd=made)
+    ran = typed(*words, "--json", cwd=made)
     told = _document(ran.out)
     assert (ran.code, told["shards"], told["samples"], told["kept"]) == (0, 3, 12, 0)
     source = json.loads((made / "in" / "out.json").read_bytes())["shardtool"]
@@ -125,7 +125,7 @@ def test_patterns_that_a_shell_expanded(made: Path, tmp_path: Path) -> None:
     line = "cd in && $T reshard out-{{000..003}}.tar {out}/a/new-{{000..003}}.tar --quiet"
     ran = shell(line.format(out=tmp_path), made)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
-    ran = tool("reshard", "in/out.json", f"{tmp_path}/b/new-{{000..003}}.tar", "--quiet", cwd=made)
+    ran = typed("reshard", "in/out.json", f"{tmp_path}/b/new-{{000..003}}.tar", "--quiet", cwd=made)
     assert ran.code == 0
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b")
     assert len(shards(tmp_path / "a")) == 4
@@ -134,7 +134,7 @@ def test_patterns_that_a_shell_expanded(made: Path, tmp_path: Path) -> None:
 def test_nothing_asked() -> None:
     """Asked for nothing, the verb shows how it is used, with examples, no wider than a terminal."""
     for words, code in (([], 2), (["--help"], 0)):
-        ran = tool("reshard", *words)
+        ran = typed("reshard", *words)
         text = ran.out + ran.err
         assert ran.code == code
         assert "Usage: shardtool reshard [OPTIONS] DATASET... OUTPUT" in text

@@ -293,7 +293,7 @@ def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_any_sealed_dataset_file(data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever stands anywhere in it, it is read as typed values that give back its shards, or refused; as in verbs."""
     document = json.loads((made / "ds" / "out.json").read_bytes())

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
@@ -467,6 +467,7 @@ def _columns(draw: st.DrawFn, rows: int) -> pa.Array:
     return pa.nulls(rows, kind)
 
 
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_sidecar_over_every_verb(
     data: st.DataObject, packed: Path, memory: _Memory, tmp_path_factory: pytest.TempPathFactory

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
 from shardtool.request.options import share
 from shardtool.request.results import Changes
-from tests.helpers import read_tree, shards, tool, write_tree
+from tests.helpers import read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,16 +188,16 @@ def test_the_command_line(place: Path) -> None:
     """It is exit code 5 with a remedy that works as it is written; the summary and the JSON tell what has gone."""
     _without(place, range(30, _COUNT))
     words = ["create", "in", "out/x-{000..}.tar", "--max-count", "4", "--workers", "1"]
-    ran = tool(*words, "--resume", cwd=place)
+    ran = typed(*words, "--resume", cwd=place)
     assert (ran.code, len(ran.err.splitlines())) == (5, 1)
-    planned = tool(*words, "--resume", "--dry-run", cwd=place)
+    planned = typed(*words, "--resume", "--dry-run", cwd=place)
     assert planned.code == 0
     assert "would keep 7, write 1 and remove 2 shards; add 0 and remove 10 samples" in planned.out
-    done = tool(*words, "--resume", "--overwrite", cwd=place)
+    done = typed(*words, "--resume", "--overwrite", cwd=place)
     assert done.code == 0
     assert "removed 10 samples and 2 shards that were there before" in done.out
     _without(place, range(28, 30))
-    document = json.loads(tool(*words, "--resume", "--json", cwd=place).out)
+    document = json.loads(typed(*words, "--resume", "--json", cwd=place).out)
     assert document["changes"] == {"shards_kept": 7, "shards_written": 0, "shards_removed": 1, "samples_added": 0,
                                    "samples_removed": 2, "samples_before": 30}  # fmt: skip
 

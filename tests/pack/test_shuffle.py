@@ -212,7 +212,7 @@ SIZES = st.lists(
 SHARES = st.sampled_from([MEMORY, MEMORY // 3, 100_000, 8_000, 1000])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=SIZES, seed=st.none() | st.integers(0, 9), files=st.integers(1, 5), share=SHARES,
     workers=st.integers(1, 3), ending=st.sampled_from(["tar", "tfrecord"]), source_ending=st.sampled_from(ENDINGS),
@@ -232,7 +232,7 @@ def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR091
         assert pack(plans[0], place / "out") == gathered
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=SIZES, share=SHARES, shares=st.integers(1, 3))
 def test_every_payload_lies_where_the_plan_says(
     place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], share: int, shares: int

@@ -52,7 +52,7 @@ from shardtool.source.base import open_source
 from shardtool.storage.staging import open_folder
 from shardtool.values import Skipped, parse_size
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, tool, write_tree
+from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -243,9 +243,8 @@ def test_readers_go_on(new: Path, tars: Path, tar_pattern: str) -> None:
 
 _KILLED = """
 import os, signal, sys
-from pathlib import Path
+from shardtool import CreateOptions, create
 from shardtool.storage import staging as storage
-from tests.publish.test_append import append
 left, rename = int(sys.argv[3]), os.rename
 def counted(*names):
     global left
@@ -254,7 +253,8 @@ def counted(*names):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(*names)
 storage.os.rename = counted
-append(Path(sys.argv[1]), sys.argv[2], on_error="skip", workers=2, resume=len(sys.argv) > 4)
+if_exists = "append-resume" if len(sys.argv) > 4 else "append"
+create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", workers=2, if_exists=if_exists))
 """
 
 
@@ -648,7 +648,7 @@ def test_columns_are_united(tabled: str, tmp_path: Path) -> None:
     assert pads.dataset(sidecars, schema).to_table().column("width").to_pylist() == [1, 2, 3, 4, 5, 6, None]
     summary = inspect(file)
     assert summary.samples == 7
-    assert tool("inspect", file, "--full").code == 0
+    assert typed("inspect", file, "--full").code == 0
 
 
 def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> None:

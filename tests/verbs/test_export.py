@@ -37,7 +37,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.storage.staging import Folder
 from tests import tfrecords
-from tests.helpers import flip, identity, members, read_tree, shards, sidecar, tool, write_tree
+from tests.helpers import flip, identity, members, read_tree, shards, sidecar, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,16 +71,23 @@ def _foreign(folder: Path) -> Path:
     return Path(index(f"{folder}/out-{{0..}}.tar", IndexOptions(workers=1)).dataset_file)
 
 
+@pytest.fixture(scope="session")
+def packed_once(small_once: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Give the folder of four shards of each format, not to be changed."""
+    folders = {ending: tmp_path_factory.mktemp(ending) for ending in ("tar", "tfrecord")}
+    return {ending: _made(small_once, folder, ending).parent for ending, folder in folders.items()}
+
+
 @pytest.fixture
-def packed(small: Path, ending: str, tmp_path: Path) -> Path:
+def packed(packed_once: dict[str, Path], ending: str, tmp_path: Path) -> Path:
     """Give a dataset file."""
-    return _made(small, tmp_path / "out", ending)
+    return shutil.copytree(packed_once[ending], tmp_path / "out") / "out.json"
 
 
 @pytest.fixture
-def tars(small: Path, tmp_path: Path) -> Path:
+def tars(packed_once: dict[str, Path], tmp_path: Path) -> Path:
     """Give the dataset file of four tars."""
-    return _made(small, tmp_path / "out", "tar")
+    return shutil.copytree(packed_once["tar"], tmp_path / "out") / "out.json"
 
 
 def _sign(dataset: Path, document: Any) -> None:
@@ -402,7 +409,7 @@ def test_create_exports(small: Path, ending: str, tmp_path: Path) -> None:
     export(_made(small, tmp_path / "later", ending), _ALL[ending], workers=1)
     words = [word for name in _ALL[ending] for word in ("--export", name)]
     output = f"{tmp_path}/out/out-{{000..}}.{ending}"
-    ran = tool("create", small, output, "--max-count", "3", *words, "--json")
+    ran = typed("create", small, output, "--max-count", "3", *words, "--json")
     assert json.loads(ran.out)["exported"] == list(_ALL[ending])
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "later")
     assert "exported" not in create(small, f"{tmp_path}/plain/o-{{0..}}.tar", CreateOptions(workers=1)).to_json()
@@ -768,9 +775,9 @@ def test_hostile_facts(fact: str, value: str, tars: Path) -> None:
 
 def test_the_command(tars: Path) -> None:
     """The command line says how many files are where; as JSON, their names, too."""
-    ran = tool("index", "out.json", "--export", "dali-webdataset", cwd=tars.parent)
+    ran = typed("index", "out.json", "--export", "dali-webdataset", cwd=tars.parent)
     assert (ran.code, ran.out, ran.err) == (0, "4 files in .\n", "")
-    ran = tool("index", tars, "--export", "dali-webdataset", "--json")
+    ran = typed("index", tars, "--export", "dali-webdataset", "--json")
     assert (ran.code, ran.err) == (0, "")
     assert json.loads(ran.out) == {
         "dataset_file": str(tars),
@@ -780,7 +787,7 @@ def test_the_command(tars: Path) -> None:
         "kept": 4,
         "notes": [],
     }
-    ran = tool("index", tars, "--export", "dali-webdataset", "--quiet", "--output", tars.parent / "deep")
+    ran = typed("index", tars, "--export", "dali-webdataset", "--quiet", "--output", tars.parent / "deep")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
@@ -800,9 +807,9 @@ def test_the_commands_errors(
 ) -> None:
     """Each error is its exit code and a message on stderr, or with `--json` a document with its code."""
     prepare(tars.parent)
-    ran = tool("index", "out.json", *words, cwd=tars.parent)
+    ran = typed("index", "out.json", *words, cwd=tars.parent)
     assert (ran.code, ran.out) == (code, "")
     assert ran.err
-    ran = tool("index", "out.json", *words, "--json", cwd=tars.parent)
+    ran = typed("index", "out.json", *words, "--json", cwd=tars.parent)
     assert (ran.code, ran.err) == (code, "")
     assert (json.loads(ran.out)["error"]["code"], json.loads(ran.out)["error"]["exit_code"]) == (kind, code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from shardtool import (
     index,
     verify,
 )
-from tests.helpers import flip, read_tree, shards, tool, write_tree
+from tests.helpers import flip, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +33,19 @@ ONE = IndexOptions(workers=1)
 READ = IndexOptions(workers=1, checksum=True)
 
 
-@pytest.fixture
-def dataset(ending: str, tmp_path: Path) -> Path:
-    """Give the folder of a dataset of several shards, with numbers in it."""
-    source = write_tree(tmp_path / "in", FILES)
+@pytest.fixture(scope="module")
+def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a dataset of several shards, with numbers in it, not to be changed."""
+    folder = tmp_path_factory.mktemp("packed")
     options = CreateOptions(max_count=5, label_from_folder=True, workers=1)
-    create(source, f"{tmp_path}/out/out-{{000..}}.{ending}", options)
-    return tmp_path / "out"
+    create(write_tree(folder / "in", FILES), f"{folder}/out/out-{{000..}}.{ending}", options)
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of it."""
+    return shutil.copytree(packed, tmp_path / "out")
 
 
 def _bare(dataset: Path) -> None:
@@ -168,9 +175,9 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
 def test_the_command(dataset: Path, ending: str) -> None:
     """The command line makes the same files, tells how many, and its JSON is one document."""
     _bare(dataset)
-    ran = tool("index", dataset, "--checksum", "--json", "--quiet")
+    ran = typed("index", dataset, "--checksum", "--json", "--quiet")
     assert (ran.code, json.loads(ran.out)["samples"]) == (0, 18)
     made = read_tree(dataset)
     _bare(dataset)
-    assert tool("index", f"{dataset}/out-*.{ending}", "--checksum", "--quiet").out == ""
+    assert typed("index", f"{dataset}/out-*.{ending}", "--checksum", "--quiet").out == ""
     assert read_tree(dataset) == made

@@ -41,15 +41,22 @@ ONE = IndexOptions(workers=1)
 READ = IndexOptions(workers=1, checksum=True)
 
 
-@pytest.fixture
-def dataset(ending: str, tmp_path: Path) -> Path:
-    """Give the folder of a dataset of three shards with metadata that only the sidecars have."""
+@pytest.fixture(scope="module")
+def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a dataset of three shards with metadata that only the sidecars have, not to be changed."""
     table = pa.table(
         {"key": [f"k{at}" for at in range(6)], "txt": [f"{at}" * at for at in range(6)], "score": range(6)}
     )
     options = CreateOptions(values=("txt=txt",), meta="score", max_count=2, workers=1)
-    create(table, f"{tmp_path}/ds/x-{{0..}}.{ending}", options)
-    return tmp_path / "ds"
+    folder = tmp_path_factory.mktemp("packed")
+    create(table, f"{folder}/x-{{0..}}.{ending}", options)
+    return folder
+
+
+@pytest.fixture
+def dataset(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of it."""
+    return shutil.copytree(packed, tmp_path / "ds")
 
 
 def _scores(folder: Path) -> list[int]:

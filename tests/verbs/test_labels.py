@@ -14,7 +14,7 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptio
 from shardtool.dataset.classes import open_classes
 from shardtool.entries.classes import Classes, number_classes
 from shardtool.values import source_text
-from tests.helpers import members, read_tree, shards, tool, write_tree
+from tests.helpers import members, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,7 +177,7 @@ def test_classes_from_needs_labels(tmp_path: Path) -> None:
         _options(classes_from=["a"])
     with pytest.raises(InvalidRequest, match="expected --classes FIELD"):
         ReshardOptions(classes_from=["a"])
-    ran = tool("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
+    ran = typed("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
     assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)
 
 

@@ -77,7 +77,7 @@ def _check(folder: Path, keys: Iterable[str]) -> None:
 
 
 @given(SEVERAL, FIELDS, st.sampled_from([None, "first", "last"]), st.sampled_from(["", "portable"]), ENDINGS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example(["john.smith", "jane.doe"], "txt", None, "", "tar")
 @example(["john.smith"], "a.b", "last", "portable", "tar")
 @example(["john.smith"], "seg.txt", None, "", "tar")
@@ -97,7 +97,7 @@ def test_a_manifests_keys(keys: list[str], field: str, dots: Any, portable: str,
 
 
 @given(SEVERAL, FIELDS, st.sampled_from(["first", "last"]), st.sampled_from(["", "portable", "skip"]), ENDINGS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example(["a\nb", "c"], "txt", "first", "", "tar")
 @example(["a\nb", "c"], "txt", "first", "skip", "tfrecord")
 @example(["a"], "t\x01t", "first", "portable", "tar")
@@ -129,7 +129,7 @@ def test_a_folders_names(keys: list[str], field: str, dots: Any, way: str, endin
 @given(
     SEVERAL, st.one_of(st.none(), FIELDS), st.sampled_from([None, "last"]), st.sampled_from(["stop", "skip"]), ENDINGS
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example(["v1.5/a.b"], None, None, "stop", "tar")
 @example(["v1.5/a.b"], "a.b", "last", "stop", "tar")
 @example(["a.b"], None, "last", "stop", "tar")
@@ -159,7 +159,7 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
 
 
 @given(SEVERAL, FIELDS, ENDINGS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example(["john.smith"], "txt", "tar")
 @example(["john.smith"], "a.b", "tar")
 @example(["a"], "image/encoded", "tfrecord")

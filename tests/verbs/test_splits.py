@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
-from tests.helpers import ENVIRONMENT, identity, read_tree, shards, tool, write_tree
+from tests.helpers import ENVIRONMENT, identity, read_tree, shards, typed, write_tree
 from tests.stored import age, contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -322,6 +322,24 @@ def test_a_lock_of_any_split(scenes: Path, tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]
 
 
+@pytest.fixture(scope="module", params=[{}], ids=["plain"])
+def packed(request: pytest.FixtureRequest, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give what a run has made of the scenes, with these options; not to be changed."""
+    folder = tmp_path_factory.mktemp("packed")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SHARDTOOL_TEST_NOTED", str(folder / "noted"))
+        _pack(scenes, folder / "out", **request.param)
+    return folder / "out"
+
+
+@pytest.fixture
+def earlier(packed: Path, scenes: Path, tmp_path: Path) -> Path:
+    """Give a copy of it, as old as though nothing had changed since."""
+    shutil.copytree(packed, tmp_path / "out")
+    age(tmp_path / "out", scenes)
+    return tmp_path / "out"
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "the same": {},
     "shares": {"split": "train=0.2,val=0.4,test=0.4"},
@@ -334,33 +352,35 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", ["resume-overwrite", "overwrite"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_over_an_earlier_run(name: str, how: str, scenes: Path, tmp_path: Path) -> None:
+def test_over_an_earlier_run(name: str, how: str, earlier: Path, scenes: Path, tmp_path: Path) -> None:
     """`--resume` and `--overwrite` over an earlier run equal a fresh run, in every split, without stale files."""
-    _pack(scenes, tmp_path / "out")
-    age(tmp_path / "out", scenes)
-    _pack(scenes, tmp_path / "out", if_exists=how, **CHANGES[name])
+    _pack(scenes, earlier, if_exists=how, **CHANGES[name])
     _pack(scenes, tmp_path / "fresh", **CHANGES[name])
-    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
+    assert read_tree(earlier) == read_tree(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("transform", [{}, {"map": "tests.mapped:noted"}], ids=["plain", "map"])
+_TRANSFORMS: list[dict[str, Any]] = [{}, {"map": "tests.mapped:noted"}]
+
+
+@pytest.mark.parametrize(
+    ("packed", "transform"), [*zip(_TRANSFORMS, _TRANSFORMS, strict=True)], ids=["plain", "map"], indirect=["packed"]
+)
 @pytest.mark.parametrize(
     "gone", [["out-test-*"], ["out-val-*", "out-test-*"], ["out-train-001.tar"], ["out-val.json"], ["*.json"], []]
 )
-def test_resume_goes_on(
-    gone: list[str], transform: dict[str, Any], scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_goes_on(  # noqa: PLR0913 - fixtures
+    gone: list[str], transform: dict[str, Any], *, earlier: Path, scenes: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A run that ended between two splits, or in one, is resumed to the same bytes; what is finished is not touched."""
     monkeypatch.setenv("SHARDTOOL_TEST_NOTED", str(tmp_path / "noted"))
-    _pack(scenes, tmp_path / "out", **transform)
-    age(tmp_path / "out", scenes)
-    right, before = read_tree(tmp_path / "out"), identity(tmp_path / "out")
-    names = {path.name for pattern in gone for path in (tmp_path / "out").glob(pattern)}
+    right, before = read_tree(earlier), identity(earlier)
+    names = {path.name for pattern in gone for path in earlier.glob(pattern)}
     for name in names:
-        (tmp_path / "out" / name).unlink()
-    result = _pack(scenes, tmp_path / "out", if_exists="resume", **transform)
-    assert read_tree(tmp_path / "out") == right
-    after = identity(tmp_path / "out")
+        (earlier / name).unlink()
+    result = _pack(scenes, earlier, if_exists="resume", **transform)
+    assert read_tree(earlier) == right
+    after = identity(earlier)
     parts = {part for part in NAMES if any(f"-{part}" in name for name in names)}
     allowed = names | {f"out-{part}.json" for part in parts} | {name.replace(".tar", ".index") for name in names}
     assert names <= {name for name in after if after[name] != before[name]} <= allowed
@@ -446,17 +466,17 @@ def _split_of(source: Path, tmp_path: Path) -> dict[str, str]:
 def test_splits_from_the_command_line(scenes: Path, tmp_path: Path) -> None:
     """The command line writes the same files, and tells of each split; `--json` has them apart."""
     words = ["create", str(scenes), "--max-count", "8", "--workers", "2"]
-    ran = tool(*words, f"a/{PATTERN}.tar", "--split", SHARES, "--json", cwd=tmp_path)
+    ran = typed(*words, f"a/{PATTERN}.tar", "--split", SHARES, "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert list(told["splits"]) == list(NAMES)
     assert (told["samples"], told["dataset_file"]) == (60, "a/out-{split}.json")
     _pack(scenes, tmp_path / "b")
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b")
-    ran = tool(*words, f"c/{PATTERN}.tar", "--split", SHARES, cwd=tmp_path)
+    ran = typed(*words, f"c/{PATTERN}.tar", "--split", SHARES, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     assert all(name in ran.out for name in NAMES)
-    ran = tool(*words, f"d/{PATTERN}.tar", cwd=tmp_path)
+    ran = typed(*words, f"d/{PATTERN}.tar", cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
 
 

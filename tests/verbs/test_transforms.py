@@ -25,7 +25,7 @@ from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, Observer, OutputExists, SampleFailed, ShardError, create, dry_run
 from tests import tfrecords
-from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, sidecar, tool, write_tree
+from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, sidecar, tool, typed, write_tree
 from tests.mapped import NOTED, payload
 from tests.stored import age, contents, skipped, sound
 
@@ -316,7 +316,7 @@ def test_the_command_line_and_the_library_ask_the_same(
 ) -> None:
     """The library and the command line write the same dataset file for the same request."""
     words = ["--resize", "24", "--encode", "png", "--probe", "--label-from-folder", "--max-size", "14kB"]
-    ran = tool("create", pictures, tmp_path / f"{STEM}.{ending}", *words, "--workers", "2")
+    ran = typed("create", pictures, tmp_path / f"{STEM}.{ending}", *words, "--workers", "2")
     assert ran.code == 0, ran.err
     assert read_tree(tmp_path) == read_tree(whole)
 
@@ -1021,11 +1021,11 @@ def test_broken_images_from_the_command_line(tmp_path: Path) -> None:
     """They are exit code 6, in one line with the file's name, and 0 with `--on-error skip`."""
     write_tree(tmp_path / "in", {"a.png": _picture(30, 1), "b.png": _picture(30, 2)[:500], "c.png": b"text"})
     words = ["create", "in", f"{STEM}.tar", "--resize", "9"]
-    ran = tool(*words, "--quiet", "--workers", "1", cwd=tmp_path)
+    ran = typed(*words, "--quiet", "--workers", "1", cwd=tmp_path)
     assert (ran.code, len(ran.err.splitlines())) == (6, 1)
     assert re.search("in/b.png: .*the image ends too early", ran.err)
     assert os.listdir(tmp_path) == ["in"]
-    ran = tool(*words, "--on-error", "skip", cwd=tmp_path)
+    ran = typed(*words, "--on-error", "skip", cwd=tmp_path)
     assert ran.code == 0, ran.err
     assert [(row["path"], row["code"]) for row in skipped(tmp_path / "out.json")] == [
         ("b.png", "truncated-image"), ("c.png", "bad-image")

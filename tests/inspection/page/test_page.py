@@ -21,7 +21,7 @@ from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.inspection.page.page import script_json, write_page
 from shardtool.values import show_size
-from tests.helpers import PHOTOS, tool, write_tree
+from tests.helpers import PHOTOS, tool, typed, write_tree
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _page(given: Path, **options: Any) -> _Page:
 def photos(tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
     """Give the dataset file of the sample photographs, labelled by folder."""
     folder = tmp_path_factory.mktemp("photos")
-    ran = tool("create", sample_data, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
+    ran = typed("create", sample_data, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
     assert ran.code == 0, ran
     return folder / "p.json"
 
@@ -293,7 +293,7 @@ def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
     monkeypatch.setattr("shardtool.inspection.overview.MOST_SAMPLES", 15)
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
-    ran = tool("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
+    ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran
     page = _page(tmp_path / "s.json", samples=4)
     assert "Counted in 3 of 10 shards (15 samples)" in page.text
@@ -303,7 +303,7 @@ def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_tfrecord_labels_have_names(sample_data: Path, tmp_path: Path) -> None:
     """The packed numbers of a TFRecord dataset are shown by their classes' names, and counted."""
-    ran = tool("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
+    ran = typed("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
     assert ran.code == 0, ran
     page = _page(tmp_path / "r.json", samples=8)
     assert {one["labels"]["cls"] for one in page.samples} == {path.name for path in sample_data.iterdir()}

@@ -229,7 +229,7 @@ def field(samples: Samples, name: str) -> list[bytes | None]:
     return [dict(fields).get(name) for _, fields in samples]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     made=st.lists(st.tuples(KEYS, FIELDS, DATA), min_size=1, max_size=3), kind=st.sampled_from([*FORMATS]),
     mode=st.sampled_from(["w", "w:gz"]),
