@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from shardtool.inspection.summary import InspectOptions, Summary, inspect
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CreateResult, DryRun, SplitResult
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import ExportResult, export
     from shardtool.verbs.index import IndexOptions, IndexResult, index
-    from shardtool.verbs.reshard import ReshardOptions, reshard, reshard_dry_run
+    from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import Report, VerifyOptions, verify
 
 __version__ = "0.1.0"
@@ -74,7 +75,7 @@ _MODULES = {
     "InspectOptions": "inspection.summary",
     "Observer": "request.observer",
     "Report": "verbs.verify",
-    "ReshardOptions": "verbs.reshard",
+    "ReshardOptions": "request.reshard_options",
     "SplitResult": "request.results",
     "Summary": "inspection.summary",
     "VerifyOptions": "verbs.verify",

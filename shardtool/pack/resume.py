@@ -18,6 +18,7 @@ from shardtool.dataset.sidecar import read_facts
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import CorruptShard, OutputExists
 from shardtool.fingerprint import crc32c
+from shardtool.pack.rounds import shard_fingerprint
 from shardtool.pattern import sidecar_name
 from shardtool.request.command_line import option
 from shardtool.request.results import Changes
@@ -25,14 +26,16 @@ from shardtool.table.keys import hashes
 from shardtool.values import counted, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.pack.request import Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
+    from shardtool.values import Dots
 
 _REMEDY = "Nothing was touched. If the source is complete and this is what you want, add --overwrite."
 
@@ -44,16 +47,29 @@ class Resumed:
     Attributes:
         publisher: Which has looked at what is there.
         plan: What is to be there.
-        made: How, as the dataset file is to tell.
-        fingerprint: Returns the plan fingerprint of a shard.
-        renamed: Whether keys are made on the way, so that the plan does not have those of the shards.
+        made: How, as the dataset file is to say.
+        request: The run.
+        dots: The dot at which keys end in the names of a tar's members.
     """
 
     publisher: Publisher
     plan: Plan
     made: Mapping[str, Any]
-    fingerprint: Callable[[int], str]
-    renamed: bool
+    request: Request
+    dots: Dots
+
+    @property
+    def renamed(self) -> bool:
+        """Whether keys are made on the way, so that the plan does not have those of the shards."""
+        return self.request.transform is not None and bool(self.request.transform.function)
+
+    def fingerprint(self, shard: int) -> str:
+        """Return the plan fingerprint of a shard."""
+        request = self.request
+        return shard_fingerprint(
+            self.plan, shard, self.plan.samples(shard),
+            work=request.identity, oversize=request.options.oversize, dots=self.dots,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,13 +50,14 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
+    from shardtool.pack.request import Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
-    from shardtool.request.options import Trust
+    from shardtool.request.options import OutputOptions
     from shardtool.storage.staging import FileFact
     from shardtool.transform.steps import Transform
-    from shardtool.values import Dots, OnError, Oversize, ShardSamples, Skipped
+    from shardtool.values import Dots, Oversize, ShardSamples, Skipped
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
@@ -64,31 +65,29 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a plan is carried out.
+    """How plans are carried out.
 
     Attributes:
-        on_error: Whether a sample that cannot be read ends the run, or is left out.
+        request: What was asked for.
         begun: When the run began, before the source was listed: seconds since 1970.
-        oversize: What becomes of a sample that turns out to fit in no shard.
-        transform: What is done to each sample; None: nothing.
-        identity: What tells the transform from any other; empty for none.
-        equal_count: Whether shards must hold equally many samples, give or take one.
-        multiple_of: What the number of shards must be a multiple of.
-        trust: What tells that a finished shard is right: see `OutputOptions`.
-        dots: Where keys end in the names of a tar's members.
+        dots: The dot at which keys end in the names of a tar's members.
         keys: Hashes of the keys that the user's function made, over all splits.
     """
 
-    on_error: OnError
+    request: Request
     begun: float
-    oversize: Oversize = "error"
-    transform: Transform | None = None
-    identity: str = ""
-    equal_count: bool = False
-    multiple_of: int = 1
-    trust: Trust = "time"
     dots: Dots = "first"
     keys: set[bytes] = field(default_factory=set)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to each sample; None: nothing."""
+        return self.request.transform
+
+    @property
+    def options(self) -> OutputOptions:
+        """The options of the run."""
+        return self.request.options
 
 
 class Packing:
@@ -130,7 +129,7 @@ class Packing:
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
         plan = self.plan
-        self.publisher.check_space(new_sizes(plan, self.publisher, self.manner))
+        self.publisher.check_space(new_sizes(plan, self.publisher, self.manner.request))
         self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
         while True:
             self._consumed = {}
@@ -212,13 +211,15 @@ class Packing:
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize, manner.dots)
+            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
         for shard in range(plan.shards):
             samples = self._working[shard] = plan.samples(shard)
             name = self.publisher.pattern.shard(self._base + shard)
             kept = self._kept(shard, name, samples)
             folder = self.publisher.folder
-            yield ShardTask(shard, name, plan.format, folder, samples, manner.on_error, self.mtime_ns, kept, work)
+            yield ShardTask(
+                shard, name, plan.format, folder, samples, manner.options.on_error, self.mtime_ns, kept, work
+            )
 
     def _rest(self) -> Any:
         """Return the places of the samples that found no room in this round's shards."""
@@ -236,11 +237,14 @@ class Packing:
         again = "--append --resume" if self.publisher.appends else "--overwrite"
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.publisher.pattern.text
-        if self.manner.equal_count and max(counts) - min(counts) > 1:
+        if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
-        if len(counts) % self.manner.multiple_of:
-            found, multiple = f"{len(counts):,} shards, now that the sizes are known", self.manner.multiple_of
+        if len(counts) % self.manner.options.shards_multiple_of:
+            found, multiple = (
+                f"{len(counts):,} shards, now that the sizes are known",
+                self.manner.options.shards_multiple_of,
+            )
             raise InvalidRequest(
                 where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
             )
@@ -262,9 +266,9 @@ class Packing:
         changes = self.manner.transform is not None
         if not changes and fact.size != self._round.sizes[shard]:
             # Another plan's, or one that left samples out, and would again.
-            return Kept() if self.manner.on_error == "skip" and fact.size < self._round.sizes[shard] else None
+            return Kept() if self.manner.options.on_error == "skip" and fact.size < self._round.sizes[shard] else None
         found = self._trusted(shard, fact, name, samples)
-        unread = self.manner.trust == "size"
+        unread = self.manner.options.trust == "size"
         if changes:
             kept = self._kept_changed(shard, *found[:2]) if found else None
             return replace(kept, unread=unread, size=fact.size) if kept else None
@@ -285,7 +289,7 @@ class Packing:
 
         Where sizes are to be trusted, times are not looked at.
         """
-        if self.manner.trust == "time" and not self._is_newer(shard, fact.mtime_ns):
+        if self.manner.options.trust == "time" and not self._is_newer(shard, fact.mtime_ns):
             return None
         index = sidecar_name(name)
         try:
@@ -327,7 +331,12 @@ class Packing:
     def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
         manner = self.manner
         return shard_fingerprint(
-            self._round, shard, samples, work=manner.identity, oversize=manner.oversize, dots=manner.dots
+            self._round,
+            shard,
+            samples,
+            work=manner.request.identity,
+            oversize=manner.options.oversize,
+            dots=manner.dots,
         )
 
     def _publish(self, result: ShardResult) -> None:
@@ -505,11 +514,11 @@ def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
     return fingerprint(plan.format, samples, work)
 
 
-def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
+def new_sizes(plan: Plan, publisher: Publisher, request: Request) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
     existing, resume = publisher.existing, publisher.resumes
     names = [publisher.pattern.shard(publisher.first + at) for at in range(plan.shards)]
-    loose = manner.on_error == "skip" or manner.transform is not None
+    loose = request.options.on_error == "skip" or request.transform is not None
     return [
         int(size) for name, size in zip(names, plan.sizes, strict=True)
         if not (resume and name in existing and (existing[name].size == size or loose))

@@ -40,6 +40,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.execute.local import LocalPool
 from shardtool.names import Names
+from shardtool.pack.request import read_request
 from shardtool.pack.rounds import Manner, Packing
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.plan import Bounds, make_plan
@@ -47,7 +48,7 @@ from shardtool.publish.append import Appended, begin, check_appended, check_new_
 from shardtool.publish.appended import later_files, names_left
 from shardtool.publish.publisher import Publisher
 from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, without
-from shardtool.source.base import open_source
+from shardtool.source.open import open_source
 from shardtool.storage.staging import open_folder
 from shardtool.values import Skipped, parse_size
 from tests import tfrecords
@@ -106,8 +107,9 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
     with LocalPool(options.workers or 1, options.start_method) as pool:
         publisher.check()
         found = open_source(source, options, [pattern])
-        entries = found.entries(pool, observer)
-        made = {"verb": "create", "source": found.name, "options": options.recorded(), "tool": "shardtool"}
+        listed = found.list_samples(pool, observer)
+        entries = listed.entries
+        made = {"verb": "create", "source": listed.name, "options": options.recorded(), "tool": "shardtool"}
         begin([Appended(publisher, entries.keys, made)])
         estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
         max_size = None if options.max_size is None else parse_size(options.max_size)
@@ -119,9 +121,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
             publisher.check()
             publisher.clean()
             try:
-                identity = transform.identity() if transform else ""
-                manner = Manner(options.on_error, begun, transform=transform, identity=identity)
-                packing = Packing(plan, publisher, manner, observer)
+                packing = Packing(plan, publisher, Manner(read_request(output, options, dry=False), begun), observer)
                 packing.pack(pool)
                 packing.publish_dataset(made)
             finally:

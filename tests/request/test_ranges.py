@@ -16,12 +16,12 @@ from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import MOST_WORKERS, RANGES
+from shardtool.request.reshard_options import ReshardOptions
 from shardtool.select.splits import parse_shares
 from shardtool.select.subset import sample_by_key
 from shardtool.values import parse_size
 from shardtool.verbs.export import export
 from shardtool.verbs.index import IndexOptions
-from shardtool.verbs.reshard import ReshardOptions
 from shardtool.verbs.verify import VerifyOptions
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)

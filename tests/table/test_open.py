@@ -153,7 +153,8 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
 def test_nothing_heavy_for_the_question() -> None:
     """Asking whether a source is a manifest, and looking at files, imports neither NumPy, pyarrow nor pandas."""
     code = (
-        "import sys; from shardtool.source.manifest.options import is_manifest; from shardtool.source.manifest import stat; "
+        "import sys; from shardtool.source.manifest.options import is_manifest; "
+        "from shardtool.source.manifest import stat; "
         "assert not is_manifest('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)

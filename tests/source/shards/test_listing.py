@@ -29,10 +29,11 @@ from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.local import LocalPool
 from shardtool.pattern import sidecar_name
 from shardtool.request.observer import Observer
+from shardtool.request.reshard_options import ReshardOptions
 from shardtool.source.shards.listing import Listed, list_datasets
 from shardtool.source.shards.number_text import TextTask, Wanted, float_text, int_text, read_texts
 from shardtool.values import INLINE, SPAN, to_bytes
-from shardtool.verbs.reshard import ReshardOptions, reshard
+from shardtool.verbs.reshard import reshard
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
 from tests.tfrecords import BYTES, FLOAT, INT64

@@ -1,0 +1,73 @@
+"""What `reshard` can be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardtool.errors import InvalidRequest
+from shardtool.request.options import OutputOptions, check_classes_from, pairs
+from shardtool.values import parse_size
+
+OnDuplicate = Literal["error", "rename", "first", "last"]
+Method = Literal["auto", "gather", "scatter"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardOptions(OutputOptions):
+    """How to make a dataset of others; options on the command line have the same names where no other is given.
+
+    Samples are chosen and changed in this order: fields, `join`, `where`, `values`, `sample`, duplicates, `sort_by`,
+    `head`; `shuffle` and `split` come after all of them.
+
+    Attributes:
+        select_fields: Only these fields.
+        drop_fields: All fields but these.
+        rename_fields: `--rename-field`: `old=new`.
+        join: A table whose columns become the samples' metadata: a file, or a table in memory.
+        on: Its column of keys.
+        values: `--field`: `cls=COLUMN`, a field made of a column of metadata, in place of the one of that name.
+        classes: Those of `values` that are labels, to be numbered.
+        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
+            or lists by field; None: they are numbered in the order of their bytes.
+        sample: A share of the samples, by the hash of their keys: `0.01` or `1%`.
+        on_duplicate: What becomes of samples with one key: `error`, `rename`, or only the `first` or the `last` stays.
+        sort_by: A column to order the samples by.
+        descending: From the largest to the smallest.
+        head: Only the first samples, so many.
+        method: How samples in another order are read: `gather`, each at its place; `scatter`, in two passes; `auto`.
+        memory: What `scatter` may hold in memory.
+        temp_dir: Where `scatter` writes; None: beside the output.
+    """
+
+    select_fields: tuple[str, ...] = ()
+    drop_fields: tuple[str, ...] = ()
+    rename_fields: tuple[str, ...] = ()
+    join: Any = None
+    on: str | None = None
+    values: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    classes_from: Any = None
+    sample: str | float | None = None
+    on_duplicate: OnDuplicate = "error"
+    sort_by: str | None = None
+    descending: bool = False
+    head: int | None = None
+    method: Method = "auto"
+    memory: str | int = "2GB"
+    temp_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        if (self.join is None) != (self.on is None):
+            given, other = ("--on", "--join") if self.join is None else ("--join", "--on")
+            expected = "a table" if self.join is None else "the table's column of keys, such as --on key"
+            raise InvalidRequest(given, f"no {other}", expected=expected)
+        if self.sort_by is not None and self.shuffle:
+            raise InvalidRequest("--sort-by", "used with --shuffle", expected="one order")
+        if self.descending and self.sort_by is None:
+            raise InvalidRequest("--descending", "no --sort-by", expected="a column to sort by")
+        check_classes_from(self.classes_from, "--classes FIELD", self.classes)
+        parse_size(self.memory)
+        pairs("--rename-field", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
+        pairs("--field", self.values)
