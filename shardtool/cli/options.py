@@ -15,7 +15,7 @@ from shardtool.values import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.publish.publisher import IfExists
+    from shardtool.publish.destination import IfExists
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 Command = TypeVar("Command", bound="Callable[..., Any]")

@@ -72,7 +72,7 @@ def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, n
     from shardtool.pack.shuffle import choose_method, scatter
 
     both = zip(plans, samples.targets, strict=True)
-    to_write = sum(sum(new_sizes(plan, target.publisher, request)) for plan, target in both)
+    to_write = sum(sum(new_sizes(plan, target.output, request)) for plan, target in both)
     if not to_write and not compressed:
         return plans  # all is there, and is only compared
     memory, workers = parse_size(options.memory), options.workers or cores()
@@ -84,7 +84,7 @@ def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, n
     if method.name != "scatter":
         return plans
     folder, name = temporary
-    besides = to_write if folder.shares_space(samples.targets[0].folder) else 0
+    besides = to_write if folder.shares_space(samples.targets[0].output.folder) else 0
     return scatter(
         plans, folder, name, memory, workers, pool, notes.observer, besides=besides, on_error=options.on_error
     )

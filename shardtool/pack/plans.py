@@ -13,6 +13,7 @@ from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.plan import Bounds, make_plan
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
+from shardtool.publish.appended import Done
 from shardtool.request.options import share
 from shardtool.source.base import left_out_notes
 from shardtool.values import parse_size
@@ -60,13 +61,11 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
-    check_source_stays(targets, entries)
-    _begin_append(request, samples)
     max_size = None if options.max_size is None else parse_size(options.max_size)
     bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
     seed = options.seed if options.shuffle else None
     plans = tuple(
-        make_plan(entries, target.publisher.pattern_left, bounds, seed, which=part, estimate=estimate)
+        make_plan(entries, target.output.pattern_left, bounds, seed, which=part, estimate=estimate)
         for target, part in zip(targets, samples.parts, strict=True)
     )
     _check_appended(request, targets, plans, notes)
@@ -88,23 +87,35 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[An
     return estimate_sizes(samples.entries, pattern, None if samples.binary else transform, pool)
 
 
-def _begin_append(request: Request, samples: Samples) -> None:
-    """Refuse samples that are in the datasets that are appended to."""
-    if not any(target.publisher.appends for target in samples.targets):
-        return
+@memory_for("planning the shards")
+def check_output(request: Request, samples: Samples) -> Samples:
+    """Refuse samples whose files the output would replace, or that are in the datasets that are appended to.
+
+    Returns:
+        The samples, with how far each append is.
+
+    Raises:
+        InvalidRequest: There are such samples.
+        CorruptShard: What is appended to is damaged.
+    """
+    check_source_stays(samples.targets, samples.entries)
+    if not any(target.output.appends for target in samples.targets):
+        return samples
     keys = [samples.entries.keys if part is None else samples.entries.keys.take(part) for part in samples.parts]
     both = zip(samples.targets, keys, strict=True)
-    begin([Appended(one.publisher, names, made(request, samples.listed, one.split)) for one, names in both])
+    outputs = begin([Appended(one.output, names, made(request, samples.listed, one.split)) for one, names in both])
+    pairs = zip(samples.targets, outputs, strict=True)
+    return replace(samples, targets=tuple(replace(target, output=output) for target, output in pairs))
 
 
 def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes) -> None:
     """Refuse samples that do not go with those that are there."""
     for target, plan in zip(targets, plans, strict=True):
-        if (old := target.publisher.old) is not None:
+        if (old := target.output.old) is not None:
             check_appended(old, plan)
-            if target.publisher.done_from is None:
+            if not isinstance(target.output.append, Done):
                 notes.add(*append_notes(old, plan, changed=request.transform is not None))
-            notes.add(*export_notes(target.publisher, request.exports))
+            notes.add(*export_notes(target.output, request.exports))
 
 
 def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> Changes | None:
@@ -113,7 +124,7 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
     if options.if_exists not in ("resume", "resume-overwrite"):
         return None
     resumed = [
-        Resumed(target.publisher, plan, made(request, samples.listed, target.split), request, samples.dots)
+        Resumed(target.output, plan, made(request, samples.listed, target.split), request, samples.dots)
         for target, plan in zip(samples.targets, plans, strict=True)
     ]
     changes = find_changes(resumed)
@@ -140,7 +151,7 @@ def _note_plans(
         notes.add(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
     if request.format == "tar":
         notes.add(*map(str, _misreads(plans[0].entries, request.options)))
-    outputs = [(target.publisher, plan.shards) for target, plan in zip(targets, plans, strict=True)]
+    outputs = [(target.output, plan.shards) for target, plan in zip(targets, plans, strict=True)]
     notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
 
 
@@ -170,5 +181,5 @@ def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[
         return any(target.pattern.owns(name) for target in targets)
 
     for target, plan in zip(targets, plans, strict=True):
-        shards = target.publisher.first + plan.shards
+        shards = target.output.first + plan.shards
         check_exports(target.pattern, shards, request.exports, owns, overwrite=overwrite)

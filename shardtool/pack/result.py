@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardtool.pack.rounds import Packing
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
+    from shardtool.publish.publisher import Publisher
     from shardtool.request.results import Changes
     from shardtool.source.base import Listing
 
@@ -46,7 +47,7 @@ class Written:
         """The dataset, as the result has it."""
         shards = self.dataset.shards
         return SplitResult(
-            dataset_file=self.target.dataset_file,
+            dataset_file=self.target.output.dataset_file,
             shards=len(shards),
             kept=self.kept,
             samples=sum(shard.samples for shard in shards),
@@ -74,15 +75,15 @@ def check_content(listed: Listing, packed: Sequence[Packing]) -> None:
         )  # fmt: skip
 
 
-def removal_notes(request: Request, targets: Sequence[Target]) -> Iterator[str]:
+def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
     """Yield which indexes of other tools were removed, and are not made again by this run."""
-    for target in targets:
-        removed = target.publisher.beside.removed
+    for publisher in publishers:
+        removed = publisher.beside.removed
         gone = {name: form for name, form in removed.items() if form not in request.exports}
         if gone:
             what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
             words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
-            again = f"`shardtool index {target.dataset_file} {words} --overwrite` makes them again"
+            again = f"`shardtool index {publisher.destination.dataset_file} {words} --overwrite` makes them again"
             yield f"{what} ({listing([*gone], 3)}): {again}"
 
 
@@ -113,9 +114,9 @@ def result(
 
 def _appended(written: Sequence[Written]) -> AppendedPart | None:
     """Return what a run has added to datasets that were there; None if there were none."""
-    if not any(one.target.publisher.appends for one in written):
+    if not any(one.target.output.appends for one in written):
         return None
-    new = [shard for one in written for shard in one.dataset.shards[one.target.publisher.first :]]
+    new = [shard for one in written for shard in one.dataset.shards[one.target.output.first :]]
     return AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
 
 
@@ -123,7 +124,7 @@ def _with_shards(changes: Changes, written: Sequence[Written]) -> Changes:
     """Return what a run that resumed has changed, now that its shards are known."""
     kept, removed = sum(one.kept for one in written), 0
     for one in written:
-        there = {name for name in one.target.publisher.existing if name.endswith(one.target.pattern.format)}
+        there = {name for name in one.target.output.existing if name.endswith(one.target.pattern.format)}
         removed += len(there.difference(os.fsdecode(to_bytes(shard.name)) for shard in one.dataset.shards))
     total = sum(len(one.dataset.shards) for one in written)
     return replace(changes, shards_kept=kept, shards_written=total - kept, shards_removed=removed)
@@ -145,7 +146,7 @@ def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -
 def _shown(targets: Sequence[Target], target: Target, shard: int) -> str:
     """Return a planned shard's name, with its folder if splits lie in several."""
     folders = [os.path.abspath(one.pattern.folder or ".") for one in targets]
-    name = target.publisher.pattern_left.shard(shard)
+    name = target.output.pattern_left.shard(shard)
     if len(set(folders)) == 1:
         return name
     folder = os.path.abspath(target.pattern.folder or ".")

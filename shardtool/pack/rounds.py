@@ -37,6 +37,7 @@ from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import fingerprint
 from shardtool.publish.append import existing_keys, joined
+from shardtool.publish.appended import Done
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.storage.staging import identity
 from shardtool.table.arrow import number_array
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Request
     from shardtool.plan.plan import Plan
+    from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
     from shardtool.request.options import OutputOptions
@@ -110,6 +112,7 @@ class Packing:
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
         self.plan, self.publisher, self.manner, self.observer = plan, publisher, manner, observer
+        self.output = publisher.destination
         self.stamp = _stamp(plan.entries)
         self.mtime_ns = (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_trusted`
         self.entries: dict[int, ShardEntry] = {}
@@ -117,7 +120,7 @@ class Packing:
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
-        self._round, self._base = plan, publisher.first  # the plan of this round, and the number of its first shard
+        self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, ShardSamples] = {}
@@ -129,7 +132,7 @@ class Packing:
     def pack(self, pool: LocalPool) -> None:
         """Have every shard written, and publish each as it is done."""
         plan = self.plan
-        self.publisher.check_space(new_sizes(plan, self.publisher, self.manner.request))
+        self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
         while True:
             self._consumed = {}
@@ -143,7 +146,7 @@ class Packing:
             self._check_names()
         if self._done != len(plan):
             raise Bug(
-                self.publisher.pattern.text,
+                self.output.pattern.text,
                 f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written",
             )  # fmt: skip
         self._check_shape()
@@ -162,13 +165,13 @@ class Packing:
         Args:
             made: How the dataset was made, or what was appended: goes into the dataset file as it is.
         """
-        if self.publisher.old is not None and self.publisher.done_from is not None:
-            self._check_done(self.publisher.old, self.publisher.done_from + len(self.entries))
-            return self.publisher.old
-        plan, pattern = self.plan, self.publisher.pattern
+        if isinstance(self.output.append, Done):
+            self._check_done(self.output.append, self.output.first + len(self.entries))
+            return self.output.append.old
+        plan, pattern = self.plan, self.output.pattern
         self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         skipped = self.publisher.all_skipped(self.skipped)
-        shards = range(self.publisher.first, self.publisher.first + len(self.entries))
+        shards = range(self.output.first, self.output.first + len(self.entries))
         dataset = DatasetFile(
             name=output_text(pattern.base),
             pattern=output_text(pattern.text),
@@ -185,16 +188,16 @@ class Packing:
             skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
             numbers=self._numbers() if plan.format == "tar" else {},
         )
-        if self.publisher.old is not None:
-            dataset = joined(self.publisher.old, dataset)
+        if self.output.old is not None:
+            dataset = joined(self.output.old, dataset)
         self.publisher.finish([pattern.shard(shard) for shard in shards], dataset.encode(), skipped)
         return dataset
 
-    def _check_done(self, old: DatasetFile, number: int) -> None:
+    def _check_done(self, done: Done, number: int) -> None:
         """See that a shard is the one that the dataset has; or, after the last, that it has no more."""
-        if [*old.shards[number : number + 1]] != [*filter(None, [self.entries.get(number)])]:
+        if [*done.old.shards[number : number + 1]] != [*filter(None, [self.entries.get(number)])]:
             raise InvalidRequest(
-                self.publisher.pattern.text, "the dataset has these samples already, with other content",
+                self.output.pattern.text, "the dataset has these samples already, with other content",
                 remedy="Give the new samples other keys, and leave --resume out.",
             )  # fmt: skip
 
@@ -214,9 +217,9 @@ class Packing:
             work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
         for shard in range(plan.shards):
             samples = self._working[shard] = plan.samples(shard)
-            name = self.publisher.pattern.shard(self._base + shard)
+            name = self.output.pattern.shard(self._base + shard)
             kept = self._kept(shard, name, samples)
-            folder = self.publisher.folder
+            folder = self.output.folder
             yield ShardTask(
                 shard, name, plan.format, folder, samples, manner.options.on_error, self.mtime_ns, kept, work
             )
@@ -234,9 +237,9 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        again = "--append --resume" if self.publisher.appends else "--overwrite"
+        again = "--append --resume" if self.output.appends else "--overwrite"
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
-        where = self.publisher.pattern.text
+        where = self.output.pattern.text
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
@@ -250,8 +253,8 @@ class Packing:
             )
 
     def _check_names(self) -> None:
-        pattern, needed = self.publisher.pattern, self._base + self._round.shards
-        again = "--append --resume" if self.publisher.appends else "--overwrite"
+        pattern, needed = self.output.pattern, self._base + self._round.shards
+        again = "--append --resume" if self.output.appends else "--overwrite"
         if pattern.count is not None and needed > pattern.count:
             raise InvalidRequest(
                 pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
@@ -260,8 +263,8 @@ class Packing:
 
     def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
         """Return what is known of a file that an earlier run has left; None where it must be written."""
-        fact = self.publisher.existing.get(name)
-        if not self.publisher.resumes or fact is None:
+        fact = self.output.existing.get(name)
+        if not self.output.resumes or fact is None:
             return None
         changes = self.manner.transform is not None
         if not changes and fact.size != self._round.sizes[shard]:
@@ -293,7 +296,7 @@ class Packing:
             return None
         index = sidecar_name(name)
         try:
-            data = self.publisher.folder.read(index)
+            data = self.output.folder.read(index)
             sidecar = read_sidecar(data, index, fact.size, metadata=False)
         except (OSError, ShardError):
             return None
@@ -311,13 +314,13 @@ class Packing:
         Only where that helps: not while the source is younger than the clocks may differ.
         """
         if self._is_newer(shard, self.mtime_ns):
-            self.publisher.folder.set_time(name, self.mtime_ns)
+            self.output.folder.set_time(name, self.mtime_ns)
 
     def _kept_changed(self, shard: int, data: bytes, said: ShardFact) -> Kept | None:
         """Return what is known of a shard of changed samples; what was left out of one is not known."""
         if said.made is None or said.made.skipped:
             return None
-        name = sidecar_name(self.publisher.pattern.shard(self._base + shard))
+        name = sidecar_name(self.output.pattern.shard(self._base + shard))
         try:
             table = read_sidecar(data, name, said.size).plain_table()
             sound = encode_table(table, said) == data  # nothing else finds a flipped bit in its facts
@@ -343,7 +346,7 @@ class Packing:
         """Publish a shard and its sidecar, and add it to the totals."""
         shard, samples = result.shard, self._working.pop(result.shard)
         number = self._base + shard
-        name = self.publisher.pattern.shard(number)
+        name = self.output.pattern.shard(number)
         known = self._sidecars.pop(shard, None)
         if known is not None and result.staged is None:
             tally, fact, data = self._known(shard, known, name)
@@ -355,9 +358,9 @@ class Packing:
             fact.name, tally.samples, fact.size, fact.crc, sidecar_name(fact.name), len(data), crc32c(data),
             tally.first_key, tally.last_key,
         )  # fmt: skip
-        if self.publisher.old is not None and self.publisher.done_from is not None:
-            self._check_done(self.publisher.old, number)
-            self.publisher.folder.discard_staged([name])
+        if isinstance(self.output.append, Done):
+            self._check_done(self.output.append, number)
+            self.output.folder.discard_staged([name])
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)
@@ -435,7 +438,7 @@ class Packing:
 
     @property
     def _first(self) -> str:
-        return output_text(self.publisher.pattern.shard(self.publisher.first))
+        return output_text(self.output.pattern.shard(self.output.first))
 
     def _planned(self, shard: int, consumed: int) -> int:
         """Return how many shards this run is to make, as far as it is known when a shard is written.
@@ -443,13 +446,13 @@ class Packing:
         Those of this round and of all before, and one more where samples planned for this shard found no room in it:
         so, of all shards that a killed run has left, one tells of more than there are.
         """
-        before = self._base - self.publisher.first
+        before = self._base - self.output.first
         return before + self._round.shards + (consumed < self._round.count(shard))
 
     def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
         """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""
         if consumed != accounted:
-            name = self.publisher.pattern.shard(self._base + shard)
+            name = self.output.pattern.shard(self._base + shard)
             raise Bug(
                 name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             )  # fmt: skip
@@ -483,8 +486,8 @@ class Packing:
     @cached_property
     def _taken(self) -> frozenset[bytes]:
         """Hashes of the keys of the dataset that is appended to."""
-        old = self.publisher.old
-        keys = Names.of(()) if old is None else existing_keys(self.publisher.folder, old.shards[: self.publisher.first])
+        old = self.output.old
+        keys = Names.of(()) if old is None else existing_keys(self.output.folder, old.shards[: self.output.first])
         return frozenset(blake2b(keys[at], digest_size=16).digest() for at in range(len(keys)))
 
     def _progress(self, shard: int, samples: int, size: int) -> None:
@@ -514,10 +517,10 @@ def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
     return fingerprint(plan.format, samples, work)
 
 
-def new_sizes(plan: Plan, publisher: Publisher, request: Request) -> list[int]:
+def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
-    existing, resume = publisher.existing, publisher.resumes
-    names = [publisher.pattern.shard(publisher.first + at) for at in range(plan.shards)]
+    existing, resume = output.existing, output.resumes
+    names = [output.pattern.shard(output.first + at) for at in range(plan.shards)]
     loose = request.options.on_error == "skip" or request.transform is not None
     return [
         int(size) for name, size in zip(names, plan.sizes, strict=True)

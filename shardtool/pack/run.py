@@ -51,21 +51,21 @@ def write_dataset(
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
-        from shardtool.pack.plans import plan_shards
+        from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import Written, check_content, removal_notes, result
         from shardtool.pack.rounds import Manner, Packing
 
-        targets, temporary, spooled = samples.targets, temporary_file(request, samples.targets), samples.binary
-        if spooled:  # workers read binary columns from a file beside the output
-            lock(targets, temporary, pool, stack)
-            samples = spool(samples, opened)
+        samples = check_output(request, samples)
+        targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []
+        if samples.binary:  # workers read binary columns from a file beside the output
+            publishers = lock(targets, temporary, pool, stack)
+            samples = spool(samples, opened, publishers[0])
         plans = plan_shards(request, samples, pool, notes)
-        if not spooled:
-            lock(targets, temporary, pool, stack)
+        publishers = publishers or lock(targets, temporary, pool, stack)
         placed = place(request, samples, plans, pool, notes)
         packed, manner = [], Manner(request, begun, samples.dots)
-        for target, plan in zip(targets, placed, strict=True):
-            packing = Packing(plan, target.publisher, manner, notes.observer)
+        for plan, publisher in zip(placed, publishers, strict=True):
+            packing = Packing(plan, publisher, manner, notes.observer)
             packing.pack(pool)
             notes.add(*map(str, packing.misread.values()))
             packed.append(packing)
@@ -74,7 +74,7 @@ def write_dataset(
             Written(target, one.publish_dataset(made(request, samples.listed, target.split)), one.kept, one.dropped)
             for target, one in zip(targets, packed, strict=True)
         ]
-        notes.add(*removal_notes(request, targets))
+        notes.add(*removal_notes(request, publishers))
         for target in targets:
             _export(request, target, pool, notes)
     return result(request, written, plans.changes, notes, time.time() - begun)
@@ -89,9 +89,10 @@ def plan_dataset(
         request = read_request(output, options, dry=True)
         _, samples = _open_and_list(request, source, pool, notes)
 
-        from shardtool.pack.plans import plan_shards
+        from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import dry_result
 
+        samples = check_output(request, samples)
         plans = plan_shards(request, samples, pool, notes)
     return dry_result(request, samples, plans, notes)
 
@@ -123,5 +124,6 @@ def _export(request: Request, target: Target, pool: LocalPool, notes: Notes) -> 
     if request.exports:
         from shardtool.verbs.export import Exporter
 
-        exporter = Exporter(target.folder, target.pattern.dataset_file, request.exports, notes.observer, notes.said)
-        exporter.write(target.folder, pool, overwrite=request.options.if_exists != "error")
+        folder, name = target.output.folder, target.pattern.dataset_file
+        exporter = Exporter(folder, name, request.exports, notes.observer, notes.said)
+        exporter.write(folder, pool, overwrite=request.options.if_exists != "error")

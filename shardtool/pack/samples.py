@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardtool.pack.notes import Notes
     from shardtool.pack.request import Request
     from shardtool.pack.targets import Target
+    from shardtool.publish.publisher import Publisher
     from shardtool.source.base import Listing, Source
     from shardtool.values import Dots
 
@@ -79,23 +80,24 @@ def list_samples(
     return replace(samples, listed=replace(samples.listed, entries=_with_safe_names(request, source, samples)))
 
 
-def spool(samples: Samples, source: Source) -> Samples:
+def spool(samples: Samples, source: Source, publisher: Publisher) -> Samples:
     """Write the payloads that lie in a table to a file beside the output, for the workers; `lock` has it removed."""
-    entries, publisher = samples.entries, samples.targets[0].publisher
+    entries = samples.entries
     size = int(entries.size[entries.kind == SPAN].sum())
-    path = publisher.spool(size, source.write_binary)
-    entries = replace(entries, files=(SpanFile(os.fsencode(path), size, -1),))
+    file = publisher.spool(size)
+    source.write_binary(file)
+    entries = replace(entries, files=(SpanFile(os.fsencode(file.path), size, -1),))
     return replace(samples, listed=replace(samples.listed, entries=entries))
 
 
 def _taken_keys(request: Request, listed: Listing, targets: Sequence[Target]) -> Names | None:
     """Return the keys of the datasets that are appended to; None: there are no such datasets."""
-    if not any(target.publisher.appends for target in targets):
+    if not any(target.output.appends for target in targets):
         return None
     from shardtool.names import Names
     from shardtool.publish.append import taken_keys
 
-    found = [taken_keys(target.publisher, made(request, listed, target.split)) for target in targets]
+    found = [taken_keys(target.output, made(request, listed, target.split)) for target in targets]
     return Names.parse(b"".join(names.span(0, len(names)) for names in found))
 
 

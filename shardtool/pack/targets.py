@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.pack.request import output_pattern
-from shardtool.publish.publisher import Publisher
+from shardtool.publish.destination import Destination, look
+from shardtool.publish.publisher import Publisher, clean
 from shardtool.storage.staging import open_folder
 from shardtool.values import to_bytes
 
@@ -29,20 +30,16 @@ class Target:
 
     Attributes:
         split: The split's name; empty without splits.
-        pattern: Its names.
-        folder: Where it goes.
-        publisher: Makes its files visible.
+        output: Where it goes, and what was there when the run looked.
     """
 
     split: str
-    pattern: ShardPattern
-    folder: Folder
-    publisher: Publisher
+    output: Destination
 
     @property
-    def dataset_file(self) -> str:
-        """The path of its dataset file."""
-        return self.folder.full_path(self.pattern.dataset_file)
+    def pattern(self) -> ShardPattern:
+        """The names of its shards."""
+        return self.output.pattern
 
 
 def open_targets(request: Request, splits: Sequence[str] | None = None) -> tuple[Target, ...]:
@@ -63,15 +60,13 @@ def open_targets(request: Request, splits: Sequence[str] | None = None) -> tuple
         splits = [name for name, _ in request.dividing.shares] if request.dividing else [""]
     patterns = [output_pattern(request.names, split) for split in splits]
     _check_apart(request, splits, patterns)
-    folders = [open_folder(pattern.folder) for pattern in patterns]
-    targets = tuple(
-        Target(split, pattern, folder, Publisher(folder, pattern, request.options.if_exists))
-        for split, pattern, folder in zip(splits, patterns, folders, strict=True)
-    )
-    for target in targets:
-        if not request.dry or target.publisher.appends or target.publisher.resumes:
-            target.publisher.check()
-    return targets
+    targets = []
+    for split, pattern in zip(splits, patterns, strict=True):
+        output = Destination(open_folder(pattern.folder), pattern, request.options.if_exists)
+        if not request.dry or output.appends or output.resumes:
+            output = look(output)
+        targets.append(Target(split, output))
+    return tuple(targets)
 
 
 def _check_apart(request: Request, splits: Sequence[str], patterns: Sequence[ShardPattern]) -> None:
@@ -93,7 +88,7 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
     """
     folders = {os.path.dirname(file.path) for file in entries.files}
     for target in targets:
-        there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.publisher.old
+        there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.output.old
         beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
         stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
         for file in entries.files:
@@ -106,28 +101,38 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
                 )  # fmt: skip
 
 
-def lock(targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: LocalPool, stack: ExitStack) -> None:
-    """Make the folders, take the locks, and remove what a killed run has left.
+def lock(
+    targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: LocalPool, stack: ExitStack
+) -> list[Publisher]:
+    """Make the folders, take the locks, look again, and remove what a killed run has left.
 
     Args:
         targets: Where the run writes.
         temporary: The folder and the name of its temporary file; None: it makes none.
         pool: Its workers, which are stopped before anything is removed.
         stack: At its end, what is staged is removed and the locks are given back.
+
+    Returns:
+        What publishes each dataset.
+
+    Raises:
+        OutputExists: Another run is writing it, or has changed it.
     """
     for target in targets:
-        target.folder.ready()
-        stack.enter_context(target.folder.lock(target.pattern.base))
+        target.output.folder.ready()
+        stack.enter_context(target.output.folder.lock(target.pattern.base))
     stack.callback(_discard, targets, temporary)
-    stack.callback(pool.close)
-    for target in targets:
-        target.publisher.check()
+    publishers = [Publisher(look(target.output)) for target in targets]
+    for publisher in publishers:
+        stack.callback(publisher.abandon)
+    stack.callback(pool.close)  # the first thing that is done: then nobody stages any more
     _discard(targets, temporary)
+    return publishers
 
 
 def _discard(targets: Sequence[Target], temporary: tuple[Folder, str] | None) -> None:
     for target in targets:
-        target.publisher.clean()
+        clean(target.output)
     if temporary is not None:
         folder, name = temporary
         folder.discard_staged([name])

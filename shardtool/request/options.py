@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.execute.local import StartMethod
-from shardtool.publish.publisher import IfExists
+from shardtool.publish.destination import IfExists
 from shardtool.request.command_line import option
 from shardtool.request.ranges import check_ranges
 from shardtool.source.folder.scan import Symlinks
