@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.plan.plan import Bounds, make_plan, shuffled
 from shardtool.storage.staging import open_folder
-from shardtool.write.task import ShardTask, Work
+from shardtool.write.task import ShardTask, Work, Write
 from shardtool.write.transformed import measure_samples
 
 if TYPE_CHECKING:
@@ -78,4 +78,4 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64], at: NDArray[np.int64])
 def _tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = Work(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        yield ShardTask(shard, "", plan.format, open_folder(""), plan.samples(shard), "skip", 0, None, work)
+        yield ShardTask(shard, "", plan.format, open_folder(""), plan.samples(shard), "skip", 0, Write(), work)

@@ -68,7 +68,7 @@ def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, n
     temporary = temporary_file(request, samples.targets)
     if not isinstance(options, ReshardOptions) or temporary is None:
         return plans
-    from shardtool.pack.rounds import new_sizes
+    from shardtool.pack.keep import new_sizes
     from shardtool.pack.shuffle import choose_method, scatter
 
     both = zip(plans, samples.targets, strict=True)

@@ -51,9 +51,10 @@ def write_dataset(
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
+        from shardtool.pack.manner import Manner
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import Written, check_content, removal_notes, result
-        from shardtool.pack.rounds import Manner, Packing
+        from shardtool.pack.rounds import Packing
 
         samples = check_output(request, samples)
         targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []

@@ -40,8 +40,9 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.execute.local import LocalPool
 from shardtool.names import Names
+from shardtool.pack.manner import Manner
 from shardtool.pack.request import read_request
-from shardtool.pack.rounds import Manner, Packing
+from shardtool.pack.rounds import Packing
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.plan import Bounds, make_plan
 from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
