@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from shardtool.pack.notes import Notes
     from shardtool.pack.plans import Plans
     from shardtool.pack.request import Request
-    from shardtool.pack.rounds import Packing
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
+    from shardtool.pack.totals import Packed
     from shardtool.publish.publisher import Publisher
     from shardtool.request.results import Changes
     from shardtool.source.base import Listing
@@ -58,7 +58,7 @@ class Written:
         )
 
 
-def check_content(listed: Listing, packed: Sequence[Packing]) -> None:
+def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
     """See, before a dataset file is published, that all content is that of the source, if its digest is known.
 
     Raises:

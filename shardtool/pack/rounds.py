@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
+from shardtool.dataset.dataset_file import ShardEntry
 from shardtool.dataset.sidecar import (
     MadeFact,
     ShardFact,
@@ -30,21 +30,21 @@ from shardtool.dataset.sidecar import (
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
-from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes
+from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
-from shardtool.publish.append import existing_keys, joined
+from shardtool.publish.append import existing_keys
 from shardtool.publish.appended import Done
-from shardtool.publish.skipped_file import encode_skipped
 from shardtool.table.arrow import number_array
 from shardtool.values import counted, output_text, to_bytes, to_text
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
@@ -66,11 +66,6 @@ class Packing:
         publisher: Where it goes.
         manner: How.
         observer: Is told of progress.
-
-    Attributes:
-        kept: How many shards an earlier run had finished.
-        dropped: How many samples the user's function dropped.
-        misread: What readers would get wrong about the keys that it made, by code.
     """
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
@@ -90,8 +85,8 @@ class Packing:
         self._reported: dict[int, tuple[int, int]] = {}
 
     @memory_for("packing the shards")
-    def pack(self, pool: LocalPool) -> None:
-        """Have every shard written, and publish each as it is done."""
+    def pack(self, pool: LocalPool) -> Packed:
+        """Have every shard written, and publish each as it is done; return what they hold."""
         plan = self.plan
         self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
@@ -118,58 +113,18 @@ class Packing:
             )  # fmt: skip
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
-
-    @memory_for("the dataset file")
-    def publish_dataset(self, made: Mapping[str, object]) -> DatasetFile:
-        """Publish what was skipped and the dataset file; return what it says.
-
-        Args:
-            made: How the dataset was made, or what was appended: goes into the dataset file as it is.
-        """
-        if isinstance(self.output.append, Done):
-            self._check_done(self.output.append, self.output.first + len(self.entries))
-            return self.output.append.old
-        plan, pattern = self.plan, self.output.pattern
-        self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
-        skipped = self.publisher.all_skipped(self.skipped)
-        shards = range(self.output.first, self.output.first + len(self.entries))
-        dataset = DatasetFile(
-            name=output_text(pattern.base),
-            pattern=output_text(pattern.text),
-            format=pattern.format,
-            shards=tuple(self.entries[shard] for shard in shards),
-            fields={name: self.fields[name] for name in sorted(self.fields, key=to_bytes)},
-            field_bytes=self.field_bytes,
-            skipped=len(skipped),
-            schema=self.schema,
-            classes=plan.entries.classes,
-            features=self._features() if plan.format == "tfrecord" else {},
-            made=made,
-            fingerprint=show_fingerprint(self.digest),
-            skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
-            numbers=self._numbers() if plan.format == "tar" else {},
+        return Packed(
+            plan,
+            tuple(self.entries[shard] for shard in sorted(self.entries)),
+            dict(self.fields),
+            self.field_bytes,
+            self.schema,
+            self.digest,
+            tuple(sorted(self.skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))),
+            self.kept,
+            self.dropped,
+            tuple(self.misread.values()),
         )
-        if self.output.old is not None:
-            dataset = joined(self.output.old, dataset)
-        self.publisher.finish([pattern.shard(shard) for shard in shards], dataset.encode(), skipped)
-        return dataset
-
-    def _check_done(self, done: Done, number: int) -> None:
-        """See that a shard is the one that the dataset has; or, after the last, that it has no more."""
-        if [*done.old.shards[number : number + 1]] != [*filter(None, [self.entries.get(number)])]:
-            raise InvalidRequest(
-                self.output.pattern.text, "the dataset has these samples already, with other content",
-                remedy="Give the new samples other keys, and leave --resume out.",
-            )  # fmt: skip
-
-    def _features(self) -> dict[str, str]:
-        samples = sum(shard.samples for shard in self.entries.values())
-        entries = self.plan.entries
-        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
-
-    def _numbers(self) -> dict[str, str]:
-        numbers = self.plan.entries.numbers
-        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
     def _tasks(self) -> Iterator[ShardTask]:
         plan, manner = self._round, self.manner
@@ -238,7 +193,7 @@ class Packing:
             tally.first_key, tally.last_key,
         )  # fmt: skip
         if isinstance(self.output.append, Done):
-            self._check_done(self.output.append, number)
+            check_same(self.output.append, number, self.entries[number], self.output)
             self.output.folder.discard_staged([name])
             self.kept += 1
         else:

@@ -55,6 +55,7 @@ def write_dataset(
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import Written, check_content, removal_notes, result
         from shardtool.pack.rounds import Packing
+        from shardtool.pack.totals import publish_dataset
 
         samples = check_output(request, samples)
         targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []
@@ -66,15 +67,13 @@ def write_dataset(
         placed = place(request, samples, plans, pool, notes)
         packed, manner = [], Manner(request, begun, samples.dots)
         for plan, publisher in zip(placed, publishers, strict=True):
-            packing = Packing(plan, publisher, manner, notes.observer)
-            packing.pack(pool)
-            notes.add(*map(str, packing.misread.values()))
-            packed.append(packing)
+            packed.append(Packing(plan, publisher, manner, notes.observer).pack(pool))
+            notes.add(*map(str, packed[-1].misread))
         check_content(samples.listed, packed)
-        written = [
-            Written(target, one.publish_dataset(made(request, samples.listed, target.split)), one.kept, one.dropped)
-            for target, one in zip(targets, packed, strict=True)
-        ]
+        written = []
+        for target, one, publisher in zip(targets, packed, publishers, strict=True):
+            dataset = publish_dataset(one, publisher, made(request, samples.listed, target.split))
+            written.append(Written(target, dataset, one.kept, one.dropped))
         notes.add(*removal_notes(request, publishers))
         for target in targets:
             _export(request, target, pool, notes)

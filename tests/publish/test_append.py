@@ -43,6 +43,7 @@ from shardtool.names import Names
 from shardtool.pack.manner import Manner
 from shardtool.pack.request import read_request
 from shardtool.pack.rounds import Packing
+from shardtool.pack.totals import publish_dataset
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.plan import Bounds, make_plan
 from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
@@ -123,8 +124,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
             clean(output_now)
             try:
                 packing = Packing(plan, publisher, Manner(read_request(output, options, dry=False), begun), observer)
-                packing.pack(pool)
-                packing.publish_dataset(made)
+                publish_dataset(packing.pack(pool), publisher, made)
             finally:
                 pool.close()
                 clean(output_now)
