@@ -9,27 +9,28 @@ looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from shardtool.dataset.sidecar import ShardFact, encode_table
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
-from shardtool.pack.manner import shard_fingerprint
 from shardtool.pattern import sidecar_name
+from shardtool.plan.plan import fingerprint
 from shardtool.storage.staging import identity
 from shardtool.values import SPAN, output_text
 from shardtool.write.task import Compare, Keep, Write
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
-    from shardtool.pack.manner import Manner
-    from shardtool.pack.request import Request
+    from shardtool.pack.request import Manner, Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.values import ShardSamples
+    from shardtool.values import Dots, Oversize, ShardSamples
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
@@ -146,6 +147,34 @@ def _is_sound(said: _Said, name: str) -> bool:
         return encode_table(table, said.fact) == said.sidecar  # nothing else finds a flipped bit in its facts
     except ShardError:
         return False
+
+
+def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
+    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
+) -> str:
+    """Return what tells a planned shard from any other: what goes into it, and what is done to that.
+
+    Args:
+        plan: The plan.
+        shard: Its number there.
+        samples: Its samples.
+        work: What tells the transform from any other; empty for none.
+        oversize: What becomes of a sample that turns out to fit in no shard.
+        dots: Where keys end in the names of a tar's members.
+    """
+    if work:
+        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
+        if (columns := plan.columns(shard)) is not None:
+            work += " " + _table_hash(columns)
+    return fingerprint(plan.format, samples, work)
+
+
+def _table_hash(table: Any) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
 
 
 def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.execute.local import LocalPool
-    from shardtool.pack.notes import Notes
     from shardtool.pack.plans import Plans
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
     from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Notes
     from shardtool.source.base import Listing
     from shardtool.storage.staging import Folder
 

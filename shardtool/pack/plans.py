@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
-    from shardtool.pack.notes import Notes
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
     from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Notes
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shardtool import __version__
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardtool.interop.exports import Export
-    from shardtool.request.options import CreateOptions
+    from shardtool.request.options import CreateOptions, OutputOptions
     from shardtool.select.splits import SplitOptions
     from shardtool.source.base import Listing
     from shardtool.transform.steps import Transform
+    from shardtool.values import Dots
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Verb = Literal["create", "reshard"]
@@ -64,6 +65,33 @@ class Request:
         """The dataset file's path; with `{split}` in it if there are splits."""
         pattern = output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_MARK, _SPLIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How plans are carried out.
+
+    Attributes:
+        request: What was asked for.
+        begun: When the run began, before the source was listed: seconds since 1970.
+        dots: The dot at which keys end in the names of a tar's members.
+        keys: Hashes of the keys that the user's function made, over all splits.
+    """
+
+    request: Request
+    begun: float
+    dots: Dots = "first"
+    keys: set[bytes] = field(default_factory=set)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to each sample; None: nothing."""
+        return self.request.transform
+
+    @property
+    def options(self) -> OutputOptions:
+        """The options of the run."""
+        return self.request.options
 
 
 def read_request(output: Names, options: CreateOptions | ReshardOptions, *, dry: bool) -> Request:

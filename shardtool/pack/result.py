@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.pack.notes import Notes
     from shardtool.pack.plans import Plans
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
     from shardtool.pack.totals import Packed
     from shardtool.publish.publisher import Publisher
+    from shardtool.request.observer import Notes
     from shardtool.request.results import Changes
     from shardtool.source.base import Listing
 

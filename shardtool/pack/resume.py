@@ -18,7 +18,7 @@ from shardtool.dataset.sidecar import read_facts
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import CorruptShard, OutputExists
 from shardtool.fingerprint import crc32c
-from shardtool.pack.manner import shard_fingerprint
+from shardtool.pack.keep import shard_fingerprint
 from shardtool.pattern import sidecar_name
 from shardtool.request.command_line import option
 from shardtool.request.results import Changes

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
-    from shardtool.pack.manner import Manner
+    from shardtool.pack.request import Manner
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer

@@ -15,12 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool.execute.local import LocalPool, cores
-from shardtool.pack.notes import Notes
 from shardtool.pack.place import check_memory, check_method, place, temporary_file
-from shardtool.pack.request import made, output_pattern, read_request
+from shardtool.pack.request import Manner, made, output_pattern, read_request
 from shardtool.pack.samples import list_samples, spool
 from shardtool.pack.targets import lock, open_targets
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def write_dataset(
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
-        from shardtool.pack.manner import Manner
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import Written, check_content, removal_notes, result
         from shardtool.pack.rounds import Packing

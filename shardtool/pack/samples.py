@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.names import Names
-    from shardtool.pack.notes import Notes
     from shardtool.pack.request import Request
     from shardtool.pack.targets import Target
     from shardtool.publish.publisher import Publisher
+    from shardtool.request.observer import Notes
     from shardtool.source.base import Listing, Source
     from shardtool.values import Dots
 

@@ -40,8 +40,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.execute.local import LocalPool
 from shardtool.names import Names
-from shardtool.pack.manner import Manner
-from shardtool.pack.request import read_request
+from shardtool.pack.request import Manner, read_request
 from shardtool.pack.rounds import Packing
 from shardtool.pack.totals import publish_dataset
 from shardtool.pattern import parse_pattern, sidecar_name
