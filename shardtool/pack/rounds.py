@@ -65,7 +65,7 @@ class Packing:
         plan: What to do.
         publisher: Where it goes.
         manner: How.
-        observer: Is told of progress.
+        observer: Gets the progress.
     """
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
@@ -210,7 +210,7 @@ class Packing:
         self.observer.log(f"{name}: {state}, {tally.samples:,} samples, {fact.size:,} bytes")
 
     def _index(self, result: ShardResult, planned: Planned) -> tuple[Tally, ShardFact, bytes]:
-        """Return what is to be told of a shard that was packed as planned, and its sidecar."""
+        """Return the facts of a shard that was packed as planned, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         left_out = tuple(place for place, _ in result.skipped)
         columns = plan.columns(shard)
@@ -226,7 +226,7 @@ class Packing:
         return tally, fact, data
 
     def _index_made(self, result: ShardResult, made: Made, planned: Planned) -> tuple[Tally, ShardFact, bytes]:
-        """Return what is to be told of a shard of changed samples, and its sidecar."""
+        """Return the facts of a shard of changed samples, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         sources = np.frombuffer(made.sources, np.int64)
         columns = plan.columns(shard)
@@ -250,7 +250,7 @@ class Packing:
         return index.tally(), fact, data
 
     def _known(self, shard: int, data: bytes, name: str) -> tuple[Tally, ShardFact, bytes]:
-        """Return what a sound sidecar tells of a shard of changed samples that stays as it is."""
+        """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         index = sidecar_name(name)
         fact = read_facts(data, index)
         table = read_sidecar(data, index, fact.size).plain_table()  # as it was read when it was found to be sound

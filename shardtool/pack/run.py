@@ -43,7 +43,7 @@ def write_dataset(
         source: A folder, a manifest, or datasets.
         output: A shard pattern, or the shards' names; with `{split}` in it for splits.
         options: What was asked for.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets the progress, and what the user should know.
     """
     begun, notes = time.time(), Notes(observer or Observer())
     with start_pool(options) as pool, ExitStack() as stack:

@@ -32,7 +32,8 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         from shardtool.source.shards.source import ShardSource
 
         return ShardSource(source, options, outputs[0].format)
-    options.check_for(manifest=(is_manifest := _is_manifest(source)))
+    is_manifest = _is_manifest(source)
+    options.check_for(manifest=is_manifest)
     if is_manifest:
         from shardtool.source.manifest.source import ManifestSource
 

@@ -29,7 +29,7 @@ def reshard(
         datasets: A dataset, or a list of them: each a dataset file, a pattern, a glob, a folder, or a list of shards.
         output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
         options: See `ReshardOptions`.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets the progress, and what the user should know.
 
     Raises:
         InvalidRequest: The request makes no sense; nothing was written.
