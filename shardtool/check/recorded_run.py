@@ -18,8 +18,7 @@ from shardtool.request.choices import fits, kinds
 from shardtool.request.command_line import option
 from shardtool.request.options import OF_SOURCE, CreateOptions, pairs
 from shardtool.request.reshard_options import ReshardOptions
-from shardtool.source.base import open_source
-from shardtool.verbs.reshard import ShardSource
+from shardtool.source.open import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,8 +165,7 @@ def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> S
                 found = f"a {type(one).__name__}"
                 raise InvalidRequest("--source", found, expected="what it was made from: datasets")
             find_dataset(one)  # before shards are read, where there is none
-        return ShardSource(givens, replace(run.options, on_error="skip"), outputs)
-    if several:
+    elif several:
         found = f"{len(source)} sources"
         raise InvalidRequest("--source", found, expected="one: only `reshard` takes several")
     return open_source(source, replace(run.options, on_error="skip"), outputs)

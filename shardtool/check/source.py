@@ -120,12 +120,13 @@ class Comparison:
 
     def _entries(self, pool: LocalPool) -> Entries:
         """Return the samples of the source that belong into the dataset."""
-        entries = self.source.entries(pool, self.observer)
+        listed = self.source.choose(self.source.list_samples(pool, self.observer), None)
+        entries = listed.entries
         file, dividing = self.subject.file, self.made.options.of_split()
         if dividing is not None and file is not None:
             from shardtool.select.splits import divide
 
-            values = self.source.column(dividing.reads[1]) if dividing.reads else None
+            values = self.source.column(listed, dividing.reads[1]) if dividing.reads else None
             splits = divide(entries.keys, dividing, values)
             name = file.made.get("split")
             if name not in splits.names:

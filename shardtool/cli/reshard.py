@@ -147,6 +147,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard more.json 'out-{000000..}.tar' --append
     """
     from shardtool.cli.results_text import carry_out
+    from shardtool.request.reshard_options import ReshardOptions
     from shardtool.verbs.reshard import reshard as run
     from shardtool.verbs.reshard import reshard_dry_run
 

@@ -14,45 +14,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.interop.export import Export
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.destination import Destination
 
 _READERS = {"huggingface": "Hugging Face datasets"}
 
 
-def name_notes(outputs: Sequence[tuple[Publisher, int]]) -> Iterator[str]:
+def name_notes(outputs: Sequence[tuple[Destination, int]]) -> Iterator[str]:
     """Yield what readers make of names of shards that they cannot open, each reader once.
 
     Args:
-        outputs: What publishes each dataset, and how many shards it gets.
+        outputs: Where each dataset goes, and how many shards it gets.
     """
     told = set()
-    for publisher, _ in outputs:
-        name = output_text(publisher.pattern.shard(0))
+    for output, _ in outputs:
+        name = output_text(output.pattern.shard(0))
         for reader, why in unopenable(name).items():
-            if publisher.pattern.format == "tar" and reader not in told:
+            if output.pattern.format == "tar" and reader not in told:
                 told.add(reader)
                 yield f"{_READERS.get(reader, reader)} cannot open shards called such as '{name}': it {why}"
 
 
-def folder_notes(outputs: Sequence[tuple[Publisher, int]], exports: Mapping[str, Export]) -> Iterator[str]:
+def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> Iterator[str]:
     """Yield what `load_dataset` makes of each folder that is written to, where it does not take the shards.
 
     Args:
         outputs: As above.
         exports: The indexes of other tools that are written, too.
     """
-    folders: dict[str, list[tuple[Publisher, int]]] = {}
-    for publisher, shards in outputs:
-        folders.setdefault(publisher.folder.path, []).append((publisher, shards))
+    folders: dict[str, list[tuple[Destination, int]]] = {}
+    for output, shards in outputs:
+        folders.setdefault(output.folder.path, []).append((output, shards))
     if any(export.readme for export in exports.values()):
         return
     told = set()
     for group in folders.values():
-        publisher = group[0][0]
-        if publisher.pattern.format != "tar":
-            wrong = f"reads no TFRecord, and takes {publisher.pattern.dataset_file} for the data"
+        output = group[0][0]
+        if output.pattern.format != "tar":
+            wrong = f"reads no TFRecord, and takes {output.pattern.dataset_file} for the data"
             note = f"Hugging Face load_dataset(folder) {wrong}: tar shards are what it reads"
-        elif has_own_readme(publisher.folder) or not (wrong := misreading(_names(group, exports))):
+        elif has_own_readme(output.folder) or not (wrong := misreading(_names(group, exports))):
             continue
         else:
             note = f"Hugging Face load_dataset(folder) {wrong}: {CURE}"
@@ -61,13 +61,13 @@ def folder_notes(outputs: Sequence[tuple[Publisher, int]], exports: Mapping[str,
             yield note
 
 
-def _names(group: Sequence[tuple[Publisher, int]], exports: Mapping[str, Export]) -> set[str]:
+def _names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> set[str]:
     """Return the names of all files that a folder will have."""
     names: set[str] = set()
-    for publisher, shards in group:
-        pattern = publisher.pattern
-        names |= {name for name in publisher.folder.names() if not pattern.owns(name)}
-        written = [pattern.shard(number) for number in range(publisher.first + shards)]
+    for output, shards in group:
+        pattern = output.pattern
+        names |= {name for name in output.folder.names() if not pattern.owns(name)}
+        written = [pattern.shard(number) for number in range(output.first + shards)]
         indexes = (export for export in exports.values() if export.encode is not None)
         names |= {index_name(name, export) for export in indexes for name in written}
         names |= {*written, pattern.dataset_file}

@@ -16,7 +16,7 @@ from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.plan.shuffle import shuffled
 from shardtool.storage.staging import open_folder
-from shardtool.write.task import ShardTask, Work
+from shardtool.write.task import ShardTask, Work, Write
 from shardtool.write.transformed import measure_samples
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64], at: NDArray[np.int64])
 def _tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = Work(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        yield ShardTask(shard, "", plan.format, open_folder(""), shard_samples(plan, shard), "skip", 0, None, work)
+        yield ShardTask(shard, "", plan.format, open_folder(""), shard_samples(plan, shard), "skip", 0, Write(), work)

@@ -17,21 +17,25 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists
 from shardtool.fingerprint import crc32c
+from shardtool.pack.keep import shard_fingerprint
 from shardtool.pattern import sidecar_name
+from shardtool.plan.shard_samples import shard_samples
 from shardtool.request.command_line import option
 from shardtool.request.results import Changes
 from shardtool.table.keys import hashes
 from shardtool.values import counted, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.pack.request import Request
     from shardtool.plan.plan import Plan
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.destination import Destination
+    from shardtool.values import Dots
 
 _REMEDY = "Nothing was touched. If the source is complete and this is what you want, add --overwrite."
 
@@ -41,18 +45,31 @@ class Resumed:
     """A dataset that a run goes on with, or one of its splits.
 
     Attributes:
-        publisher: Which has looked at what is there.
+        output: Where it is, and what is there.
         plan: What is to be there.
-        made: How, as the dataset file is to tell.
-        fingerprint: Returns the plan fingerprint of a shard.
-        renamed: Whether keys are made on the way, so that the plan does not have those of the shards.
+        made: How, as the dataset file is to say.
+        request: The run.
+        dots: The dot at which keys end in the names of a tar's members.
     """
 
-    publisher: Publisher
+    output: Destination
     plan: Plan
     made: Mapping[str, Any]
-    fingerprint: Callable[[int], str]
-    renamed: bool
+    request: Request
+    dots: Dots
+
+    @property
+    def renamed(self) -> bool:
+        """Whether keys are made on the way, so that the plan does not have those of the shards."""
+        return self.request.transform is not None and bool(self.request.transform.function)
+
+    def fingerprint(self, shard: int) -> str:
+        """Return the plan fingerprint of a shard."""
+        request = self.request
+        return shard_fingerprint(
+            self.plan, shard, shard_samples(self.plan, shard),
+            work=request.identity, oversize=request.options.oversize, dots=self.dots,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +91,7 @@ class _Earlier:
 
 def find_changes(resumed: Sequence[Resumed]) -> Changes | None:
     """Return which samples a run would add and remove; None where no earlier one has left anything."""
-    before = [(one, shard) for one in resumed for shard in _earlier_shards(one.publisher)]
+    before = [(one, shard) for one in resumed for shard in _earlier_shards(one.output)]
     if not before:
         return None
     total, removed = _removed(before, resumed)
@@ -97,7 +114,7 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         most: The share of samples that may go without being asked for.
     """
     for one in resumed:
-        file = _dataset_file(one.publisher)
+        file = _dataset_file(one.output)
         if file is not None and (differing := _differing(file.made, one.made)):
             found = f"made with other options: {differing}"
             return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
@@ -111,30 +128,30 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
 
 
 def _refused(one: Resumed, found: str, expected: str, changes: Changes) -> OutputExists:
-    where = one.publisher.folder.full_path(one.publisher.pattern.dataset_file)
+    where = one.output.folder.full_path(one.output.pattern.dataset_file)
     return OutputExists(where, found, expected=expected, remedy=f"--resume {changes}. {_REMEDY}")
 
 
-def _dataset_file(publisher: Publisher) -> DatasetFile | None:
-    name = publisher.pattern.dataset_file
-    if name not in publisher.existing:
+def _dataset_file(output: Destination) -> DatasetFile | None:
+    name = output.pattern.dataset_file
+    if name not in output.existing:
         return None
     try:
-        return read_dataset(publisher.folder.read(name), name)
+        return read_dataset(output.folder.read(name), name)
     except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars tell
         return None
 
 
-def _earlier_shards(publisher: Publisher) -> Iterator[_Earlier]:
+def _earlier_shards(output: Destination) -> Iterator[_Earlier]:
     """Yield the shards of the dataset that is there, or those that a run without an end has finished."""
-    file = _dataset_file(publisher)
+    file = _dataset_file(output)
     if file is not None:
         for one in file.shards:
             yield _Earlier(os.fsdecode(to_bytes(one.name)), one.size, one.samples, one.sidecar_crc)
         return
-    for name in sorted(publisher.existing):
-        if name.endswith(publisher.pattern.format) and sidecar_name(name) in publisher.existing:
-            yield _Earlier(name, publisher.existing[name].size, None, None)
+    for name in sorted(output.existing):
+        if name.endswith(output.pattern.format) and sidecar_name(name) in output.existing:
+            yield _Earlier(name, output.existing[name].size, None, None)
 
 
 def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resumed]) -> tuple[int, int]:
@@ -146,9 +163,9 @@ def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resum
     total = removed = 0
     for one, earlier in before:
         if one.renamed:
-            total += _consumed(one.publisher, earlier)
+            total += _consumed(one.output, earlier)
             continue
-        keys = _keys_of(one.publisher, earlier)
+        keys = _keys_of(one.output, earlier)
         total += (earlier.samples or 0) if keys is None else len(keys)
         if keys is not None and len(keys):
             at = np.minimum(np.searchsorted(planned, keys), len(planned) - 1)
@@ -162,31 +179,31 @@ def _planned(plan: Plan) -> NDArray[np.uint64]:
     return keys if plan.order is None else keys[plan.order]
 
 
-def _keys_of(publisher: Publisher, earlier: _Earlier) -> NDArray[np.uint64] | None:
+def _keys_of(output: Destination, earlier: _Earlier) -> NDArray[np.uint64] | None:
     """Return hashes of the keys of a shard, as its sidecar tells; None where it does not."""
     name = sidecar_name(earlier.shard)
     try:
-        data = _sidecar(publisher, earlier)
+        data = _sidecar(output, earlier)
         keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
     except (OSError, CorruptShard):
         return None
     return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
 
 
-def _sidecar(publisher: Publisher, earlier: _Earlier) -> bytes:
+def _sidecar(output: Destination, earlier: _Earlier) -> bytes:
     """Return a shard's sidecar, if it is the one that the dataset file lists."""
     name = sidecar_name(earlier.shard)
-    data = publisher.folder.read(name)
+    data = output.folder.read(name)
     if earlier.sidecar_crc not in (None, crc32c(data)):
         raise CorruptShard(name, "its checksum is not the one in the dataset file")
     return data
 
 
-def _consumed(publisher: Publisher, earlier: _Earlier) -> int:
+def _consumed(output: Destination, earlier: _Earlier) -> int:
     """Return how many samples of the source went into a shard; 0 where its sidecar does not tell."""
     name = sidecar_name(earlier.shard)
     try:
-        made = read_facts(_sidecar(publisher, earlier), name).made
+        made = read_facts(_sidecar(output, earlier), name).made
     except (OSError, CorruptShard):
         return 0
     return 0 if made is None else made.consumed
@@ -194,23 +211,23 @@ def _consumed(publisher: Publisher, earlier: _Earlier) -> int:
 
 def _shards(one: Resumed) -> tuple[int, int, int]:
     """Return how many shards are there as planned, are to be written, and are to be removed."""
-    publisher, plan = one.publisher, one.plan
-    names = [publisher.pattern.shard(number) for number in range(plan.shards)]
+    output, plan = one.output, one.plan
+    names = [output.pattern.shard(number) for number in range(plan.shards)]
     kept = sum(_is_as_planned(one, number, name) for number, name in enumerate(names))
-    there = {name for name in publisher.existing if name.endswith(publisher.pattern.format)}
+    there = {name for name in output.existing if name.endswith(output.pattern.format)}
     return kept, plan.shards - kept, len(there.difference(names))
 
 
 def _is_as_planned(one: Resumed, number: int, name: str) -> bool:
     """Tell whether a shard is there that was planned just like this; its content may have changed since."""
-    publisher, index = one.publisher, sidecar_name(name)
-    if name not in publisher.existing or index not in publisher.existing:
+    output, index = one.output, sidecar_name(name)
+    if name not in output.existing or index not in output.existing:
         return False
     try:
-        said = read_facts(publisher.folder.read(index), index)
+        said = read_facts(output.folder.read(index), index)
     except (OSError, CorruptShard):
         return False
-    return said.size == publisher.existing[name].size and said.plan == one.fingerprint(number)
+    return said.size == output.existing[name].size and said.plan == one.fingerprint(number)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -6,78 +6,43 @@ What every verb that writes shares. Everything here runs in the parent process; 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
+from shardtool.dataset.dataset_file import ShardEntry
 from shardtool.dataset.sidecar import MadeFact, ShardFact, Tally, tally_of, types_of
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import Written, encode, encode_table, index_of, string_lists
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
-from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
+from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
+from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes
+from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
-from shardtool.plan.shard_samples import fingerprint, shard_samples
-from shardtool.publish.append import existing_keys, joined
-from shardtool.publish.skipped_file import encode_skipped
-from shardtool.storage.reading import identity
-from shardtool.values import SPAN, counted, output_text, to_bytes, to_text
+from shardtool.plan.shard_samples import shard_samples
+from shardtool.publish.append import existing_keys
+from shardtool.publish.appended import Done
+from shardtool.values import counted, output_text, to_bytes, to_text
 from shardtool.write.shard import pack_shard
-from shardtool.write.task import Kept, Made, ShardResult, ShardTask, Work
+from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
+    from shardtool.pack.request import Manner
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
-    from shardtool.request.options import Trust
-    from shardtool.storage.staging import FileFact
-    from shardtool.transform.steps import Transform
-    from shardtool.values import Dots, OnError, Oversize, ShardSamples, Skipped
-
-_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
-_SECOND_NS = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How a plan is carried out.
-
-    Attributes:
-        on_error: Whether a sample that cannot be read ends the run, or is left out.
-        begun: When the run began, before the source was listed: seconds since 1970.
-        oversize: What becomes of a sample that turns out to fit in no shard.
-        transform: What is done to each sample; None: nothing.
-        identity: What tells the transform from any other; empty for none.
-        equal_count: Whether shards must hold equally many samples, give or take one.
-        multiple_of: What the number of shards must be a multiple of.
-        trust: What tells that a finished shard is right: see `OutputOptions`.
-        dots: Where keys end in the names of a tar's members.
-        keys: Hashes of the keys that the user's function made, over all splits.
-    """
-
-    on_error: OnError
-    begun: float
-    oversize: Oversize = "error"
-    transform: Transform | None = None
-    identity: str = ""
-    equal_count: bool = False
-    multiple_of: int = 1
-    trust: Trust = "time"
-    dots: Dots = "first"
-    keys: set[bytes] = field(default_factory=set)
+    from shardtool.values import Skipped
 
 
 class Packing:
@@ -90,36 +55,30 @@ class Packing:
         plan: What to do.
         publisher: Where it goes.
         manner: How.
-        observer: Is told of progress.
-
-    Attributes:
-        kept: How many shards an earlier run had finished.
-        dropped: How many samples the user's function dropped.
-        misread: What readers would get wrong about the keys that it made, by code.
+        observer: Gets the progress.
     """
 
     def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
         self.plan, self.publisher, self.manner, self.observer = plan, publisher, manner, observer
-        self.stamp = _stamp(plan.entries)
-        self.mtime_ns = (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + self.stamp  # see `_trusted`
+        self.output = publisher.destination
+        self.mtime_ns = mtime_of(plan.entries, manner)
         self.entries: dict[int, ShardEntry] = {}
         self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
-        self._round, self._base = plan, publisher.first  # the plan of this round, and the number of its first shard
+        self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
-        self._working: dict[int, ShardSamples] = {}
-        self._sidecars: dict[int, bytes] = {}  # of shards that are to be kept, where samples are changed
+        self._working: dict[int, tuple[Planned, bytes]] = {}  # with the sidecar of a shard of changed samples
         self.misread: dict[str, Misread] = {}
         self._reported: dict[int, tuple[int, int]] = {}
 
     @memory_for("packing the shards")
-    def pack(self, pool: LocalPool) -> None:
-        """Have every shard written, and publish each as it is done."""
+    def pack(self, pool: LocalPool) -> Packed:
+        """Have every shard written, and publish each as it is done; return what they hold."""
         plan = self.plan
-        self.publisher.check_space(new_sizes(plan, self.publisher, self.manner))
+        self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
         while True:
             self._consumed = {}
@@ -133,7 +92,7 @@ class Packing:
             self._check_names()
         if self._done != len(plan):
             raise Bug(
-                self.publisher.pattern.text,
+                self.output.pattern.text,
                 f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written",
             )  # fmt: skip
         self._check_shape()
@@ -144,70 +103,33 @@ class Packing:
             )  # fmt: skip
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
-
-    @memory_for("the dataset file")
-    def publish_dataset(self, made: Mapping[str, object]) -> DatasetFile:
-        """Publish what was skipped and the dataset file; return what it says.
-
-        Args:
-            made: How the dataset was made, or what was appended: goes into the dataset file as it is.
-        """
-        if self.publisher.old is not None and self.publisher.done_from is not None:
-            self._check_done(self.publisher.old, self.publisher.done_from + len(self.entries))
-            return self.publisher.old
-        plan, pattern = self.plan, self.publisher.pattern
-        self.skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
-        skipped = self.publisher.all_skipped(self.skipped)
-        shards = range(self.publisher.first, self.publisher.first + len(self.entries))
-        dataset = DatasetFile(
-            name=output_text(pattern.base),
-            pattern=output_text(pattern.text),
-            format=pattern.format,
-            shards=tuple(self.entries[shard] for shard in shards),
-            fields={name: self.fields[name] for name in sorted(self.fields, key=to_bytes)},
-            field_bytes=self.field_bytes,
-            skipped=len(skipped),
-            schema=self.schema,
-            classes=plan.entries.classes,
-            features=self._features() if plan.format == "tfrecord" else {},
-            made=made,
-            fingerprint=show_fingerprint(self.digest),
-            skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
-            numbers=self._numbers() if plan.format == "tar" else {},
+        return Packed(
+            plan,
+            tuple(self.entries[shard] for shard in sorted(self.entries)),
+            dict(self.fields),
+            self.field_bytes,
+            self.schema,
+            self.digest,
+            tuple(sorted(self.skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))),
+            self.kept,
+            self.dropped,
+            tuple(self.misread.values()),
         )
-        if self.publisher.old is not None:
-            dataset = joined(self.publisher.old, dataset)
-        self.publisher.finish([pattern.shard(shard) for shard in shards], dataset.encode(), skipped)
-        return dataset
-
-    def _check_done(self, old: DatasetFile, number: int) -> None:
-        """See that a shard is the one that the dataset has; or, after the last, that it has no more."""
-        if [*old.shards[number : number + 1]] != [*filter(None, [self.entries.get(number)])]:
-            raise InvalidRequest(
-                self.publisher.pattern.text, "the dataset has these samples already, with other content",
-                remedy="Give the new samples other keys, and leave --resume out.",
-            )  # fmt: skip
-
-    def _features(self) -> dict[str, str]:
-        samples = sum(shard.samples for shard in self.entries.values())
-        entries = self.plan.entries
-        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
-
-    def _numbers(self) -> dict[str, str]:
-        numbers = self.plan.entries.numbers
-        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
     def _tasks(self) -> Iterator[ShardTask]:
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.oversize, manner.dots)
+            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
         for shard in range(plan.shards):
-            samples = self._working[shard] = shard_samples(plan, shard)
-            name = self.publisher.pattern.shard(self._base + shard)
-            kept = self._kept(shard, name, samples)
-            folder = self.publisher.folder
-            yield ShardTask(shard, name, plan.format, folder, samples, manner.on_error, self.mtime_ns, kept, work)
+            name = self.output.pattern.shard(self._base + shard)
+            planned = Planned(plan, shard, name, shard_samples(plan, shard))
+            decision = decide(planned, self.output, manner)
+            self._working[shard] = planned, decision.sidecar
+            folder, on_error = self.output.folder, manner.options.on_error
+            yield ShardTask(
+                shard, name, plan.format, folder, planned.samples, on_error, self.mtime_ns, decision.todo, work
+            )
 
     def _rest(self) -> Any:
         """Return the places of the samples that found no room in this round's shards."""
@@ -222,128 +144,53 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        again = "--append --resume" if self.publisher.appends else "--overwrite"
+        again = "--append --resume" if self.output.appends else "--overwrite"
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
-        where = self.publisher.pattern.text
-        if self.manner.equal_count and max(counts) - min(counts) > 1:
+        where = self.output.pattern.text
+        if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
-        if len(counts) % self.manner.multiple_of:
-            found, multiple = f"{len(counts):,} shards, now that the sizes are known", self.manner.multiple_of
+        if len(counts) % self.manner.options.shards_multiple_of:
+            found, multiple = (
+                f"{len(counts):,} shards, now that the sizes are known",
+                self.manner.options.shards_multiple_of,
+            )
             raise InvalidRequest(
                 where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
             )
 
     def _check_names(self) -> None:
-        pattern, needed = self.publisher.pattern, self._base + self._round.shards
-        again = "--append --resume" if self.publisher.appends else "--overwrite"
+        pattern, needed = self.output.pattern, self._base + self._round.shards
+        again = "--append --resume" if self.output.appends else "--overwrite"
         if pattern.count is not None and needed > pattern.count:
             raise InvalidRequest(
                 pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
                 remedy=f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}.",
             )  # fmt: skip
 
-    def _kept(self, shard: int, name: str, samples: ShardSamples) -> Kept | None:
-        """Return what is known of a file that an earlier run has left; None where it must be written."""
-        fact = self.publisher.existing.get(name)
-        if not self.publisher.resumes or fact is None:
-            return None
-        changes = self.manner.transform is not None
-        if not changes and fact.size != self._round.sizes[shard]:
-            # Another plan's, or one that left samples out, and would again.
-            return Kept() if self.manner.on_error == "skip" and fact.size < self._round.sizes[shard] else None
-        found = self._trusted(shard, fact, name, samples)
-        unread = self.manner.trust == "size"
-        if changes:
-            kept = self._kept_changed(shard, *found[:2]) if found else None
-            return replace(kept, unread=unread, size=fact.size) if kept else None
-        if found is None or len(found[2]) != 2 * len(samples.codes):
-            return Kept()
-        if not _tells_content(samples, found[2], unread=unread):
-            return Kept()
-        return Kept(found[1].crc, found[2], unread and not samples.lists, fact.size)
-
-    def _trusted(
-        self, shard: int, fact: FileFact, name: str, samples: ShardSamples
-    ) -> tuple[bytes, ShardFact, bytes] | None:
-        """Return the sidecar of a shard whose source has not changed since, what it says, and its fields' checksums.
-
-        A shard's modification time is a while before its run listed the source, and its nanoseconds name the
-        source's root. So nothing below this root that leads to the shard's files has changed since; and the time
-        is ours, not that of a copy of the shard, which would tell nothing of when its source was read.
-
-        Where sizes are to be trusted, times are not looked at.
-        """
-        if self.manner.trust == "time" and not self._is_newer(shard, fact.mtime_ns):
-            return None
-        index = sidecar_name(name)
-        try:
-            data = self.publisher.folder.read(index)
-            sidecar = read_sidecar(data, index, fact.size, metadata=False)
-        except (OSError, ShardError):
-            return None
-        said, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
-        same = (said.plan, said.name, said.size) == (self._fingerprint(shard, samples), output_text(name), fact.size)
-        return (data, said, crcs) if same else None
-
-    def _is_newer(self, shard: int, mtime_ns: int) -> bool:
-        """Tell whether a shard's modification time proves that its source has not changed since."""
-        return self._round.changed_ns(shard) < mtime_ns and mtime_ns % _SECOND_NS == self.stamp
-
-    def _renew_time(self, shard: int, name: str) -> None:
-        """Let the next run trust a shard that this one has compared with its source: it is as good as written anew.
-
-        Only where that helps: not while the source is younger than the clocks may differ.
-        """
-        if self._is_newer(shard, self.mtime_ns):
-            self.publisher.folder.set_time(name, self.mtime_ns)
-
-    def _kept_changed(self, shard: int, data: bytes, said: ShardFact) -> Kept | None:
-        """Return what is known of a shard of changed samples; what was left out of one is not known."""
-        if said.made is None or said.made.skipped:
-            return None
-        name = sidecar_name(self.publisher.pattern.shard(self._base + shard))
-        try:
-            table = read_sidecar(data, name, said.size).plain_table()
-            sound = encode_table(table, said) == data  # nothing else finds a flipped bit in its facts
-        except ShardError:
-            sound = False
-        if not sound:
-            return None
-        self._sidecars[shard] = data
-        return Kept(said.crc)
-
-    def _fingerprint(self, shard: int, samples: ShardSamples) -> str:
-        manner = self.manner
-        return shard_fingerprint(
-            self._round, shard, samples, work=manner.identity, oversize=manner.oversize, dots=manner.dots
-        )
-
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
-        shard, samples = result.shard, self._working.pop(result.shard)
-        number = self._base + shard
-        name = self.publisher.pattern.shard(number)
-        known = self._sidecars.pop(shard, None)
-        if known is not None and result.staged is None:
+        shard, (planned, known) = result.shard, self._working.pop(result.shard)
+        number, name = self._base + shard, planned.name
+        if known and result.staged is None:
             tally, fact, data = self._known(shard, known, name)
         elif result.made is not None:
-            tally, fact, data = self._index_made(result, result.made, samples, name)
+            tally, fact, data = self._index_made(result, result.made, planned)
         else:
-            tally, fact, data = self._index(result, samples, name)
+            tally, fact, data = self._index(result, planned)
         self.entries[number] = ShardEntry(
             fact.name, tally.samples, fact.size, fact.crc, sidecar_name(fact.name), len(data), crc32c(data),
             tally.first_key, tally.last_key,
         )  # fmt: skip
-        if self.publisher.old is not None and self.publisher.done_from is not None:
-            self._check_done(self.publisher.old, number)
-            self.publisher.folder.discard_staged([name])
+        if isinstance(self.output.append, Done):
+            check_same(self.output.append, number, self.entries[number], self.output)
+            self.output.folder.discard_staged([name])
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
-            if result.compared:
-                self._renew_time(shard, name)
+            if result.compared and is_newer(planned, self.mtime_ns):  # not while the clocks may differ by more
+                self.output.folder.set_time(name, self.mtime_ns)  # so that the next run trusts it
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))
@@ -352,14 +199,14 @@ class Packing:
         state = "kept" if result.staged is None else "written"
         self.observer.log(f"{name}: {state}, {tally.samples:,} samples, {fact.size:,} bytes")
 
-    def _index(self, result: ShardResult, samples: ShardSamples, name: str) -> tuple[Tally, ShardFact, bytes]:
-        """Return what is to be told of a shard that was packed as planned, and its sidecar."""
-        plan, shard = self._round, result.shard
+    def _index(self, result: ShardResult, planned: Planned) -> tuple[Tally, ShardFact, bytes]:
+        """Return the facts of a shard that was packed as planned, and its sidecar."""
+        plan, shard, samples = self._round, result.shard, planned.samples
         left_out = tuple(place for place, _ in result.skipped)
         columns = plan.columns(shard)
         written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
         fact = ShardFact(
-            output_text(name), result.size, result.crc, self._fingerprint(shard, samples), None,
+            output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner), None,
             self._first, self._planned(shard, plan.count(shard)),
         )  # fmt: skip
         index = index_of(written)
@@ -368,11 +215,9 @@ class Packing:
         self._count(shard, plan.count(shard), tally.samples + len(left_out), result)
         return tally, fact, data
 
-    def _index_made(
-        self, result: ShardResult, made: Made, samples: ShardSamples, name: str
-    ) -> tuple[Tally, ShardFact, bytes]:
-        """Return what is to be told of a shard of changed samples, and its sidecar."""
-        plan, shard = self._round, result.shard
+    def _index_made(self, result: ShardResult, made: Made, planned: Planned) -> tuple[Tally, ShardFact, bytes]:
+        """Return the facts of a shard of changed samples, and its sidecar."""
+        plan, shard, samples = self._round, result.shard, planned.samples
         sources = np.frombuffer(made.sources, np.int64)
         columns = plan.columns(shard)
         if plan.entries.source_paths and samples.paths is not None:
@@ -383,7 +228,7 @@ class Packing:
         if made.images or (self.manner.transform and self.manner.transform.probes):
             columns = with_images(columns, made.images)
         fact = ShardFact(
-            output_text(name), result.size, result.crc, self._fingerprint(shard, samples),
+            output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner),
             MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
             self._first, self._planned(shard, made.consumed),
         )  # fmt: skip
@@ -395,7 +240,7 @@ class Packing:
         return index.tally(), fact, data
 
     def _known(self, shard: int, data: bytes, name: str) -> tuple[Tally, ShardFact, bytes]:
-        """Return what a sound sidecar tells of a shard of changed samples that stays as it is."""
+        """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         index = sidecar_name(name)
         fact = read_facts(data, index)
         table = read_sidecar(data, index, fact.size).plain_table()  # as it was read when it was found to be sound
@@ -415,7 +260,7 @@ class Packing:
 
     @property
     def _first(self) -> str:
-        return output_text(self.publisher.pattern.shard(self.publisher.first))
+        return output_text(self.output.pattern.shard(self.output.first))
 
     def _planned(self, shard: int, consumed: int) -> int:
         """Return how many shards this run is to make, as far as it is known when a shard is written.
@@ -423,13 +268,13 @@ class Packing:
         Those of this round and of all before, and one more where samples planned for this shard found no room in it:
         so, of all shards that a killed run has left, one tells of more than there are.
         """
-        before = self._base - self.publisher.first
+        before = self._base - self.output.first
         return before + self._round.shards + (consumed < self._round.count(shard))
 
     def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
         """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""
         if consumed != accounted:
-            name = self.publisher.pattern.shard(self._base + shard)
+            name = self.output.pattern.shard(self._base + shard)
             raise Bug(
                 name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             )  # fmt: skip
@@ -463,73 +308,11 @@ class Packing:
     @cached_property
     def _taken(self) -> frozenset[bytes]:
         """Hashes of the keys of the dataset that is appended to."""
-        old = self.publisher.old
-        keys = Names.of(()) if old is None else existing_keys(self.publisher.folder, old.shards[: self.publisher.first])
+        old = self.output.old
+        keys = Names.of(()) if old is None else existing_keys(self.output.folder, old.shards[: self.output.first])
         return frozenset(blake2b(keys[at], digest_size=16).digest() for at in range(len(keys)))
 
     def _progress(self, shard: int, samples: int, size: int) -> None:
         done = self._reported.get(shard, (0, 0))
         self._reported[shard] = done[0] + samples, done[1] + size
         self.observer.advance(samples, size, 0)
-
-
-def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
-    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
-) -> str:
-    """Return what tells a planned shard from any other: what goes into it, and what is done to that.
-
-    Args:
-        plan: The plan.
-        shard: Its number there.
-        samples: Its samples.
-        work: What tells the transform from any other; empty for none.
-        oversize: What becomes of a sample that turns out to fit in no shard.
-        dots: Where keys end in the names of a tar's members.
-    """
-    if work:
-        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
-        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
-        if (columns := plan.columns(shard)) is not None:
-            work += " " + _table_hash(columns)
-    return fingerprint(plan.format, samples, work)
-
-
-def new_sizes(plan: Plan, publisher: Publisher, manner: Manner) -> list[int]:
-    """Return the sizes of the shards that are yet to be written, as planned."""
-    existing, resume = publisher.existing, publisher.resumes
-    names = [publisher.pattern.shard(publisher.first + at) for at in range(plan.shards)]
-    loose = manner.on_error == "skip" or manner.transform is not None
-    return [
-        int(size) for name, size in zip(names, plan.sizes, strict=True)
-        if not (resume and name in existing and (existing[name].size == size or loose))
-    ]  # fmt: skip
-
-
-def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
-    """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
-
-    Args:
-        samples: What is planned.
-        field_crcs: uint32 a field, of the shard that is there.
-        unread: Whether payloads without a checksum are taken for right.
-    """
-    spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
-    if not spans.any():
-        return True
-    if samples.expected is None:
-        return unread
-    wanted = np.frombuffer(samples.expected, np.int64)[spans]
-    there = np.frombuffer(field_crcs, np.uint32)[spans]
-    return bool(np.all((wanted == there) | (unread & (wanted < 0))))
-
-
-def _table_hash(table: Any) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
-
-
-def _stamp(entries: Entries) -> int:
-    """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
-    return crc32c((entries.identity or identity(entries.root)).encode()) % (_SECOND_NS - 1) + 1

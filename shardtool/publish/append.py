@@ -24,6 +24,7 @@ from shardtool.interop.energon import INFO_FILE
 from shardtool.interop.exports import EXPORTS
 from shardtool.names import Names
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
+from shardtool.publish.appended import Done
 from shardtool.table.keys import hashes
 from shardtool.values import counted, to_bytes
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.plan.plan import Plan
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.destination import Destination
     from shardtool.storage.staging import Folder
 
 _SHOWN = 5  # keys in a message
@@ -43,22 +44,22 @@ _REMEDY = "`shardtool verify` tells what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
-def taken_keys(publisher: Publisher, made: Mapping[str, object]) -> Names:
+def taken_keys(destination: Destination, made: Mapping[str, object]) -> Names:
     """Return the keys that new samples cannot have: those of the dataset that is appended to.
 
     Where this very append may have been killed when all but its end was done, its own samples are not counted.
 
     Args:
-        publisher: Which has checked that there is a dataset, if it appends.
-        made: How the new samples are made, as the dataset file is to tell.
+        destination: The dataset, if there is one to append to.
+        made: How the new samples are made, as the dataset file is to say.
 
     Raises:
         CorruptShard: A sidecar of the dataset is damaged.
     """
-    old = publisher.old
+    old = destination.old
     if old is None:
         return Names.of(())
-    return existing_keys(publisher.folder, old.shards[: _last_alike(publisher, old, made)])
+    return existing_keys(destination.folder, old.shards[: _last_alike(destination, old, made)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,58 +67,74 @@ class Appended:
     """Samples that are to be appended to a dataset.
 
     Attributes:
-        publisher: Which has checked that there is one.
-        keys: Theirs.
-        made: How they are made, as the dataset file is to tell.
+        destination: The dataset.
+        keys: The samples' keys.
+        made: How they are made, as the dataset file is to say.
     """
 
-    publisher: Publisher
+    destination: Destination
     keys: Names
     made: Mapping[str, object]
 
+    def first_if_done(self, old: DatasetFile) -> int | None:
+        """Return the first shard of the last append if it was this one; None if it was another, or there was none."""
+        first = _last_alike(self.destination, old, self.made)
+        if first is not None and (self.mapped or _are_those(self.keys, self.destination, old, first)):
+            return first
+        return None
 
-def begin(appends: Sequence[Appended]) -> None:
-    """See that samples are new to the datasets that a run appends to, one a split, or are all there already.
+    @property
+    def mapped(self) -> bool:
+        """Whether a function makes the keys, which are checked when they are known."""
+        return bool(_option(self.made, "map"))
 
-    The latter only to resume, and only of the append that the dataset file tells of as the last, made in the same way:
-    a run was killed at its very end, or while it went on with the next split. Then `done_from` of the publisher is set.
+
+def begin(appends: Sequence[Appended]) -> list[Destination]:
+    """Decide, for each dataset appended to, whether all keys are new, or whether this same append already finished.
+
+    It may have been killed before its end, or while it went on with the next split; only `--resume` may find it
+    `Done`, and only if the dataset file has it as the last append, made in the same way.
+
+    Returns:
+        The datasets, with what was decided.
 
     Raises:
         InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
         CorruptShard: A sidecar of a dataset is damaged.
     """
-    new: list[Names] = []
+    decided, new = [], []
     for one in appends:
-        old = one.publisher.old
-        if old is None:
-            return
-        _check_dots(old, one.made)
-        mapped, first = bool(_option(one.made, "map")), _last_alike(one.publisher, old, one.made)
-        if first is not None and (mapped or _are_those(one.keys, one.publisher, old, first)):
-            one.publisher.done_from = first
-        elif not mapped:  # the keys that a function makes are checked when they are known
+        found = one.destination.append
+        if found is None:
+            return [one.destination for one in appends]
+        _check_dots(found.old, one.made)
+        first = one.first_if_done(found.old)
+        done = found if first is None else Done(found.old, found.data, first)
+        decided.append(replace(one.destination, append=done))
+        if first is None and not one.mapped:
             new.append(one.keys)
-    for one in appends if new else ():
-        if (old := one.publisher.old) is not None:
-            taken = existing_keys(one.publisher.folder, old.shards)
+    for destination in decided if new else ():
+        if (old := destination.old) is not None:
+            taken = existing_keys(destination.folder, old.shards)
             for keys in new:
-                check_new_keys(keys, taken, one.publisher.folder.full_path(one.publisher.pattern.dataset_file))
+                check_new_keys(keys, taken, destination.dataset_file)
+    return decided
 
 
-def _last_alike(publisher: Publisher, old: DatasetFile, made: Mapping[str, object]) -> int | None:
+def _last_alike(destination: Destination, old: DatasetFile, made: Mapping[str, object]) -> int | None:
     """Return the first shard of the last append, if that was made in the same way and may be resumed."""
     runs = old.made.get("appended")
-    if publisher.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
+    if destination.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
         return None
     return old.appends[-1] if runs[-1] == json.loads(json.dumps(_run(old.made, made))) else None
 
 
-def _are_those(keys: Names, publisher: Publisher, old: DatasetFile, first: int) -> bool:
+def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: int) -> bool:
     """Tell whether samples are those in the shards from `first` on, and such as are listed as left out."""
-    there, ours = hashes(existing_keys(publisher.folder, old.shards[first:])), hashes(keys)
+    there, ours = hashes(existing_keys(destination.folder, old.shards[first:])), hashes(keys)
     if not len(there) or not _among(there, ours).all():
         return False
-    skipped = {one.key for one in publisher.listed_skipped()}
+    skipped = {one.key for one in destination.listed_skipped()}
     return all(printable(keys[at]) in skipped for at in np.flatnonzero(~_among(ours, there)).tolist())
 
 
@@ -377,14 +394,14 @@ def _summed(old: str, new: str) -> str:
     return "" if total is None else show_fingerprint(total)
 
 
-def export_notes(publisher: Publisher, renewed: Collection[str]) -> Iterable[str]:
+def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable[str]:
     """Return what the user should know of other tools' indexes beside the dataset.
 
     Args:
-        publisher: That of the append.
+        destination: The dataset.
         renewed: The exports that this run makes itself.
     """
-    old = publisher.old
+    old = destination.old
     if old is None or not old.shards:
         return
     stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
@@ -393,7 +410,7 @@ def export_notes(publisher: Publisher, renewed: Collection[str]) -> Iterable[str
         for name, export in EXPORTS.items()
         if export.shard_format == old.format and export.encode is not None and name not in renewed
     }
-    there = publisher.folder.facts(files.values())
+    there = destination.folder.facts(files.values())
     if stale := [name for name, file in files.items() if file in there]:
         again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
         yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

@@ -6,7 +6,7 @@ Shards and sidecars are looked at by their sizes, and never read here.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,39 @@ if TYPE_CHECKING:
 
 _REMEDY = "`shardtool verify` tells what is damaged."
 _WIDER = "Use an open range such as out-{000000..}.tar, or a wider one."
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """An append to a dataset.
+
+    Attributes:
+        old: What the dataset file says of it.
+        data: The bytes of that file.
+        first: The number of the append's first shard.
+    """
+
+    old: DatasetFile
+    data: bytes
+    first: int
+
+
+class New(Append):
+    """Nothing of it is there."""
+
+    __slots__ = ()
+
+
+class Unfinished(Append):
+    """It was killed: some of its shards are there, and the dataset file does not list them."""
+
+    __slots__ = ()
+
+
+class Done(Append):
+    """It was killed after its end: the dataset file lists its shards. Nothing is published, only compared."""
+
+    __slots__ = ()
 
 
 def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, FileFact], data: bytes) -> DatasetFile:

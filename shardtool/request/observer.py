@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardtool.errors import printable
+
 
 class Observer:
     """Gets the progress and the notes of a run, in the parent process, and ignores them: override what you need."""
@@ -23,3 +25,21 @@ class Observer:
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         """Take how much more is done."""
+
+
+class Notes:
+    """What the user should know of a run: said at once, and kept in order for its result.
+
+    Args:
+        observer: Gets each note at once.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.said: list[str] = []
+
+    def add(self, *notes: str) -> None:
+        """Tell the user, now and in the result."""
+        for note in map(printable, notes):
+            self.said.append(note)
+            self.observer.note(note)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.pack.run import Job, plan_dataset, write_dataset
+from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.options import CreateOptions
-from shardtool.source.base import open_source
 
 if TYPE_CHECKING:
-    from shardtool.pack.run import Names
+    from shardtool.pack.request import Names
     from shardtool.request.observer import Observer
     from shardtool.request.results import CreateResult, DryRun
 
@@ -22,11 +20,11 @@ def create(
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
-        source: A folder tree, where files that share a key are one sample; or a manifest with a row a sample: a file,
+        source: A folder tree, where files that share a key are one sample; or a manifest, a row per sample: a file,
             `-` for standard input, or a table in memory (pandas, pyarrow, anything with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
         options: See `CreateOptions`.
-        observer: Is told of progress, and of what the user should know.
+        observer: Gets the progress, and what the user should know.
 
     Raises:
         InvalidRequest: The request makes no sense; nothing was written.
@@ -36,7 +34,9 @@ def create(
         WorkerDied: A worker was killed.
     """
     options = options or CreateOptions()
-    return write_dataset(partial(_begin, source, output, options), options, observer)
+    if not options.stat:
+        raise InvalidRequest("--no-stat", "a run that writes", expected="--dry-run beside it")
+    return write_dataset(source, output, options, observer)
 
 
 def dry_run(
@@ -48,14 +48,4 @@ def dry_run(
         InvalidRequest: The request makes no sense.
         SampleFailed: The source has files that cannot be packed.
     """
-    options = options or CreateOptions()
-    return plan_dataset(partial(_begin, source, output, options), options, observer)
-
-
-def _begin(source: Any, output: Names, options: CreateOptions, observer: Observer, *, dry: bool) -> Job:
-    if not options.stat and not dry:
-        raise InvalidRequest("--no-stat", "a run that writes", expected="--dry-run beside it")
-    return Job(
-        lambda outputs: open_source(source, options, outputs), output, options, observer,
-        verb="create", transform=options.of_transform(), dry=dry,
-    )  # fmt: skip
+    return plan_dataset(source, output, options or CreateOptions(), observer)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report, shared_buffer
-from shardtool.write.task import Kept, ShardResult, ShardTask, digest, split_names
+from shardtool.write.task import Compare, Keep, ShardResult, ShardTask, Write, digest, split_names
 
 if TYPE_CHECKING:
     from shardtool.values import Skipped
@@ -30,7 +30,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         SampleFailed: A sample cannot be read, or is not what the plan saw, and `on_error` is `stop`.
         OutputFailed: The file cannot be written.
     """
-    if task.kept is not None and (result := _keep(task, task.kept)):
+    if result := _left(task):
         report(len(split_names(task.samples.keys)), result.size)
         return result
     if task.work is not None:
@@ -60,34 +60,39 @@ def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, 
     return TFRecordPacker(task, output, report, without)
 
 
-def _keep(task: ShardTask, kept: Kept) -> ShardResult | None:
-    """Return the result for a file that is there already; None where it is not what the plan wants."""
-    if kept.unread and kept.crc is not None:
-        return _as_said(task, kept, kept.crc, kept.size)
+def _left(task: ShardTask) -> ShardResult | None:
+    """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
+    if isinstance(task.todo, Write):
+        return None
+    if isinstance(task.todo, Keep) and task.todo.unread:
+        return _kept(task, task.todo)
     try:
         size, crc = _file_crc(task)
     except OSError:
         return None
-    if kept.crc is None or task.samples.lists:  # only reading tells numbers that are alone in lists: see `digest`
-        without: dict[int, Skipped] = {}
-        with suppress(SampleFailed):  # writing the shard will meet it again
-            while True:
-                packer = _packer(task, Nowhere(), no_report, without)
-                with suppress(StartAgain), closing(packer):
-                    packer.run()
-                    packer.spans.check()
-                    same = (packer.size, packer.crc) == (size, crc)
-                    return replace(packer.result(None), compared=True) if same else None
-        return None
-    if kept.crc != crc:
-        return None
-    return _as_said(task, kept, crc, size)
+    if isinstance(task.todo, Compare):
+        return _compared(task, size, crc)
+    return _kept(task, task.todo) if task.todo.crc == crc else None
 
 
-def _as_said(task: ShardTask, kept: Kept, crc: int, size: int) -> ShardResult:
+def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
+    """Return the result for a file that is what the source gives; None if it is not."""
+    without: dict[int, Skipped] = {}
+    with suppress(SampleFailed):  # writing the shard will meet it again
+        while True:
+            packer = _packer(task, Nowhere(), no_report, without)
+            with suppress(StartAgain), closing(packer):
+                packer.run()
+                packer.spans.check()
+                same = (packer.size, packer.crc) == (size, crc)
+                return replace(packer.result(None), compared=True) if same else None
+    return None
+
+
+def _kept(task: ShardTask, keep: Keep) -> ShardResult:
     """Return the result for a file that is what its sidecar says."""
-    content = 0 if task.work is not None else digest(task.samples, kept.field_crcs, ())  # its sidecar tells
-    return ShardResult(task.shard, None, size, crc, kept.field_crcs, content, ())
+    content = 0 if task.work is not None else digest(task.samples, keep.field_crcs, ())  # its sidecar tells
+    return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
 
 
 def _file_crc(task: ShardTask) -> tuple[int, int]:

@@ -17,21 +17,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A file that an earlier run has left under the shard's name, of the size that the plan wants.
+class Write:
+    """The shard is to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A file of the shard's name may be right: it stays if reading the source again gives the same bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A file of the shard's name has a sound sidecar, of a source that has not changed: it stays if it is that file.
 
     Attributes:
-        crc: What its sound sidecar says of the file, where the source is known to be unchanged since;
-            None: read the source again to find out.
-        field_crcs: uint32 a field, from that sidecar.
-        unread: Whether what the sidecar says is taken for the file as it is: not even that is read.
+        crc: What the sidecar says of the file.
+        field_crcs: uint32 a field, likewise.
         size: The file's bytes.
+        unread: Whether its size is enough to know it, so that not even the file is read.
     """
 
-    crc: int | None = None
-    field_crcs: bytes = b""
-    unread: bool = False
-    size: int = 0
+    crc: int
+    field_crcs: bytes
+    size: int
+    unread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ class ShardTask:
         samples: What goes into it.
         on_error: Whether a sample that cannot be read ends the run, or is left out.
         mtime_ns: The modification time that the file gets.
-        kept: What an earlier run has left; it stays where it is right.
+        todo: Whether to write it, or to keep what an earlier run has left.
         work: What is done to the samples; None: nothing, they are packed as they are.
     """
 
@@ -95,7 +104,7 @@ class ShardTask:
     samples: ShardSamples
     on_error: OnError
     mtime_ns: int
-    kept: Kept | None = None
+    todo: Keep | Compare | Write = Write()
     work: Work | None = None
 
 

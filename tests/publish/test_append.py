@@ -40,15 +40,18 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.execute.local import LocalPool
 from shardtool.names import Names
-from shardtool.pack.rounds import Manner, Packing
+from shardtool.pack.request import Manner, read_request
+from shardtool.pack.rounds import Packing
+from shardtool.pack.totals import publish_dataset
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
-from shardtool.publish.appended import later_files, names_left
-from shardtool.publish.publisher import Publisher
+from shardtool.publish.appended import Done, New, later_files, names_left
+from shardtool.publish.destination import Destination, look
+from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, without
-from shardtool.source.base import open_source
+from shardtool.source.open import open_source
 from shardtool.storage.staging import open_folder
 from shardtool.values import Skipped, parse_size
 from tests import tfrecords
@@ -102,32 +105,29 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
     """Append the samples of a source: what `create` does once `if_exists` asks for it."""
     options = _options(if_exists="append-resume" if resume else "append", **asked)
     begun, observer, pattern = time.time(), observer or Observer(), parse_pattern(output)
-    publisher = Publisher(open_folder(pattern.folder), pattern, options.if_exists)
+    output_now = look(Destination(open_folder(pattern.folder), pattern, options.if_exists))
     transform = options.of_transform()
     with LocalPool(options.workers or 1, options.start_method) as pool:
-        publisher.check()
         found = open_source(source, options, [pattern])
-        entries = found.entries(pool, observer)
-        made = {"verb": "create", "source": found.name, "options": options.recorded(), "tool": "shardtool"}
-        begin([Appended(publisher, entries.keys, made)])
+        listed = found.list_samples(pool, observer)
+        entries = listed.entries
+        made = {"verb": "create", "source": listed.name, "options": options.recorded(), "tool": "shardtool"}
+        (output_now,) = begin([Appended(output_now, entries.keys, made)])
         estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
-        plan = make_plan(entries, publisher.pattern_left, bounds, estimate=estimate)
-        assert publisher.old is not None
-        check_appended(publisher.old, plan)
-        with publisher.folder.lock(pattern.base):
-            publisher.check()
-            publisher.clean()
+        plan = make_plan(entries, output_now.pattern_left, bounds, estimate=estimate)
+        assert output_now.old is not None
+        check_appended(output_now.old, plan)
+        with output_now.folder.lock(pattern.base):
+            publisher = Publisher(look(output_now))
+            clean(output_now)
             try:
-                identity = transform.identity() if transform else ""
-                manner = Manner(options.on_error, begun, transform=transform, identity=identity)
-                packing = Packing(plan, publisher, manner, observer)
-                packing.pack(pool)
-                packing.publish_dataset(made)
+                packing = Packing(plan, publisher, Manner(read_request(output, options, dry=False), begun), observer)
+                publish_dataset(packing.pack(pool), publisher, made)
             finally:
                 pool.close()
-                publisher.clean()
+                clean(output_now)
 
 
 def _read(file: Path) -> DatasetFile:
@@ -766,12 +766,11 @@ def test_foreign_keys(tmp_path: Path) -> None:
 def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
     """A dataset that another run has changed since it was looked at is not replaced."""
     parsed = parse_pattern(tar_pattern)
-    publisher = Publisher(open_folder(parsed.folder), parsed, "append")
-    publisher.check()
+    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
     append(_tree(tmp_path / "quick", "quick", 2), tar_pattern)
     before = identity(tars.parent)
     with pytest.raises(OutputExists, match="changed meanwhile"):
-        publisher.check()
+        look(output)
     assert identity(tars.parent) == before
     append(new, tar_pattern)
 
@@ -779,14 +778,13 @@ def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path
 def test_other_tools_indexes_grow_stale(new: Path, dataset: Path, pattern: str, ending: str) -> None:
     """Where other tools' indexes lie beside the shards, an append tells that they want to be renewed."""
     parsed = parse_pattern(pattern)
-    publisher = Publisher(open_folder(parsed.folder), parsed, "append")
-    publisher.check()
-    assert list(export_notes(publisher, ())) == []
+    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
+    assert list(export_notes(output, ())) == []
     formats = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}[ending]
     export(dataset, formats)
-    (note,) = export_notes(publisher, ())
+    (note,) = export_notes(output, ())
     assert all(f"--export {name}" in note for name in formats)
-    (note,) = export_notes(publisher, formats[:1])
+    (note,) = export_notes(output, formats[:1])
     assert formats[0] not in note
     append(new, pattern)
     assert verify(dataset).sound
@@ -808,11 +806,9 @@ def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> Non
     assert sum(len(one.made["appended"]) for one in files.values()) == 2
 
 
-def _publisher(pattern: str) -> Publisher:
+def _output(pattern: str) -> Destination:
     parsed = parse_pattern(pattern)
-    publisher = Publisher(open_folder(parsed.folder), parsed, "append-resume")
-    publisher.check()
-    return publisher
+    return look(Destination(open_folder(parsed.folder), parsed, "append-resume"))
 
 
 def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
@@ -824,13 +820,13 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     told = _read(tmp_path / "train" / "out.json").made["appended"][-1]
     added = members(*shards(tmp_path / "train")[1:])
     done = Names.of(dict.fromkeys(name.partition(".")[0].encode() for name, _ in added))
-    publishers = [_publisher(pattern) for pattern in patterns]
-    begin([Appended(publishers[0], done, told), Appended(publishers[1], Names.of([b"other"]), told)])
-    assert [publisher.done_from for publisher in publishers] == [1, None]
+    outputs = [_output(pattern) for pattern in patterns]
+    begun = begin([Appended(outputs[0], done, told), Appended(outputs[1], Names.of([b"other"]), told)])
+    assert [(type(one.append), one.first) for one in begun] == [(Done, 1), (New, 1)]
     shared = Names.of([done[0]])
-    publishers = [_publisher(pattern) for pattern in patterns]
+    outputs = [_output(pattern) for pattern in patterns]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
-        begin([Appended(publishers[0], done, told), Appended(publishers[1], shared, told)])
+        begin([Appended(outputs[0], done, told), Appended(outputs[1], shared, told)])
 
 
 def test_keys_that_a_function_makes(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Whether a shard that an earlier run has left is kept, compared with its source, or written again.
+
+A shard's modification time is a while before its run listed the source, and its nanoseconds name the source's root.
+So nothing below this root that leads to the shard's files has changed since; and the time is ours, not that of a copy
+of the shard, which would tell nothing of when its source was read. Where sizes are to be trusted, times are not
+looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar_write import encode_table
+from shardtool.errors import ShardError
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import sidecar_name
+from shardtool.plan.shard_samples import fingerprint
+from shardtool.storage.reading import identity
+from shardtool.values import SPAN, output_text
+from shardtool.write.task import Compare, Keep, Write
+
+if TYPE_CHECKING:
+    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.entries.entries import Entries
+    from shardtool.pack.request import Manner, Request
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.destination import Destination
+    from shardtool.values import Dots, Oversize, ShardSamples
+
+_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A shard that is to be there.
+
+    Attributes:
+        plan: The plan that it is in.
+        shard: Its number there.
+        name: Its name.
+        samples: Its samples.
+    """
+
+    plan: Plan
+    shard: int
+    name: str
+    samples: ShardSamples
+
+    def fingerprint(self, manner: Manner) -> str:
+        """Return its plan fingerprint."""
+        work, oversize = manner.request.identity, manner.options.oversize
+        return shard_fingerprint(self.plan, self.shard, self.samples, work=work, oversize=oversize, dots=manner.dots)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a shard.
+
+    Attributes:
+        todo: What a worker is to do.
+        sidecar: The sound sidecar of a shard of changed samples that may be kept; empty otherwise.
+    """
+
+    todo: Keep | Compare | Write
+    sidecar: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the sidecar of an earlier run's shard says, if it is of the same plan."""
+
+    sidecar: bytes
+    fact: ShardFact
+    crc: int
+    crcs: bytes
+
+
+def mtime_of(entries: Entries, manner: Manner) -> int:
+    """Return the modification time of the shards of a run, in nanoseconds."""
+    return (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(entries)
+
+
+def is_newer(planned: Planned, mtime_ns: int) -> bool:
+    """Tell whether a shard's modification time proves that its source has not changed since."""
+    stamp = _stamp(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < mtime_ns and mtime_ns % _SECOND_NS == stamp
+
+
+def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
+    """Return what becomes of a shard, as far as what is there and its sidecar say."""
+    there = output.existing.get(planned.name)
+    if not output.resumes or there is None:
+        return Decision(Write())
+    size, changes = planned.plan.sizes[planned.shard], manner.transform is not None
+    if not changes and there.size != size:
+        # Another plan's, or one that left samples out, and would again.
+        left_out = manner.options.on_error == "skip" and there.size < size
+        return Decision(Compare() if left_out else Write())
+    unread = manner.options.trust == "size"
+    said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
+    if changes:
+        return _decide_changed(planned, said, unread=unread)
+    # Only reading tells numbers that are alone in lists: see `digest`.
+    if said is None or len(said.crcs) != 2 * len(planned.samples.codes) or planned.samples.lists:
+        return Decision(Compare())
+    if not _tells_content(planned.samples, said.crcs, unread=unread):
+        return Decision(Compare())
+    return Decision(Keep(said.crc, said.crcs, there.size, unread))
+
+
+def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool) -> Decision:
+    """Return what becomes of a shard of changed samples."""
+    if said is None or not _is_sound(said, planned.name):
+        return Decision(Write())
+    if planned.samples.lists and not unread:
+        return Decision(Compare(), said.sidecar)
+    return Decision(Keep(said.crc, b"", said.fact.size, unread), said.sidecar)
+
+
+def _said(planned: Planned, output: Destination, manner: Manner) -> _Said | None:
+    """Return what a shard's sidecar says; None if it is not of this shard and this plan."""
+    index, size = sidecar_name(planned.name), output.existing[planned.name].size
+    try:
+        data = output.folder.read(index)
+        sidecar = read_sidecar(data, index, size, metadata=False)
+    except (OSError, ShardError):
+        return None
+    fact, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
+    wanted = planned.fingerprint(manner), output_text(planned.name), size
+    if fact.crc is None or (fact.plan, fact.name, fact.size) != wanted:
+        return None
+    return _Said(data, fact, fact.crc, crcs)
+
+
+def _is_sound(said: _Said, name: str) -> bool:
+    """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
+    if said.fact.made is None or said.fact.made.skipped:
+        return False
+    try:
+        table = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size).plain_table()
+        return encode_table(table, said.fact) == said.sidecar  # nothing else finds a flipped bit in its facts
+    except ShardError:
+        return False
+
+
+def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
+    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
+) -> str:
+    """Return what tells a planned shard from any other: what goes into it, and what is done to that.
+
+    Args:
+        plan: The plan.
+        shard: Its number there.
+        samples: Its samples.
+        work: What tells the transform from any other; empty for none.
+        oversize: What becomes of a sample that turns out to fit in no shard.
+        dots: Where keys end in the names of a tar's members.
+    """
+    if work:
+        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
+        if (columns := plan.columns(shard)) is not None:
+            work += " " + _table_hash(columns)
+    return fingerprint(plan.format, samples, work)
+
+
+def _table_hash(table: Any) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
+
+
+def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
+    """Return the sizes of the shards that are yet to be written, as planned."""
+    existing, resume = output.existing, output.resumes
+    names = [output.pattern.shard(output.first + at) for at in range(plan.shards)]
+    loose = request.options.on_error == "skip" or request.transform is not None
+    return [
+        int(size) for name, size in zip(names, plan.sizes, strict=True)
+        if not (resume and name in existing and (existing[name].size == size or loose))
+    ]  # fmt: skip
+
+
+def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
+    """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
+
+    Args:
+        samples: What is planned.
+        field_crcs: uint32 a field, of the shard that is there.
+        unread: Whether payloads without a checksum are taken for right.
+    """
+    spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
+    if not spans.any():
+        return True
+    if samples.expected is None:
+        return unread
+    wanted = np.frombuffer(samples.expected, np.int64)[spans]
+    there = np.frombuffer(field_crcs, np.uint32)[spans]
+    return bool(np.all((wanted == there) | (unread & (wanted < 0))))
+
+
+def _stamp(entries: Entries) -> int:
+    """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
+    return crc32c((entries.identity or identity(entries.root)).encode()) % (_SECOND_NS - 1) + 1

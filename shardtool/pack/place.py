@@ -1,0 +1,90 @@
+"""Payloads of datasets are brought into a better order before they are packed, where that pays."""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from shardtool.errors import memory_for
+from shardtool.execute.local import cores
+from shardtool.request.reshard_options import ReshardOptions
+from shardtool.storage.staging import open_folder
+from shardtool.values import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.execute.local import LocalPool
+    from shardtool.pack.plans import Plans
+    from shardtool.pack.request import Request
+    from shardtool.pack.samples import Samples
+    from shardtool.pack.targets import Target
+    from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Notes
+    from shardtool.source.base import Listing
+    from shardtool.storage.staging import Folder
+
+
+def check_memory(request: Request) -> None:
+    """Refuse a run that may hold less than its buffers take.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    if isinstance(request.options, ReshardOptions):
+        from shardtool.pack import shuffle
+
+        shuffle.check_memory(parse_size(request.options.memory))
+
+
+def check_method(request: Request, listed: Listing) -> None:
+    """Refuse to gather samples of compressed shards.
+
+    Raises:
+        InvalidRequest: That was asked for.
+    """
+    if isinstance(request.options, ReshardOptions):
+        from shardtool.pack import shuffle
+
+        shuffle.check_method(request.options.method, packed=listed.compressed)
+
+
+def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder, str] | None:
+    """Return the folder and the name of the temporary file: the same for the same output. None: there is none."""
+    options = request.options
+    if not isinstance(options, ReshardOptions):
+        return None
+    first = targets[0].pattern
+    folder = open_folder(first.folder if options.temp_dir is None else options.temp_dir)
+    whose = os.path.realpath(os.path.join(first.folder, first.base))
+    return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
+
+
+@memory_for("arranging the payloads")
+def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, notes: Notes) -> Sequence[Plan]:
+    """Return the plans for payloads that lie where they can be read better; the output is locked."""
+    options, plans, compressed = request.options, [*planned.each], samples.listed.compressed
+    temporary = temporary_file(request, samples.targets)
+    if not isinstance(options, ReshardOptions) or temporary is None:
+        return plans
+    from shardtool.pack.keep import new_sizes
+    from shardtool.pack.shuffle import choose_method, scatter
+
+    both = zip(plans, samples.targets, strict=True)
+    to_write = sum(sum(new_sizes(plan, target.output, request)) for plan, target in both)
+    if not to_write and not compressed:
+        return plans  # all is there, and is only compared
+    memory, workers = parse_size(options.memory), options.workers or cores()
+    method = choose_method(
+        plans, plans[0].entries, memory=memory, workers=workers, packed=compressed, asked=options.method
+    )
+    if method.note:
+        notes.add(method.note)
+    if method.name != "scatter":
+        return plans
+    folder, name = temporary
+    besides = to_write if folder.shares_space(samples.targets[0].output.folder) else 0
+    return scatter(
+        plans, folder, name, memory, workers, pool, notes.observer, besides=besides, on_error=options.on_error
+    )

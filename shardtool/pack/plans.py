@@ -1,0 +1,186 @@
+"""The plans of a run, one for each dataset, and all that is refused or noted before a byte is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardtool.errors import memory_for
+from shardtool.pack.advice import folder_notes, name_notes
+from shardtool.pack.estimate import estimate_sizes
+from shardtool.pack.request import made
+from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
+from shardtool.pack.targets import check_source_stays
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
+from shardtool.publish.appended import Done
+from shardtool.request.options import share
+from shardtool.source.base import left_out_notes
+from shardtool.values import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.local import LocalPool
+    from shardtool.interop.portability import Misread
+    from shardtool.pack.request import Request
+    from shardtool.pack.samples import Samples
+    from shardtool.pack.targets import Target
+    from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Notes
+    from shardtool.request.options import OutputOptions
+    from shardtool.request.results import Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """What is to be written.
+
+    Attributes:
+        each: The plan of each target.
+        changes: What a run that resumes would change; None if nothing is there.
+    """
+
+    each: tuple[Plan, ...]
+    changes: Changes | None
+
+
+@memory_for("planning the shards")
+def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Notes) -> Plans:
+    """Decide which sample goes into which shard.
+
+    Raises:
+        InvalidRequest: Samples do not fit the bounds, the names, or the dataset that they are appended to.
+        OutputExists: A run that resumes would replace what is there by something else.
+    """
+    options, entries, targets = request.options, samples.entries, samples.targets
+    estimate = _estimate(request, samples, pool)
+    if estimate is not None and request.dry:
+        notes.add("sizes are estimates: samples are changed on the way")
+    max_size = None if options.max_size is None else parse_size(options.max_size)
+    bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
+    seed = options.seed if options.shuffle else None
+    plans = tuple(
+        make_plan(entries, target.output.pattern_left, bounds, seed, which=part, estimate=estimate)
+        for target, part in zip(targets, samples.parts, strict=True)
+    )
+    _check_appended(request, targets, plans, notes)
+    changes = _changes(request, samples, plans, notes)
+    _note_plans(request, entries, targets, plans, notes)
+    _check_exports(request, targets, plans)
+    # What the source left out belongs to no split; the first one's list has it.
+    rest = (replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])
+    return Plans((plans[0], *rest), changes)
+
+
+def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[Any] | None:
+    """Return about what changed samples will take; None if they stay as they are."""
+    transform = request.transform
+    if transform is None:
+        return None
+    transform.check_fields(samples.entries.fields)
+    pattern = samples.targets[0].pattern
+    return estimate_sizes(samples.entries, pattern, None if samples.binary else transform, pool)
+
+
+@memory_for("planning the shards")
+def check_output(request: Request, samples: Samples) -> Samples:
+    """Refuse samples whose files the output would replace, or that are in the datasets that are appended to.
+
+    Returns:
+        The samples, with how far each append is.
+
+    Raises:
+        InvalidRequest: There are such samples.
+        CorruptShard: What is appended to is damaged.
+    """
+    check_source_stays(samples.targets, samples.entries)
+    if not any(target.output.appends for target in samples.targets):
+        return samples
+    keys = [samples.entries.keys if part is None else samples.entries.keys.take(part) for part in samples.parts]
+    both = zip(samples.targets, keys, strict=True)
+    outputs = begin([Appended(one.output, names, made(request, samples.listed, one.split)) for one, names in both])
+    pairs = zip(samples.targets, outputs, strict=True)
+    return replace(samples, targets=tuple(replace(target, output=output) for target, output in pairs))
+
+
+def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes) -> None:
+    """Refuse samples that do not go with those that are there."""
+    for target, plan in zip(targets, plans, strict=True):
+        if (old := target.output.old) is not None:
+            check_appended(old, plan)
+            if not isinstance(target.output.append, Done):
+                notes.add(*append_notes(old, plan, changed=request.transform is not None))
+            notes.add(*export_notes(target.output, request.exports))
+
+
+def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> Changes | None:
+    """Return what a run that resumes would change, unless it would replace the dataset by another."""
+    options = request.options
+    if options.if_exists not in ("resume", "resume-overwrite"):
+        return None
+    resumed = [
+        Resumed(target.output, plan, made(request, samples.listed, target.split), request, samples.dots)
+        for target, plan in zip(samples.targets, plans, strict=True)
+    ]
+    changes = find_changes(resumed)
+    if changes is None:
+        return None
+    most = share("--max-removed", options.max_removed)
+    if options.if_exists == "resume" and (refused := refusal(resumed, changes, most)) is not None:
+        if not request.dry:
+            raise refused
+        notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
+    return with_shards(changes, resumed) if request.dry else changes
+
+
+def _note_plans(
+    request: Request, entries: Entries, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes
+) -> None:
+    """Tell the user what to know before a byte is written."""
+    for plan in plans:
+        notes.add(*plan.notes)
+    notes.add(*left_out_notes(entries))
+    if request.verb == "create" and not request.options.shuffle:
+        from shardtool.entries.classes import sorted_note
+
+        notes.add(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
+    if request.format == "tar":
+        notes.add(*map(str, _misreads(plans[0].entries, request.options)))
+    outputs = [(target.output, plan.shards) for target, plan in zip(targets, plans, strict=True)]
+    notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
+
+
+def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
+    from shardtool.interop.portability import misreads
+
+    found = misreads(entries)
+    if options.portable or not any(one.mendable for one in found):
+        return found
+    return [
+        replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
+    ]
+
+
+def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[Plan]) -> None:
+    """Refuse indexes of other tools that could not be written once the shards are there."""
+    if not request.exports or request.dry:
+        return
+    from shardtool.interop.huggingface import check_splits
+    from shardtool.publish.exporter import check_exports
+
+    if any(export.readme for export in request.exports.values()):
+        check_splits([target.split for target in targets])
+    overwrite = request.options.if_exists != "error"
+
+    def owns(name: str) -> bool:
+        return any(target.pattern.owns(name) for target in targets)
+
+    for target, plan in zip(targets, plans, strict=True):
+        shards = target.output.first + plan.shards
+        check_exports(target.pattern, shards, request.exports, owns, overwrite=overwrite)

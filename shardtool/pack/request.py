@@ -1,0 +1,139 @@
+"""One run of `create` or `reshard`: what was asked for, after the options were checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from shardtool import __version__
+from shardtool.errors import InvalidRequest
+from shardtool.interop.exports import wanted_exports
+from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.request.reshard_options import ReshardOptions
+from shardtool.storage.staging import open_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.interop.export import Export
+    from shardtool.request.options import CreateOptions, OutputOptions
+    from shardtool.request.split_options import SplitOptions
+    from shardtool.source.base import Listing
+    from shardtool.transform.steps import Transform
+    from shardtool.values import Dots
+
+Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Verb = Literal["create", "reshard"]
+
+_SPLIT = "{split}"
+_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run of `create` or `reshard`.
+
+    Attributes:
+        verb: Which of them.
+        names: A shard pattern, or the shards' names; with `{split}` in them if there are splits.
+        options: What was asked for.
+        dry: Whether nothing is written.
+        dividing: How samples are divided into splits; None: they are not.
+        transform: What is done to samples; None: nothing.
+        identity: What distinguishes the transform from any other; empty for none.
+        exports: The indexes of other tools that are written, too.
+    """
+
+    verb: Verb
+    names: tuple[str, ...]
+    options: CreateOptions | ReshardOptions
+    dry: bool
+    dividing: SplitOptions | None
+    transform: Transform | None
+    identity: str
+    exports: Mapping[str, Export]
+
+    @property
+    def format(self) -> str:
+        """The format of the shards."""
+        return output_pattern(self.names).format
+
+    @property
+    def dataset_file(self) -> str:
+        """The dataset file's path; with `{split}` in it if there are splits."""
+        pattern = output_pattern(self.names)
+        return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_MARK, _SPLIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How plans are carried out.
+
+    Attributes:
+        request: What was asked for.
+        begun: When the run began, before the source was listed: seconds since 1970.
+        dots: The dot at which keys end in the names of a tar's members.
+        keys: Hashes of the keys that the user's function made, over all splits.
+    """
+
+    request: Request
+    begun: float
+    dots: Dots = "first"
+    keys: set[bytes] = field(default_factory=set)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to each sample; None: nothing."""
+        return self.request.transform
+
+    @property
+    def options(self) -> OutputOptions:
+        """The options of the run."""
+        return self.request.options
+
+
+def read_request(output: Names, options: CreateOptions | ReshardOptions, *, dry: bool) -> Request:
+    """Return a run, if its options and its output make sense together.
+
+    Raises:
+        InvalidRequest: They do not.
+    """
+    names = tuple(os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output))
+    dividing, transform = options.of_split(), None
+    verb: Verb = "reshard"
+    if not isinstance(options, ReshardOptions):
+        verb, transform = "create", options.of_transform()
+    _check_names(names, verb, divides=dividing is not None)
+    exports = wanted_exports(options.export, output_pattern(names).format)
+    identity = transform.identity() if transform else ""
+    return Request(verb, names, options, dry, dividing, transform, identity, exports)
+
+
+def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
+    """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
+    return parse_pattern([name.replace(_SPLIT, split) for name in names])
+
+
+def _check_names(names: tuple[str, ...], verb: Verb, *, divides: bool) -> None:
+    """Refuse names with `{split}` and no splits, or the other way round."""
+    has = [_SPLIT in name for name in names]
+    if any(has) and not divides:
+        also = ", --split-column or --split-from-folder" if verb == "create" else " or --split-column"
+        expected = f"--split train=0.8,val=0.2{also}"
+        raise InvalidRequest(names[0], "{split} without splits", expected=expected)
+    if divides and not all(has):
+        expected = "a pattern such as out-{split}-{000000..}.tar"
+        raise InvalidRequest(names[0], "no {split} in it", expected=expected)
+
+
+def made(request: Request, listed: Listing, split: str) -> dict[str, object]:
+    """Return how a dataset is made, as its dataset file says."""
+    return {
+        "verb": request.verb,
+        "source": listed.name,
+        **({"split": split} if split else {}),
+        "options": {**request.options.recorded(), **listed.recorded},
+        "tool": f"shardtool {__version__}",
+    }

@@ -1,0 +1,153 @@
+"""What a run returns, made of the datasets that it wrote."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardtool.errors import CorruptShard, listing, printable
+from shardtool.fingerprint import show_fingerprint, sum_fingerprints
+from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
+from shardtool.values import counted, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.pack.plans import Plans
+    from shardtool.pack.request import Request
+    from shardtool.pack.samples import Samples
+    from shardtool.pack.targets import Target
+    from shardtool.pack.totals import Packed
+    from shardtool.publish.publisher import Publisher
+    from shardtool.request.observer import Notes
+    from shardtool.request.results import Changes
+    from shardtool.source.base import Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A dataset that a run wrote.
+
+    Attributes:
+        target: Where.
+        dataset: What its dataset file says.
+        kept: How many shards an earlier run had finished.
+        dropped: How many samples the user's function dropped.
+    """
+
+    target: Target
+    dataset: DatasetFile
+    kept: int
+    dropped: int
+
+    @property
+    def split_result(self) -> SplitResult:
+        """The dataset, as the result has it."""
+        shards = self.dataset.shards
+        return SplitResult(
+            dataset_file=self.target.output.dataset_file,
+            shards=len(shards),
+            kept=self.kept,
+            samples=sum(shard.samples for shard in shards),
+            skipped=self.dataset.skipped,
+            dropped=self.dropped,
+            size=sum(shard.size for shard in shards),
+            fingerprint=self.dataset.fingerprint,
+        )
+
+
+def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
+    """See, before a dataset file is published, that all content is that of the source, if its digest is known.
+
+    Raises:
+        CorruptShard: It is not.
+    """
+    found, wanted = sum(one.digest for one in packed), listed.digest
+    if wanted is None or any(one.skipped for one in packed):
+        return
+    if show_fingerprint(found) != show_fingerprint(wanted):
+        raise CorruptShard(
+            listed.name, f"samples with the fingerprint {show_fingerprint(found)}",
+            expected=f"{show_fingerprint(wanted)}, as their dataset files say",
+            remedy="No dataset file was written. `shardtool verify` tells what is wrong with the source.",
+        )  # fmt: skip
+
+
+def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
+    """Yield which indexes of other tools were removed, and are not made again by this run."""
+    for publisher in publishers:
+        removed = publisher.beside.removed
+        gone = {name: form for name, form in removed.items() if form not in request.exports}
+        if gone:
+            what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
+            words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
+            again = f"`shardtool index {publisher.destination.dataset_file} {words} --overwrite` makes them again"
+            yield f"{what} ({listing([*gone], 3)}): {again}"
+
+
+def result(
+    request: Request, written: Sequence[Written], changes: Changes | None, notes: Notes, seconds: float
+) -> CreateResult:
+    """Return what a run made."""
+    total = sum_fingerprints(one.dataset.fingerprint for one in written)
+    splits = {one.target.split: one.split_result for one in written}
+    return CreateResult(
+        dataset_file=request.dataset_file,
+        shards=sum(one.shards for one in splits.values()),
+        kept=sum(one.kept for one in splits.values()),
+        samples=sum(one.samples for one in splits.values()),
+        skipped=sum(one.skipped for one in splits.values()),
+        size=sum(one.size for one in splits.values()),
+        seconds=seconds,
+        fingerprint="" if total is None else show_fingerprint(total),
+        notes=tuple(notes.said),
+        dropped=sum(one.dropped for one in splits.values()),
+        features=written[0].dataset.features,
+        splits={} if request.dividing is None else splits,
+        appended=_appended(written),
+        exported=tuple(request.exports),
+        changes=None if changes is None else _with_shards(changes, written),
+    )
+
+
+def _appended(written: Sequence[Written]) -> AppendedPart | None:
+    """Return what a run has added to datasets that were there; None if there were none."""
+    if not any(one.target.output.appends for one in written):
+        return None
+    new = [shard for one in written for shard in one.dataset.shards[one.target.output.first :]]
+    return AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
+
+
+def _with_shards(changes: Changes, written: Sequence[Written]) -> Changes:
+    """Return what a run that resumed has changed, now that its shards are known."""
+    kept, removed = sum(one.kept for one in written), 0
+    for one in written:
+        there = {name for name in one.target.output.existing if name.endswith(one.target.pattern.format)}
+        removed += len(there.difference(os.fsdecode(to_bytes(shard.name)) for shard in one.dataset.shards))
+    total = sum(len(one.dataset.shards) for one in written)
+    return replace(changes, shards_kept=kept, shards_written=total - kept, shards_removed=removed)
+
+
+def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -> DryRun:
+    """Return what a run would write."""
+    shards = []
+    for target, plan in zip(samples.targets, plans.each, strict=True):
+        for shard in range(plan.shards):
+            first, last = plan.span(shard)
+            keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
+            name = _shown(samples.targets, target, shard)
+            shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
+    left_out = len(samples.entries.left_out) + sum(len(plan.left_out) for plan in plans.each)
+    return DryRun(request.dataset_file, tuple(shards), left_out, tuple(notes.said), plans.changes)
+
+
+def _shown(targets: Sequence[Target], target: Target, shard: int) -> str:
+    """Return a planned shard's name, with its folder if splits lie in several."""
+    folders = [os.path.abspath(one.pattern.folder or ".") for one in targets]
+    name = target.output.pattern_left.shard(shard)
+    if len(set(folders)) == 1:
+        return name
+    folder = os.path.abspath(target.pattern.folder or ".")
+    return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)

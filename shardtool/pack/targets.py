@@ -1,0 +1,138 @@
+"""The datasets that a run writes, one for each split: their names, folders and locks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest
+from shardtool.pack.request import output_pattern
+from shardtool.publish.destination import Destination, look
+from shardtool.publish.publisher import Publisher, clean
+from shardtool.storage.staging import open_folder
+from shardtool.values import to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import ExitStack
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.local import LocalPool
+    from shardtool.pack.request import Request
+    from shardtool.pattern import ShardPattern
+    from shardtool.storage.staging import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One dataset to be written: all of it, or a split.
+
+    Attributes:
+        split: The split's name; empty without splits.
+        output: Where it goes, and what was there when the run looked.
+    """
+
+    split: str
+    output: Destination
+
+    @property
+    def pattern(self) -> ShardPattern:
+        """The names of its shards."""
+        return self.output.pattern
+
+
+def open_targets(request: Request, splits: Sequence[str] | None = None) -> tuple[Target, ...]:
+    """Return the datasets that a run writes, after a look at what is there; none while their names are unknown.
+
+    A dry run looks only at what it would append to or resume.
+
+    Args:
+        request: The run.
+        splits: The names of its splits; None: those that the options name.
+
+    Raises:
+        InvalidRequest: A file could be of two splits, or there is nothing to append to.
+        OutputExists: Something is there that the options do not allow to touch.
+        CorruptShard: What is appended to is damaged.
+    """
+    if splits is None:
+        splits = [name for name, _ in request.dividing.shares] if request.dividing else [""]
+    patterns = [output_pattern(request.names, split) for split in splits]
+    _check_apart(request, splits, patterns)
+    targets = []
+    for split, pattern in zip(splits, patterns, strict=True):
+        output = Destination(open_folder(pattern.folder), pattern, request.options.if_exists)
+        if not request.dry or output.appends or output.resumes:
+            output = look(output)
+        targets.append(Target(split, output))
+    return tuple(targets)
+
+
+def _check_apart(request: Request, splits: Sequence[str], patterns: Sequence[ShardPattern]) -> None:
+    for one, pattern in zip(splits, patterns, strict=True):
+        for other, other_pattern in zip(splits, patterns, strict=True):
+            shared = other_pattern.owned_by(pattern) if one != other else None
+            if shared:
+                raise InvalidRequest(
+                    request.names[0], f"{shared} may be a file of the splits {one} and {other}",
+                    expected="names that tell them apart, such as out-{split}-{000000..}.tar",
+                )  # fmt: skip
+
+
+def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
+    """Refuse an output that replaces or removes a file that samples lie in; shards that are appended to stay.
+
+    Raises:
+        InvalidRequest: There is such a file.
+    """
+    folders = {os.path.dirname(file.path) for file in entries.files}
+    for target in targets:
+        there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.output.old
+        beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
+        stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
+        for file in entries.files:
+            folder, name = os.path.split(file.path)
+            if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
+                raise InvalidRequest(
+                    os.fsdecode(file.path), "a shard of the source, which the output would replace or remove",
+                    expected="an output in another folder, or under other names",
+                    remedy="Nothing was touched. The new dataset can take its place once it is complete.",
+                )  # fmt: skip
+
+
+def lock(
+    targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: LocalPool, stack: ExitStack
+) -> list[Publisher]:
+    """Make the folders, take the locks, look again, and remove what a killed run has left.
+
+    Args:
+        targets: Where the run writes.
+        temporary: The folder and the name of its temporary file; None: it makes none.
+        pool: Its workers, which are stopped before anything is removed.
+        stack: At its end, what is staged is removed and the locks are given back.
+
+    Returns:
+        What publishes each dataset.
+
+    Raises:
+        OutputExists: Another run is writing it, or has changed it.
+    """
+    for target in targets:
+        target.output.folder.ready()
+        stack.enter_context(target.output.folder.lock(target.pattern.base))
+    stack.callback(_discard, targets, temporary)
+    publishers = [Publisher(look(target.output)) for target in targets]
+    for publisher in publishers:
+        stack.callback(publisher.abandon)
+    stack.callback(pool.close)  # the first thing that is done: then nobody stages any more
+    _discard(targets, temporary)
+    return publishers
+
+
+def _discard(targets: Sequence[Target], temporary: tuple[Folder, str] | None) -> None:
+    for target in targets:
+        clean(target.output)
+    if temporary is not None:
+        folder, name = temporary
+        folder.discard_staged([name])

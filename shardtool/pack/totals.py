@@ -1,0 +1,119 @@
+"""What the packed shards of a plan hold together, and the dataset file that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import DatasetFile, feature_spec
+from shardtool.errors import InvalidRequest, memory_for
+from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.publish.append import joined
+from shardtool.publish.appended import Done
+from shardtool.publish.skipped_file import encode_skipped
+from shardtool.values import output_text, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.interop.portability import Misread
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.destination import Destination
+    from shardtool.publish.publisher import Publisher
+    from shardtool.values import Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The shards of a plan, all of them published.
+
+    Attributes:
+        plan: The plan.
+        shards: What the dataset file says of each.
+        fields: How many samples have each field.
+        field_bytes: Bytes of all payloads.
+        schema: The columns of the sidecars, and their types.
+        digest: The content fingerprint.
+        skipped: What was left out, in the order of its list.
+        kept: How many shards an earlier run had finished.
+        dropped: How many samples the user's function dropped.
+        misread: What readers would get wrong about the keys that it made.
+    """
+
+    plan: Plan
+    shards: tuple[ShardEntry, ...]
+    fields: Mapping[str, int]
+    field_bytes: int
+    schema: Mapping[str, str]
+    digest: int
+    skipped: tuple[Skipped, ...]
+    kept: int
+    dropped: int
+    misread: tuple[Misread, ...]
+
+    def features(self) -> dict[str, str]:
+        """Return what `tf.io.parse_single_example` wants for each feature."""
+        samples, entries = sum(shard.samples for shard in self.shards), self.plan.entries
+        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
+
+    def numbers(self) -> dict[str, str]:
+        """Return the fields of tar shards that are numbers as text, and their kinds."""
+        numbers = self.plan.entries.numbers
+        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
+
+
+@memory_for("the dataset file")
+def publish_dataset(packed: Packed, publisher: Publisher, made: Mapping[str, object]) -> DatasetFile:
+    """Publish what was skipped and the dataset file; return what it says.
+
+    Args:
+        packed: The shards.
+        publisher: What published them.
+        made: How the dataset was made, or what was appended: goes into the dataset file as it is.
+    """
+    output, pattern = publisher.destination, publisher.pattern
+    last = output.first + len(packed.shards)
+    if isinstance(output.append, Done):
+        check_same(output.append, last, None, output)
+        return output.append.old
+    skipped = publisher.all_skipped(packed.skipped)
+    dataset = DatasetFile(
+        name=output_text(pattern.base),
+        pattern=output_text(pattern.text),
+        format=pattern.format,
+        shards=packed.shards,
+        fields={name: packed.fields[name] for name in sorted(packed.fields, key=to_bytes)},
+        field_bytes=packed.field_bytes,
+        skipped=len(skipped),
+        schema=packed.schema,
+        classes=packed.plan.entries.classes,
+        features=packed.features() if pattern.format == "tfrecord" else {},
+        made=made,
+        fingerprint=show_fingerprint(packed.digest),
+        skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
+        numbers=packed.numbers() if pattern.format == "tar" else {},
+    )
+    if output.old is not None:
+        dataset = joined(output.old, dataset)
+    publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
+    return dataset
+
+
+def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destination) -> None:
+    """Refuse an append that the dataset has with other content.
+
+    Args:
+        done: The append, as the dataset has it.
+        number: Of a shard.
+        shard: What this run says of it; None if there is none of that number.
+        output: The dataset.
+
+    Raises:
+        InvalidRequest: The dataset says something else.
+    """
+    if [*done.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
+        raise InvalidRequest(
+            output.pattern.text, "the dataset has these samples already, with other content",
+            remedy="Give the new samples other keys, and leave --resume out.",
+        )  # fmt: skip

@@ -1,0 +1,107 @@
+"""A folder as a source: a tree of files, where those that share a key are one sample."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.request.options import TOP_FOLDER
+from shardtool.source.base import TASKS, Listing, Source, check_left_out
+from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
+from shardtool.storage.reading import inside, source_root
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.local import LocalPool
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.observer import Observer
+    from shardtool.request.options import CreateOptions
+
+
+class FolderSource(Source):
+    """A tree of files."""
+
+    may_skip_names = True
+
+    def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
+        self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
+        self._source, self._options = source, options
+        self._root = source_root(source)
+        places = [(inside(pattern.folder, self._root), pattern) for pattern in outputs]
+        own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
+        self._rules = ScanRules(
+            options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
+        )
+
+    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+        """List the tree in the workers, while a thread imports what comes next."""
+        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.pack.rounds",), daemon=True)
+        top = ScanPart()
+        tasks = share_out(self._root, self._rules, TASKS, top)
+        ahead.start()
+        found: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan, tasks):
+            found[number] = part
+            observer.listed(len(part.counts))
+        parts = [found[number] for number in sorted(found)]
+        ahead.join()
+        from shardtool.source.folder import samples as folder
+
+        options = self._options
+        notes = _left_behind_notes([top, *parts])
+        entries = folder.collect(self._root, parts, top.left_out)
+        check_left_out(self._source, entries.left_out, options.on_error)
+        chosen = None
+        if options.where is not None:
+            from shardtool.select.query import matching
+
+            chosen = matching(folder.table_of(entries), options.where)
+        if options.label_from_folder:  # a class has its number whether its samples are chosen or not
+            from shardtool.dataset.classes import open_classes
+
+            depth = 1 if options.split_from_folder else 0
+            entries = folder.label_from_folder(entries, open_classes(options.classes_from), depth=depth)
+            notes += filter(None, [folder.split_note(entries)])
+        if options.dots is None:
+            folder.check_torn(entries)
+        if chosen is not None and options.where is not None:
+            entries = entries.take(chosen)
+            _check_some(entries, options.where)
+        if options.on_error == "skip" and not options.portable:
+            from shardtool.source.naming import leave_out_unsafe
+
+            entries = leave_out_unsafe(entries)
+        return Listing(entries, self._name, tuple(notes))
+
+    def column(self, listed: Listing, name: str) -> Any:
+        """Return `key`, `path`, `folder` or `size` of each sample."""
+        from shardtool.source.folder import samples as folder
+
+        if name == TOP_FOLDER:
+            return folder.split_folders(listed.entries.keys)
+        if name not in folder.COLUMNS:
+            expected = f"one of {', '.join(folder.COLUMNS)}"
+            raise InvalidRequest(name, "a folder has no such column", expected=expected, remedy="Use a manifest.")
+        return folder.table_of(listed.entries).column(name)
+
+
+def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
+    """Tell of what operating systems leave in folders, which is passed over as hidden names are."""
+    found = sum((part.left_behind for part in parts), Counter[bytes]())
+    if not found:
+        return []
+    names = [printable(name) for name, _ in found.most_common()]
+    what = counted(found.total(), "name that an operating system made, passed over")
+    return [f"{what}: {listing(names)} (--hidden takes them)"]
+
+
+def _check_some(entries: Entries, query: str) -> None:
+    if not len(entries):
+        raise InvalidRequest("--where", f"no sample for which {query}")

@@ -1,0 +1,47 @@
+"""A manifest as a source: a table with a row for each sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardtool.source.base import TASKS, Listing, Source, check_left_out
+from shardtool.source.manifest.manifest import Manifest
+from shardtool.source.manifest.options import manifest_options
+from shardtool.source.manifest.stat import stat_listed
+
+if TYPE_CHECKING:
+    from shardtool.execute.local import LocalPool
+    from shardtool.request.observer import Observer
+    from shardtool.request.options import CreateOptions
+
+
+class ManifestSource(Source):
+    """A table with a row a sample."""
+
+    def __init__(self, source: Any, options: CreateOptions) -> None:
+        self._manifest = Manifest(source, manifest_options(options))
+        self._options = options
+
+    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+        """Choose rows and columns, and look at the files in the workers."""
+        manifest, options = self._manifest, self._options
+        if options.where is not None:
+            from shardtool.select.query import matching
+
+            manifest.keep(matching(manifest.table, options.where))
+        manifest.check()
+        found = {}
+        for number, part in pool.map(stat_listed, manifest.tasks(TASKS)):
+            found[number] = part
+            observer.listed(len(part))
+        entries = manifest.entries([found[number] for number in sorted(found)])
+        check_left_out(manifest.name, entries.left_out, options.on_error, "leave their rows out with --where")
+        return Listing(entries, manifest.name, tuple(manifest.notes))
+
+    def column(self, listed: Listing, name: str) -> Any:  # noqa: ARG002 - the table has more columns than samples
+        """Return a column of the manifest, for the samples that are left."""
+        return self._manifest.column(name)
+
+    def write_binary(self, file: Any) -> None:
+        """Write the payload of all SPAN rows."""
+        self._manifest.write_binary(file)

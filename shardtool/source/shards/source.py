@@ -1,0 +1,215 @@
+"""Datasets as a source: their samples are chosen and changed, and none is decoded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import InvalidRequest, listing
+from shardtool.request.options import pairs
+from shardtool.select import order
+from shardtool.source.base import Listing, Source, check_left_out
+from shardtool.values import SPAN, counted, to_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.local import LocalPool
+    from shardtool.names import Names
+    from shardtool.request.observer import Observer
+    from shardtool.request.reshard_options import ReshardOptions
+
+_CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
+_CHOOSES = ("where", "sample", "head")
+
+
+class ShardSource(Source):
+    """The samples of datasets.
+
+    Samples are chosen and changed in this order: fields, `join`, `where`, `values`, `sample`, duplicates, `sort_by`,
+    `head`.
+
+    Args:
+        datasets: One, or a list of them.
+        options: What is asked for.
+        to_format: Of the shards that the samples will be in.
+    """
+
+    by_key = False
+    asks_for_taken_keys = True
+
+    def __init__(self, datasets: Any, options: ReshardOptions, to_format: str) -> None:
+        self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
+        if not self._datasets:
+            raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
+        self._options, self._format = options, to_format
+
+    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+        """List the shards, in the workers where they have no index; choose their fields, then `join` and `where`."""
+        from shardtool.source.shards.listing import list_datasets
+
+        options = self._options
+        renames = pairs("--rename-field", options.rename_fields)
+        found = list_datasets(
+            self._datasets, pool, observer, to_format=self._format,
+            only=options.select_fields, without={*options.drop_fields, *options.classes} - {old for old, _ in renames},
+        )  # fmt: skip
+        recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
+        changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
+        notes = (*found.notes, *_unchecked(found.entries))
+        digest = None if changed else found.digest
+        listed = Listing(found.entries, found.name, notes, recorded, digest, found.shards, found.packed)
+        return self._with_fields(self._with_values(self._joined(self._with_named_fields(listed))))
+
+    def choose(self, listed: Listing, taken: Names | None) -> Listing:
+        """Return the samples that were asked for, in the order that was asked for."""
+        options = self._options
+        listed = self._without_duplicates(self._sampled(listed), taken)
+        listed = replace(listed, entries=self._first(self._sorted(listed)))
+        entries = listed.entries
+        if self._format == "tar":
+            _check_tar(listed)
+        check_left_out(listed.name, entries.left_out, options.on_error, "make the shards anew without them")
+        if not len(entries):
+            left_out = f": all {len(entries.left_out):,} were left out" if entries.left_out else ""
+            raise InvalidRequest(listed.name, f"no samples{left_out}", expected="one or more")
+        return listed
+
+    def column(self, listed: Listing, name: str) -> Any:
+        """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
+        from shardtool.select.order import column_of
+
+        return column_of(_table(listed), name, "DATASET")
+
+    def _with_named_fields(self, listed: Listing) -> Listing:
+        options = self._options
+        if not (options.select_fields or options.drop_fields or options.rename_fields):
+            return listed
+        from shardtool.select.fields import select_fields
+
+        renames = pairs("--rename-field", options.rename_fields)
+        entries = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
+        return replace(listed, entries=entries)
+
+    def _joined(self, listed: Listing) -> Listing:
+        """Return the samples that `where` takes, with the columns of the table of `join`."""
+        options = self._options
+        if options.join is not None:
+            from shardtool.select.join import join
+
+            joined = join(listed.entries, options.join, options.on or "")
+            recorded = {**listed.recorded, "join": joined.name}
+            notes = (*listed.notes, *joined.notes)
+            listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes)
+        if options.where is None:
+            return listed
+        from shardtool.select.query import matching
+
+        samples = matching(_table(listed), options.where)
+        return _take_some(listed, samples, "--where", f"no sample for which {options.where}")
+
+    def _with_values(self, listed: Listing) -> Listing:
+        """Return the samples with the fields that `values` and `classes` make of metadata."""
+        options, values = self._options, pairs("--field", self._options.values)
+        if not (values or options.classes):
+            return listed
+        from shardtool.dataset.classes import open_classes
+        from shardtool.select.join import set_fields
+
+        entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
+        return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+
+    def _with_fields(self, listed: Listing) -> Listing:
+        """Return the samples that have fields: an Example may hold nothing but its key."""
+        from shardtool.select.fields import without_empty
+
+        if not len(listed.entries):
+            return listed
+        found = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
+        return listed if found is listed.entries else replace(listed, entries=found, digest=None)
+
+    def _sampled(self, listed: Listing) -> Listing:
+
+        entries, share = listed.entries, self._options.sample
+        if share is None:
+            return listed
+        samples = order.sample_by_key(entries.keys, share)
+        return _take_some(listed, samples, "--sample", f"none of {len(entries):,} samples falls into {share}")
+
+    def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
+        from shardtool.select.duplicates import resolve_duplicates
+
+        before, file, asked = listed.entries, listed.entries.file, self._options.on_duplicate
+        # An error tells where shards lie, for two may have one name; `out.skipped` must not.
+        names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
+        entries, _, notes = resolve_duplicates(before, asked, lambda at: names[0 if file is None else file[at]], taken)
+        if entries is before:
+            return listed
+        more = notes if asked == "rename" else ()  # what is left out gets a note of its own
+        return replace(listed, entries=entries, digest=None, notes=(*listed.notes, *more))
+
+    def _sorted(self, listed: Listing) -> Entries:
+        options = self._options
+        if options.sort_by is None:
+            return listed.entries
+
+        column = order.column_of(_table(listed), options.sort_by, "--sort-by")
+        return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
+
+    def _first(self, entries: Entries) -> Entries:
+        import numpy as np
+
+        head = self._options.head
+        return entries if head is None or head >= len(entries) else entries.take(np.arange(head))
+
+
+def _check_tar(listed: Listing) -> None:
+    """Refuse fields that cannot be the ends of members' names, or that cannot be told from keys there."""
+    entries = listed.entries
+    fields = [name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count]
+    dotted = [name for name in fields if "." in name]
+    if dotted and "dots" in listed.recorded:
+        raise InvalidRequest(
+            listed.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
+            expected="names that the first dot divides, or the last",
+            remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
+        )  # fmt: skip
+    bad = [name for name in fields if "/" in name]
+    if bad:
+        raise InvalidRequest(
+            listed.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
+            expected="an ending, such as jpg", remedy=f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields.",
+        )  # fmt: skip
+
+
+def _unchecked(entries: Entries) -> list[str]:
+    """Return what the user should know of payloads whose damage nothing would tell."""
+    import numpy as np
+
+    if entries.expected is None or entries.file is None:
+        return []
+    rows = np.flatnonzero((entries.expected < 0) & (entries.kind == SPAN))
+    if not len(rows):
+        return []
+    samples = np.searchsorted(entries.first, rows, "right") - 1
+    shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
+    what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told"
+    return [f"{what}: `shardtool index --checksum` adds them"]
+
+
+def _table(listed: Listing) -> Any:
+    """Return what a query sees of samples."""
+    import numpy as np
+
+    entries = listed.entries
+    file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
+    return order.table_of(entries, file, listed.shards)
+
+
+def _take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:
+    if not len(samples):
+        raise InvalidRequest(option, found, expected="one sample or more")
+    return replace(listed, entries=listed.entries.take(samples))
