@@ -28,40 +28,24 @@ HEAVY = {"numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "braceexpand", "
 SLOW = {"importlib", "json", "subprocess", "tempfile", "traceback"}  # of the standard library, where few runs need it
 FREE = ("package", "cli")
 
-# What does not keep the law yet. The tests fail on what is not listed here, and on what is listed and gone.
-UPWARD = {
-    "check.foreign_indexes": {"verbs.verify"},
-    "check.recorded_run": {"verbs.reshard"},
-    "check.source": {"verbs.verify"},
-    "check.targets": {"verbs.verify"},
-    "pack.run": {"verbs.export"},
-    "request.options": {
-        "dataset.classes",
-        "publish.publisher",
-        "select.splits",
-        "source.folder.scan",
-        "source.manifest.manifest",
-    },
-}
-IN_CIRCLES = {"inspection.overview", "inspection.summary", "verbs.repair", "verbs.verify"}
+# Light modules that are imported late all the same: a worker, or a run that ends early, does without them. The test
+# fails on what is not listed here, and on what is listed and gone.
 LATE = {
     "check.foreign_indexes": {"array", "dataset.walk", "interop.hashes"},
+    "check.look": {"check.foreign_indexes", "check.targets"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
     "execute.worker": {"errors"},
-    "pack.run": {"entries.classes", "fingerprint", "interop.huggingface", "request.options", "verbs.export"},
-    "request.options": {"dataset.classes", "transform.steps"},
-    "source.base": {"dataset.classes", "source.manifest.stat"},
-    "verbs.repair": {"check.recorded_run", "dataset.walk", "verbs.create", "verbs.index"},
-    "verbs.reshard": {"dataset.classes"},
-    "verbs.verify": {
-        "dataclasses",
-        "check.foreign_indexes",
-        "check.recorded_run",
-        "check.targets",
-        "dataset.unfinished",
-        "verbs.repair",
-    },
+    "inspection.page.page": {"markupsafe"},
+    "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter"},
+    "pack.run": {"pack.result", "publish.exporter"},
+    "request.options": {"transform.steps"},
+    "source.folder.source": {"dataset.classes"},
+    "source.manifest.options": {"dataset.classes"},
+    "source.open": {"source.folder.source", "source.manifest.options"},
+    "source.shards.source": {"dataset.classes"},
+    "verbs.repair": {"dataset.walk", "request.options", "verbs.create", "verbs.index"},
+    "verbs.verify": {"verbs.repair"},
     "write.scatter": {"dataset.shard_file"},
     "write.shard": {"write.tar", "write.tar_copy", "write.tfrecord", "write.transformed"},
 }
@@ -145,19 +129,19 @@ def _heavy(module: str) -> bool:
 
 def test_rooms_import_downward() -> None:
     """A module imports only from its own room and from rooms below it, for types too."""
-    assert _table(_upward()) == UPWARD
+    assert not _table(_upward())
 
 
 def test_no_circles() -> None:
     """No module imports itself by way of others, for types too."""
-    edges = _ours() - _upward()
+    edges = _ours()
     while True:  # what imports nothing that is left, or is imported by nothing that is left, is in no circle
         importing, imported = {one for one, _ in edges}, {other for _, other in edges}
         kept = {(one, other) for one, other in edges if other in importing and one in imported}
         if kept == edges:
             break
         edges = kept
-    assert {*_table(edges)} == IN_CIRCLES
+    assert not _table(edges)
 
 
 def test_rooms_are_small() -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.parquet_bounds import Extent
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
-_VERIFY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_VERIFY = "`shardtool verify` tells what is wrong; `shardtool verify --repair` mends what can be mended."
 _LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
            "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more

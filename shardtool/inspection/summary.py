@@ -252,7 +252,7 @@ def _shard_spreads(overview: Overview) -> tuple[Spread, Spread]:
 def file_size(path: str) -> int | None:
     """Return the size of a file; None where it has none."""
     try:
-        return os.stat(path).st_size
+        return file_stat(path).st_size
     except OSError:
         return None
 

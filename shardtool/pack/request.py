@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern

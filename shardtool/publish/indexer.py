@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool import __version__
+from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
 from shardtool.dataset.walk import SurveyTask, walked_text
 from shardtool.errors import OutputExists, listing, printable

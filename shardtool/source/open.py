@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.storage.reading import entries_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +60,7 @@ def _may_be_manifest(text: str) -> bool:
     if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
         return True
     try:
-        with os.scandir(text) as found:
-            names = [entry.name for _, entry in zip(range(8), found, strict=False)]
+        names = [entry.name for _, entry in zip(range(8), entries_in(text), strict=False)]
     except OSError:
         return False
     return any(name.endswith(".parquet") or "=" in name for name in names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from shardtool.storage.reading import entries_in
+
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 ARROW = (".feather", ".arrow", ".ipc")
@@ -34,16 +36,15 @@ def parquet_files(folder: str) -> list[str]:
     found, folders = [], [folder]
     try:
         while folders:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:  # up to the first that is something else: there may be millions
-                    if entry.name[0] in "._":
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    elif entry.name.lower().endswith(PARQUET):
-                        found.append(entry.path)
-                    else:
-                        return []
+            for entry in entries_in(folders.pop()):  # up to the first that is something else: there may be millions
+                if entry.name[0] in "._":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name.lower().endswith(PARQUET):
+                    found.append(entry.path)
+                else:
+                    return []
     except OSError:
         return []
     return sorted(found, key=os.fsencode)

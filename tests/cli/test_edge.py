@@ -50,7 +50,7 @@ hooked.{name} = instead
 sys.argv = ["shardtool", *{words!r}]
 main()
 """
-_WHERE = {"create": ("verbs.create", "write_dataset"), "inspect": ("inspection.summary", "inspect"),
+_WHERE = {"create": ("verbs.create", "write_dataset"), "inspect": ("verbs.inspect", "inspect"),
           "verify": ("verbs.verify", "verify"), "index": ("verbs.index", "index"),
           "reshard": ("verbs.reshard", "write_dataset")}  # fmt: skip
 _PATIENCE_S = 30
@@ -253,11 +253,13 @@ def _remedies(path: Path) -> list[tuple[int, str]]:
 
 _EVERY = {path: _remedies(path) for path in sorted(_PACKAGE.rglob("*.py"))}
 # Whose errors any verb can meet: they advise what every verb has, or say which verb has it.
-_SHARED = (
-    "execute", "format", "read", "storage.py", "reading.py", "survey.py", "examine.py", "dataset.py", "sidecar.py",
-    "index_rows.py", "errors.py",
-)  # fmt: skip
-_WHERE_THEY_ARE_KNOWN = {"--workers": "execute", "--temp-dir": "storage.py", "--method": "storage.py"}
+_SHARED = ("execute", "format", "storage", "dataset", "errors.py")
+_WHERE_THEY_ARE_KNOWN = {
+    "--workers": "execute",
+    "--temp-dir": "storage",
+    "--method": "storage",
+    "--overwrite": "storage",
+}
 _ANOTHER_COMMAND = re.compile(r"`[^`]*`|the command that made it again with --resume", re.IGNORECASE)
 
 

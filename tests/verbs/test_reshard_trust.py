@@ -25,7 +25,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.pack import rounds as packing
+from shardtool.pack import keep
 from shardtool.request.observer import Observer
 from shardtool.source.shards.datasets import open_datasets
 from shardtool.source.shards.shard_columns import Seen
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let shards that are made from now on seem younger than their sources, so that `--resume` may trust them."""
-    return lambda: monkeypatch.setattr(packing, "_CLOCK_SLACK_S", -3600)
+    return lambda: monkeypatch.setattr(keep, "_CLOCK_SLACK_S", -3600)
 
 
 def _dataset(folder: Path, name: str, files: Mapping[str, bytes], **options: Any) -> Path:
