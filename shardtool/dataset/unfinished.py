@@ -88,7 +88,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
     for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
         raise InvalidRequest(
             folder or ".", str(one), expected=EXPECTED,
-            remedy="Finish that run: `create --resume`, say. `shardtool reshard` makes a dataset of those that are here.",
+            remedy="`create --resume` finishes such a run; `shardtool reshard` makes a dataset of those that are here.",
         )  # fmt: skip
 
 
