@@ -52,13 +52,16 @@ class Signals:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Raise nothing from now on: what is left is to print a line. A signal ends the process at once."""
+        """Raise nothing from now on: what is left is to print a line. A signal gives that `_PATIENCE_S`, no more."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._ended:
-            os._exit(128 + (self._first or signum))
+            self._first = self._first or signum
+            signal.signal(signal.SIGALRM, self._on_alarm)
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+            return
         if self._first is not None:
             if self._latest_end is None:
                 self._latest_end = time.monotonic() + _PATIENCE_S
@@ -70,8 +73,10 @@ class Signals:
         raise Interrupted(signum)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._first is None or self._ended:
+        if self._first is None:
             return
+        if self._ended:
+            os._exit(128 + self._first)
         if self._latest_end is not None and time.monotonic() > self._latest_end:
             self._ended = True
             self._at_once(self._first)
