@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_GAPS = 1000
 _MOST_NAMES = 10**7  # of a closed pattern: each is looked for
+_GLOB = re.compile(r"[*?\[]")
 _PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
@@ -166,7 +167,7 @@ def _gaps(subject: Subject) -> Iterator[Finding]:
 
 def _asked_for(given: Any) -> list[str]:
     """Return the names that a closed pattern asks for; none where it is no such pattern."""
-    if not isinstance(given, (str, os.PathLike)) or os.path.exists(given):
+    if not isinstance(given, (str, os.PathLike)) or os.path.exists(given) or _GLOB.search(os.fspath(given)):
         return []
     try:
         pattern = parse_pattern(given)

@@ -211,7 +211,12 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
     """Yield what the dataset file lists and is not there, or not of the size that it lists."""
     if opened.file is None:
         return
-    for shard, entry in zip(opened.shards, opened.file.shards, strict=True):
+    listed = {entry.name: entry for entry in opened.file.shards}
+    for shard in opened.shards:
+        entry = listed.get(output_text(shard.name))
+        if entry is None:  # a pattern found it beside those of the dataset
+            yield Problem("extra-shard", shown(shard.path), "not in the dataset file")
+            continue
         for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
             try:
                 found = file_stat(path).st_size

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
-from shardtool.errors import CorruptShard, OutputExists
+from shardtool.errors import CorruptShard, OutputExists, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pack.keep import shard_fingerprint
 from shardtool.pattern import sidecar_name
@@ -118,6 +118,9 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         if file is not None and (differing := _differing(file.made, one.made)):
             found = f"made with other options: {differing}"
             return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
+        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.classes)):
+            expected = f"the numbers of the first run: --classes-from {one.output.pattern.dataset_file}"
+            return _refused(one, renumbered, expected, with_shards(changes, resumed))
     if changes.samples_removed <= most * changes.samples_before:
         return None
     share = changes.samples_removed / changes.samples_before
@@ -125,6 +128,15 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
     expected = f"at most {float(100 * most):.4g}% of them (--max-removed)"
     found = f"{gone} would be removed, for the source has them no more"
     return _refused(resumed[0], found, expected, with_shards(changes, resumed))
+
+
+def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:
+    """Return which class would get another number; empty: none, though there may be more of them."""
+    for field, names in before.items():
+        for number, (name, other) in enumerate(zip(names, now.get(field, []), strict=False)):
+            if name != other:
+                return f"class {number} of {field} would be {printable(other)!r}, and is {printable(name)!r}"
+    return ""
 
 
 def _refused(one: Resumed, found: str, expected: str, changes: Changes) -> OutputExists:

@@ -134,7 +134,9 @@ class Indexer:
         """
         target, old, same = self.target, self.target.old, False
         if old is not None and len(self.entries) == len(target.names):
-            same = all(_goes_with(before, self.entries[at]) for at, before in enumerate(old.shards))
+            same = len(old.shards) == len(target.names) and all(
+                _goes_with(before, self.entries[at]) for at, before in enumerate(old.shards)
+            )
         if target.own and not same and not self.wrong:
             self.wrong.append(f"{target.dataset_file} (of other shards)")
         self._refuse_wrong()

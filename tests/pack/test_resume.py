@@ -16,14 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
+from shardtool.dataset.dataset_file import read_dataset
 from shardtool.request.options import share
 from shardtool.request.results import Changes
 from tests.helpers import read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from shardtool.request.results import CreateResult
+    from shardtool.values import IfExists
 
 _COUNT = 40
 _OPTIONS = CreateOptions(workers=1, max_count=4)
@@ -131,6 +133,27 @@ def test_other_options_are_refused(place: Path) -> None:
         _pack(place, "resume", shuffle=True)
     assert read_tree(place / "out") == there
     assert _pack(place, "resume", on_error="skip", start_method="spawn").kept == 10
+
+
+@pytest.mark.parametrize("change", ["another list", "a class before the others"])
+def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
+    """A run that would give classes other numbers is refused; more classes after those that there are, are not."""
+    write_tree(tmp_path / "in", {f"{label}/{at}.txt": b"x" for label in ("cat", "dog") for at in range(6)})
+
+    def packed(if_exists: IfExists, classes: list[str] | None = None) -> Mapping[str, list[str]]:
+        options = CreateOptions(label_from_folder=True, classes_from=classes, if_exists=if_exists, workers=1)
+        create(tmp_path / "in", tmp_path / "out" / "x-{0..}.tar", options)
+        return read_dataset((tmp_path / "out" / "x.json").read_bytes(), "x").classes
+
+    assert packed("error") == {"cls": ["cat", "dog"]}
+    if change == "another list":
+        with pytest.raises(OutputExists, match="class 0 of cls would be 'dog', and is 'cat'"):
+            packed("resume", ["dog", "cat"])
+        return
+    write_tree(tmp_path / "in", {"ant/1.txt": b"x"})
+    with pytest.raises(OutputExists, match=r"--classes-from x\.json"):
+        packed("resume")
+    assert packed("resume", ["cat", "dog", "ant"]) == {"cls": ["cat", "dog", "ant"]}
 
 
 def test_options_that_nobody_recorded(place: Path) -> None:

@@ -206,6 +206,20 @@ def test_a_dataset_file_of_more_shards_stays(dataset: Path) -> None:
     assert identity(dataset) == before
 
 
+def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
+    """A pattern may find a shard that the dataset file does not list: `index` takes it in if asked, `inspect` tells."""
+    folder = dataset if dataset.is_dir() else dataset.parent
+    first = shards(folder)[0]
+    ending = first.suffix
+    assert verify(f"{folder}/x-[0-9]{ending}", VerifyOptions(workers=1)).sound  # a glob is no name that is missing
+    shutil.copy(first, folder / f"x-9{ending}")
+    given = f"{folder}/x-{{0..}}{ending}"
+    with pytest.raises(OutputExists, match="--overwrite"):
+        index(given, IndexOptions(workers=1))
+    assert [one.code for one in inspect(given).problems] == ["extra-shard"]
+    assert index(given, IndexOptions(workers=1, overwrite=True)).shards == len(shards(folder))
+
+
 def test_a_shard_that_is_not_there(dataset: Path) -> None:
     """A shard that a dataset file lists and that is gone, or no file, is an error that names it; nothing is written."""
     gone = shards(dataset)[1]
