@@ -18,7 +18,7 @@ from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pack.keep import shard_fingerprint
-from shardtool.pattern import sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.request.command_line import option
 from shardtool.request.results import Changes
@@ -121,6 +121,9 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.classes)):
             expected = f"the numbers of the first run: --classes-from {one.output.pattern.dataset_file}"
             return _refused(one, renumbered, expected, with_shards(changes, resumed))
+    if lost := _splits_gone(resumed):
+        found = f"the source has no sample of {', '.join(lost)} any more, of which there are shards"
+        return _refused(resumed[0], found, "all splits of the first run", with_shards(changes, resumed))
     if changes.samples_removed <= most * changes.samples_before:
         return None
     share = changes.samples_removed / changes.samples_before
@@ -128,6 +131,23 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
     expected = f"at most {float(100 * most):.4g}% of them (--max-removed)"
     found = f"{gone} would be removed, for the source has them no more"
     return _refused(resumed[0], found, expected, with_shards(changes, resumed))
+
+
+def _splits_gone(resumed: Sequence[Resumed]) -> list[str]:
+    """Return the splits that the first run made in this folder, and that this one has no samples for."""
+    file, folder = _dataset_file(resumed[0].output), resumed[0].output.folder
+    if file is None or "split" not in file.made:
+        return []
+    known, found = {one.made.get("split") for one in resumed}, []
+    for name in sorted(folder.names()):
+        if name.endswith(DATASET_SUFFIX):
+            try:
+                other = read_dataset(folder.read(name), name)
+            except (OSError, CorruptShard):
+                continue
+            if other.is_split_with(file) and other.made["split"] not in known:
+                found.append(printable(str(other.made["split"])))
+    return found
 
 
 def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import wsgiref
 from dataclasses import replace
@@ -154,6 +155,18 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
     with pytest.raises(OutputExists, match=r"--classes-from x\.json"):
         packed("resume")
     assert packed("resume", ["cat", "dog", "ant"]) == {"cls": ["cat", "dog", "ant"]}
+
+
+def test_a_split_that_is_gone(tmp_path: Path) -> None:
+    """A run over a source that has lost a whole split is refused: its shards would stay as if they were current."""
+    write_tree(tmp_path / "in", {f"{split}/cat/{at}.txt": b"x" for split in ("train", "val") for at in range(4)})
+    options = CreateOptions(split_from_folder=True, workers=1)
+    create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", options)
+    shutil.rmtree(tmp_path / "in" / "train")
+    there = read_tree(tmp_path / "out")
+    with pytest.raises(OutputExists, match="no sample of train any more"):
+        create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume"))
+    assert read_tree(tmp_path / "out") == there
 
 
 def test_options_that_nobody_recorded(place: Path) -> None:
