@@ -1,4 +1,4 @@
-"""Values that every layer shares: sizes, the key and field rule, and why a sample was left out."""
+"""Values that every layer shares: sizes, the key and field rule."""
 
 from __future__ import annotations
 
@@ -33,14 +33,6 @@ IMAGE_ENDINGS = frozenset(
 
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
-
-IMAGE_ENDINGS = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
-)
-
-NO_FIELD = "no-field"  # why something was left out that has no field, or no name for one
-DUPLICATE = "duplicate"  # why a sample was left out whose key another one has
-UNSAFE_NAME = "unsafe-name"  # and one whose key or field no shard can hold
 
 NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -149,23 +141,6 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 def ends_early(key: bytes) -> bool:
     """Tell whether a tar member's key, by the rule of the first dot, would end before this one does."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Something that was left out: a row of `out.skipped`.
-
-    Attributes:
-        key: The sample's key; empty where the file belongs to none.
-        path: Relative to the source.
-        code: Stable, for programs: `unreadable`, `vanished`, `changed`, `oversize`, `no-field`, `special-file`, ...
-        message: For people.
-    """
-
-    key: str
-    path: str
-    code: str
-    message: str
 
 
 class SpanFile(NamedTuple):

@@ -25,7 +25,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
-from shardtool.values import DUPLICATE, FILE, INLINE, counted, output_text, to_bytes
+from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class Comparison:
             unchecked.append("the source: --map made the samples, and is not run again")
             return
         entries = self._entries(pool)
-        if made.choosing and any(one.code == DUPLICATE for one in entries.left_out):
+        if made.choosing and any(one.code == "duplicate" for one in entries.skipped):
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
         self._add_unchecked()
@@ -146,7 +146,7 @@ class Comparison:
         found = self.subject.found
         return output_text(os.path.basename(found.dataset_file or "") or found.folder or ".")
 
-    def _left_out(self) -> set[str]:
+    def _skipped_keys(self) -> set[str]:
         """Return the keys that the dataset's list of what was left out has."""
         file = self.subject.file
         if file is None or not file.skipped:
@@ -162,8 +162,8 @@ class Comparison:
     def _missing(self, entries: Entries, place: NDArray[np.int64]) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
-        left_out = self._left_out()
-        lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in left_out]
+        skipped = self._skipped_keys()
+        lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in skipped]
         found = (
             Finding("source-missing", self._name, "not in the dataset", "a sample, as in the source",
                     key=walked_text(entries.keys[at])) for at in lacking

@@ -157,8 +157,8 @@ def summary(result: CreateResult) -> str:
     if result.dropped:
         lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
     if result.skipped:
-        ledger = result.dataset_file.removesuffix(".json") + ".skipped"
-        lines.insert(1, f"{result.skipped:,} left out, listed in {ledger}")
+        name = result.dataset_file.removesuffix(".json") + ".skipped"
+        lines.insert(1, f"{result.skipped:,} left out, listed in {name}")
     if result.features:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]

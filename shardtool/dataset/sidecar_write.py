@@ -67,7 +67,7 @@ class Written:
         samples: What was planned.
         columns: Their metadata, a `pyarrow.Table`, or None.
         field_crcs: uint32 for each field that was written.
-        left_out: The places of samples that were not.
+        skipped: The places of samples that were not.
         source_paths: Whether the source's names are a column.
     """
 
@@ -75,20 +75,20 @@ class Written:
     samples: ShardSamples
     columns: Any
     field_crcs: bytes
-    left_out: tuple[int, ...]
+    skipped: tuple[int, ...]
     source_paths: bool
 
 
 def index_of(shard: Written) -> ShardIndex:
     """Return the index of a shard that was written."""
-    samples, columns, left_out = shard.samples, shard.columns, shard.left_out
+    samples, columns, skipped = shard.samples, shard.columns, shard.skipped
     counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.stored or samples.sizes, np.int64)
     keys, whole = samples.keys, None if samples.whole is None else np.frombuffer(samples.whole, np.bool_)
     paths = samples.paths[:-1].split(b"\0") if shard.source_paths and samples.paths is not None else []
-    if left_out:
+    if skipped:
         stays = np.ones(len(counts), bool)
-        stays[list(left_out)] = False
+        stays[list(skipped)] = False
         rows = np.repeat(stays, counts)
         keys = b"".join(key + b"\0" for key, stay in zip(keys[:-1].split(b"\0"), stays, strict=True) if stay)
         paths = [path for path, stay in zip(paths, rows, strict=True) if stay] if paths else []

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names, Texts
-    from shardtool.values import Kind, Number, Skipped, SpanFile
+    from shardtool.skipped import Skipped
+    from shardtool.values import Kind, Number, SpanFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Entries:
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
         paths: One a row, relative to `root`; None where each is key + "." + field.
         source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
-        left_out: What the source holds but cannot be part of a sample.
+        skipped: What the source holds but cannot be part of a sample.
         inline: Field to the payload of its INLINE rows, one a sample, also for samples without the field.
         numbers: What the text of fields stands for, where that is a number; INLINE where it is to be stored as one.
         classes: Field to the names of its class numbers.
@@ -66,7 +67,7 @@ class Entries:
     changed_ns: NDArray[np.int64]
     paths: Names | None = None
     source_paths: bool = False
-    left_out: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     inline: Mapping[str, Texts] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
     classes: Mapping[str, list[str]] = field(default_factory=dict)

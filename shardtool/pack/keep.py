@@ -101,8 +101,8 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     size, changes = planned.plan.sizes[planned.shard], manner.transform is not None
     if not changes and there.size != size:
         # Another plan's, or one that left samples out, and would again.
-        left_out = manner.options.on_error == "skip" and there.size < size
-        return Decision(Compare() if left_out else Write())
+        lost = manner.options.on_error == "skip" and there.size < size
+        return Decision(Compare() if lost else Write())
     unread = manner.options.trust == "size"
     said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:

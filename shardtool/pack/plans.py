@@ -16,7 +16,7 @@ from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
 from shardtool.publish.appended import Done
 from shardtool.request.options import share
-from shardtool.source.base import left_out_notes
+from shardtool.source.base import skipped_notes
 from shardtool.values import parse_size
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     _note_plans(request, entries, targets, plans, notes)
     _check_exports(request, targets, plans)
     # What the source left out belongs to no split; the first one's list has it.
-    rest = (replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])
+    rest = (replace(plan, entries=replace(plan.entries, skipped=())) for plan in plans[1:])
     return Plans((plans[0], *rest), changes)
 
 
@@ -145,7 +145,7 @@ def _note_plans(
     """Tell the user what to know before a byte is written."""
     for plan in plans:
         notes.add(*plan.notes)
-    notes.add(*left_out_notes(entries))
+    notes.add(*skipped_notes(entries))
     if request.verb == "create" and not request.options.shuffle:
         from shardtool.entries.classes import sorted_note
 

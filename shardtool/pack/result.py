@@ -139,8 +139,8 @@ def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = _shown(samples.targets, target, shard)
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    left_out = len(samples.entries.left_out) + sum(len(plan.left_out) for plan in plans.each)
-    return DryRun(request.dataset_file, tuple(shards), left_out, tuple(notes.said), plans.changes)
+    skipped = len(samples.entries.skipped) + sum(len(plan.skipped) for plan in plans.each)
+    return DryRun(request.dataset_file, tuple(shards), skipped, tuple(notes.said), plans.changes)
 
 
 def _shown(targets: Sequence[Target], target: Target, shard: int) -> str:

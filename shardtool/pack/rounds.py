@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
-    from shardtool.values import Skipped
+    from shardtool.skipped import Skipped
 
 
 class Packing:
@@ -63,7 +63,7 @@ class Packing:
         self.output = publisher.destination
         self.mtime_ns = mtime_of(plan.entries, manner)
         self.entries: dict[int, ShardEntry] = {}
-        self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
+        self.skipped: list[Skipped] = [*plan.entries.skipped, *plan.skipped]
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
@@ -202,9 +202,9 @@ class Packing:
     def _index(self, result: ShardResult, planned: Planned) -> tuple[Tally, ShardFact, bytes]:
         """Return the facts of a shard that was packed as planned, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
-        left_out = tuple(place for place, _ in result.skipped)
+        skipped = tuple(place for place, _ in result.skipped)
         columns = plan.columns(shard)
-        written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
+        written = Written(plan.format, samples, columns, result.field_crcs, skipped, plan.entries.source_paths)
         fact = ShardFact(
             output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner), None,
             self._first, self._planned(shard, plan.count(shard)),
@@ -212,7 +212,7 @@ class Packing:
         index = index_of(written)
         data, self.schema = encode(index, fact)
         tally = index.tally()
-        self._count(shard, plan.count(shard), tally.samples + len(left_out), result)
+        self._count(shard, plan.count(shard), tally.samples + len(skipped), result)
         return tally, fact, data
 
     def _index_made(self, result: ShardResult, made: Made, planned: Planned) -> tuple[Tally, ShardFact, bytes]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.plan.plan import Plan
     from shardtool.request.observer import Observer
+    from shardtool.skipped import SkipCode
     from shardtool.storage.spool import Spool
     from shardtool.storage.staging import Folder
     from shardtool.values import OnError
@@ -442,7 +443,7 @@ class _Pass:
         return rows[[row for row, _ in result.wrong]]
 
 
-def _unreadable(source: SpanFile, code: str, message: str) -> SampleFailed:
+def _unreadable(source: SpanFile, code: SkipCode, message: str) -> SampleFailed:
     """Return the error for a file that cannot be read."""
     return SampleFailed(
         to_text(source.path), message,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
-    from shardtool.values import Skipped
+    from shardtool.skipped import Skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from shardtool.format.sizes import (
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
 from shardtool.plan.shuffle import shuffled
-from shardtool.values import INLINE, Oversize, Skipped, counted, show_size, to_text
+from shardtool.skipped import Skipped
+from shardtool.values import INLINE, Oversize, counted, show_size, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class Plan:
         ends: int64[shards]: the place after each shard's last sample.
         sizes: int64[shards]: bytes of each finished file, exact.
         limits: What the shards were cut by.
-        left_out: Samples that `oversize` left out.
+        skipped: Samples that `oversize` left out.
         notes: What the user should know, such as shards over the bound.
         regions: int64[regions, 2], ascending: where parts of the first of `entries.files` start and end, each of them
             what some places next to each other want of it, and best read whole; None: spans are read one by one.
@@ -65,7 +66,7 @@ class Plan:
     ends: NDArray[np.int64]
     sizes: NDArray[np.int64]
     limits: Limits
-    left_out: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     regions: NDArray[np.int64] | None = None
 
@@ -110,7 +111,7 @@ class Plan:
         total = running(np.diff(self.total)[places])
         ends = Runs(total, self.limits.planned, self.limits.max_count).fill()
         sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
-        return replace(self, order=order, total=total, ends=ends, sizes=sizes, left_out=(), notes=())
+        return replace(self, order=order, total=total, ends=ends, sizes=sizes, skipped=(), notes=())
 
     def which(self, shard: int) -> NDArray[np.int64]:
         """Return the samples of a shard."""
@@ -155,7 +156,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
     room = max_size - trailer if max_size else NO_LIMIT
     stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
-    left_out: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     if estimate is not None:
         limits = Limits(room, room if room == NO_LIMIT else int(room * _ESTIMATED_SHARE), bounds.max_count)
@@ -168,7 +169,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
             Payloads(entries.keys, entries.first, entries.fields, entries.code, payloads, entries.whole),
         )
         fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
-        which, left_out, notes = _fit(entries, sizes, fit, bounds.oversize, which)
+        which, skipped, notes = _fit(entries, sizes, fit, bounds.oversize, which)
     count = len(entries) if which is None else len(which)
     order = which
     if shuffle_seed is not None:
@@ -183,7 +184,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         )  # fmt: skip
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
-    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, (*notes, *rounded))
+    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, skipped, (*notes, *rounded))
 
 
 def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
@@ -237,8 +238,8 @@ _CHUNK = 2**16  # texts at a time
 
 
 def _why_empty(entries: Entries) -> str:
-    if entries.left_out:
-        return f"All {len(entries.left_out):,} files were left out, such as {entries.left_out[0].path}."
+    if entries.skipped:
+        return f"All {len(entries.skipped):,} files were left out, such as {entries.skipped[0].path}."
     return "Is it the right folder? Look at --include, --exclude and --hidden."
 
 
@@ -271,14 +272,14 @@ def _fit(
     if oversize == "alone":
         return which, (), (f"{found}; each gets a shard of its own",)
     over = dict.fromkeys(too_large.tolist(), "--max-size") | dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
-    left_out = tuple(
+    skipped = tuple(
         Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {name}") for at, name in over.items()
     )
     stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
     if not len(stay):
         remedy = "Write tar shards" if len(never) == len(too_large) else "Raise --max-size"
         raise InvalidRequest("--max-size", found, remedy=f"{remedy}: no sample is left.")
-    return stay, left_out, ()
+    return stay, skipped, ()
 
 
 def _named(entries: Entries, total: NDArray[np.int64], which: NDArray[np.int64], what: str) -> str:

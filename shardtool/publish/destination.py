@@ -20,7 +20,7 @@ from shardtool.publish.appended import (
     nothing_there,
 )  # fmt: skip
 from shardtool.publish.foreign_indexes import Beside
-from shardtool.publish.skipped_file import check_ledger, encode_skipped, read_skipped
+from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
 from shardtool.values import IfExists, counted, to_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.publish.appended import Append
+    from shardtool.skipped import Skipped
     from shardtool.storage.staging import FileFact, Folder
-    from shardtool.values import Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _find_append(found: Destination) -> Append:
     if not found.resumes:
         check_none_left(folder, later)
     if not later:  # a killed append may have put its own list there, with its shards
-        check_ledger(encode_skipped(found.listed_skipped()), old, found.skipped_file)
+        check_skipped_file(encode_skipped(found.listed_skipped()), old, found.skipped_file)
     if isinstance(before, Done):
         return before
     return Unfinished(old, data, len(old.shards)) if later else New(old, data, len(old.shards))

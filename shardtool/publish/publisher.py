@@ -20,7 +20,7 @@ from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
 from shardtool.publish.appended import later_files
 from shardtool.publish.foreign_indexes import Beside
-from shardtool.publish.skipped_file import check_ledger, encode_skipped, merged, without
+from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.storage.staging import write_whole
 from shardtool.values import show_size
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.publish.destination import Destination
+    from shardtool.skipped import Skipped
     from shardtool.storage.staging import Staged, StagedFile
-    from shardtool.values import Skipped
 
 _SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
@@ -64,10 +64,10 @@ class Publisher:
             return [*skipped]
         listed = self.destination.listed_skipped()
         try:
-            check_ledger(encode_skipped(listed), old, where)
+            check_skipped_file(encode_skipped(listed), old, where)
         except CorruptShard:
-            listed = without(listed, skipped)  # an append may have been killed once its own list was there
-            check_ledger(encode_skipped(listed), old, where)
+            listed = unmerged(listed, skipped)  # an append may have been killed once its own list was there
+            check_skipped_file(encode_skipped(listed), old, where)
         return merged(listed, skipped)
 
     def spool(self, size: int) -> StagedFile:
@@ -139,14 +139,14 @@ class Publisher:
             OutputFailed: The file system refuses.
         """
         wanted = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
-        ledger = encode_skipped(skipped)
-        if ledger:
+        rows = encode_skipped(skipped)
+        if rows:
             wanted.add(self.pattern.skipped_file)
         stale, old = sorted(set(self._existing) - wanted), self.destination.old
         if old is not None:
             stale = later_files(self.pattern, self._existing, self.destination.first + len(shards))
-        if ledger and not self._has(self.pattern.skipped_file, ledger):
-            self._waiting.append(write_whole(self.folder, self.pattern.skipped_file, ledger))
+        if rows and not self._has(self.pattern.skipped_file, rows):
+            self._waiting.append(write_whole(self.folder, self.pattern.skipped_file, rows))
         self.beside.keep_only([*shards, *(() if old is None else (one.name for one in old.shards))])
         self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):

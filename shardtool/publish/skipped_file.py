@@ -8,11 +8,12 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
-from shardtool.values import Skipped, counted, to_bytes
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.values import counted, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,13 +45,13 @@ def read_skipped(data: bytes, where: str) -> list[Skipped]:
         CorruptShard: It is none.
     """
     try:
-        rows = [[json.loads(line)[name] for name in _COLUMNS] for line in data.splitlines()]
+        rows = [[str(json.loads(line)[name]) for name in _COLUMNS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptShard(where, f"no list of what was left out: {str(error)[:200]}", remedy=_REMEDY) from None
-    return [Skipped(*map(str, row)) for row in rows]
+    return [Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows]
 
 
-def check_ledger(data: bytes, dataset: DatasetFile, where: str) -> None:
+def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
     """See that a list, empty where there is none, is the one that a dataset file tells of.
 
     Raises:
@@ -71,7 +72,7 @@ def merged(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
     return list(heapq.merge(old, rows, key=_place))
 
 
-def without(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
+def unmerged(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
     """Return what `merged` was given as the older list, from what it gave, and the newer ones."""
     left = Counter(merged((), newer))
     found = []

@@ -13,8 +13,9 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
+from shardtool.skipped import Skipped
 from shardtool.table.keys import repeated
-from shardtool.values import DUPLICATE, Skipped, counted, to_text
+from shardtool.values import counted, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ def resolve_duplicates(
     Args:
         entries: The samples.
         rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
-            sample has; `first` and `last` keep one of them and list the others in `left_out`.
+            sample has; `first` and `last` keep one of them and list the others in `skipped`.
         shard_of: Gives the name of a sample's shard.
         taken: The keys of the dataset appended to.
 
@@ -163,8 +164,8 @@ def _with_one_each(
         where = _APPENDED_TO if kept is None else printable(shard_of(kept))
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
-    left_out = [Skipped(to_text(entries.keys[one]), "", DUPLICATE, messages[one]) for one in lost]
+    skipped = [Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost]
     which = np.delete(np.arange(len(entries)), lost)
     keys = [f"'{printable(entries.keys[one])}'" for one in lost[:_SHOWN]]
     note = f"{counted(len(lost), 'sample')} left out, whose key another has: {listing(keys, _SHOWN, total=len(lost))}"
-    return replace(entries.take(which), left_out=(*entries.left_out, *left_out)), which, (note,)
+    return replace(entries.take(which), skipped=(*entries.skipped, *skipped)), which, (note,)

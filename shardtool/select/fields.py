@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.skipped import Skipped
 from shardtool.table import buffers
 from shardtool.table.columns import BAD_FIELD, no_such
-from shardtool.values import NO_FIELD, Skipped, is_utf8, to_bytes
+from shardtool.values import is_utf8, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,7 +41,7 @@ def select_fields(
 ) -> Entries:
     """Return the samples with some of their fields, under other names.
 
-    A sample that keeps none is listed in `left_out`.
+    A sample that keeps none is listed in `skipped`.
 
     Args:
         entries: The samples.
@@ -169,7 +170,7 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
 
 
 def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
-    """Return the samples that have fields; the others are listed in `left_out`.
+    """Return the samples that have fields; the others are listed in `skipped`.
 
     Args:
         entries: The samples.
@@ -186,5 +187,5 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
         return entries
     if len(empty) == len(entries):
         raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
-    lost = [Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist()]
-    return replace(entries.take(np.flatnonzero(counts)), left_out=(*entries.left_out, *lost))
+    lost = [Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist()]
+    return replace(entries.take(np.flatnonzero(counts)), skipped=(*entries.skipped, *lost))

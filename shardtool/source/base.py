@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import SampleFailed, listing, printable
-from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.names import Names
     from shardtool.request.observer import Observer
+    from shardtool.skipped import Skipped
     from shardtool.values import OnError
 
 TASKS = 32  # enough to keep a few workers busy to the end
-_CHOSEN = (NO_FIELD, DUPLICATE)  # reasons that are no failure
+_CHOSEN = ("no-field", "duplicate")  # reasons that are no failure
 _EMPTY = "empty"  # of samples, not files, that are without a field
 
 
@@ -80,15 +81,15 @@ class Source(ABC):
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
 
 
-def check_left_out(
-    source: str, left_out: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
+def check_skipped(
+    source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
 ) -> None:
     """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
         SampleFailed: There are such files.
     """
-    failed = [one for one in left_out if one.code not in _CHOSEN]
+    failed = [one for one in skipped if one.code not in _CHOSEN]
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
         raise SampleFailed(
@@ -97,16 +98,16 @@ def check_left_out(
         )  # fmt: skip
 
 
-def left_out_notes(entries: Entries) -> list[str]:
+def skipped_notes(entries: Entries) -> list[str]:
     """Return a line for each reason why something was left out."""
     by_code: dict[str, list[str]] = {}
-    for one in entries.left_out:
-        code = _EMPTY if one.code == NO_FIELD and one.key else one.code
+    for one in entries.skipped:
+        code = _EMPTY if one.code == "no-field" and one.key else one.code
         by_code.setdefault(code, []).append(printable(one.path or one.key))
     text = {
-        NO_FIELD: "file left out, without an ending that could name a field",
+        "no-field": "file left out, without an ending that could name a field",
         _EMPTY: "sample left out, without a field",
-        DUPLICATE: "sample left out, of a key that another one has",
+        "duplicate": "sample left out, of a key that another one has",
     }
     return [
         f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"

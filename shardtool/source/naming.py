@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.values import (
-    NAME_LIMIT,
-    UNSAFE_NAME,
-    Skipped,
-    counted,
-    ends_early,
-    is_utf8,
-    name_problem,
-    to_bytes,
-    to_text,
-)
+from shardtool.skipped import Skipped
+from shardtool.values import NAME_LIMIT, counted, ends_early, is_utf8, name_problem, to_bytes, to_text
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
@@ -71,7 +62,7 @@ def check_names(entries: Entries, *, skip: bool = False) -> None:
     )  # fmt: skip
 
 
-def leave_out_unsafe(entries: Entries) -> Entries:
+def skip_unsafe_names(entries: Entries) -> Entries:
     """Return the samples whose names a shard can hold; the others are left out, whole, and listed."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
@@ -82,12 +73,12 @@ def leave_out_unsafe(entries: Entries) -> Entries:
         lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.code[row]])))
     if not lost:
         return entries
-    left_out = [
-        Skipped(to_text(entries.keys[at]), to_text(path), UNSAFE_NAME, f"a name with {name_problem(name)}")
+    skipped = [
+        Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {name_problem(name)}")
         for at, (path, name) in sorted(lost.items())
     ]
     kept = np.delete(np.arange(len(entries)), sorted(lost))
-    return replace(entries.take(kept), left_out=(*entries.left_out, *left_out))
+    return replace(entries.take(kept), skipped=(*entries.skipped, *skipped))
 
 
 def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:

@@ -55,6 +55,8 @@ from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardtool.skipped import SkipCode
+
 
 # What Pillow refuses by itself: 0.7 GB for decoded RGB, which takes four bytes a pixel, in each worker. Its warning, at
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
@@ -202,11 +204,11 @@ class BadImage(Exception):
     """An image that cannot be read, or not be changed as asked.
 
     Attributes:
-        code: `bad-image`, `truncated-image`, `image-too-large`, `animated-image` or `image-depth`.
+        code: Why, for programs.
         message: What is wrong, for people.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: SkipCode, message: str) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = printable(message)

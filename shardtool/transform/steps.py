@@ -21,6 +21,7 @@ from shardtool.values import name_problem, to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shardtool.skipped import SkipCode
     from shardtool.transform.image import ImageFact, ImageOptions
 
     Payload = bytes | memoryview
@@ -35,13 +36,13 @@ class BadSample(Exception):
     """A sample that a transform cannot take.
 
     Attributes:
-        code: Stable, for programs.
+        code: Why, for programs.
         message: For people.
         detail: A traceback.
         field: Whose fault it is, where it is one field's.
     """
 
-    def __init__(self, code: str, message: str, detail: str = "", field: str = "") -> None:
+    def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
         super().__init__(message)
         self.code, self.message, self.detail, self.field = code, message, detail, field
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
+from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
-from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
+from shardtool.values import FILE, INLINE, SPAN, to_text
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
+    from shardtool.skipped import SkipCode
     from shardtool.storage.staging import Staged
 
     Report = Callable[[int, int], None]
 
 _BUFFER_SIZE = 512 * 1024
 _REPORT_S = 0.1
-CORRUPT = "corrupt"  # what became of a sample whose bytes are not those that its index tells of
 
 _buffer: memoryview | None = None  # one a process, made at the first shard
 
@@ -74,12 +75,12 @@ class Packer:
         task: What to write.
         output: Where to.
         report: Called now and then with the samples and bytes done since the last time.
-        without: Samples to leave out, by their place; grows.
+        skipped: Samples to leave out, by their place; grows.
     """
 
-    def __init__(self, task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> None:
+    def __init__(self, task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> None:
         self.task, self.output, self.report = task, output, report
-        self.without = without
+        self.skipped = skipped
         self.view = shared_buffer()
         self.size = self.crc = 0  # of what was written
         self.record_crc = 0  # of a streamed sample, since its packer set it to zero
@@ -114,8 +115,8 @@ class Packer:
     def result(self, staged: Staged | None) -> ShardResult:
         """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
-        skipped = tuple(sorted(self.without.items()))
-        content = digest(self.task.samples, crcs, self.without, self.ones)
+        skipped = tuple(sorted(self.skipped.items()))
+        content = digest(self.task.samples, crcs, self.skipped, self.ones)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def read_spooled(self, row: int, payload: memoryview) -> None:
@@ -137,7 +138,7 @@ class Packer:
         if crc != wanted and wanted >= 0:
             name = to_text(self.task.samples.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
-            raise Failed(self.span_path(row, self._name_of(row)), CORRUPT, message)
+            raise Failed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def file_of(self, row: int) -> int:
         """Return which of the files a row's payload lies in."""
@@ -223,10 +224,10 @@ class Packer:
             raise changed(path, size, got, fact)
         return path
 
-    def leave_out(self, sample: int, failed: Failed, *, streamed: bool) -> None:
+    def skip(self, sample: int, failed: Failed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
-        if self.task.on_error == "stop" and failed.code == CORRUPT:
+        if self.task.on_error == "stop" and failed.code == "corrupt":
             raise CorruptShard(
                 path,
                 f"{to_text(self.keys[sample])}: {failed.message}",
@@ -244,7 +245,7 @@ class Packer:
         key = to_text(self.keys[sample])
         if any(file.path == failed.path for file in self.task.samples.files):
             path = path.rpartition("/")[2]  # no folder of this machine goes into an output
-        self.without[sample] = Skipped(key, path, failed.code, failed.message)
+        self.skipped[sample] = Skipped(key, path, failed.code, failed.message)
         if streamed:
             raise StartAgain
 
@@ -278,7 +279,7 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
     if is_out_of_memory(error):
         raise error
-    code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
+    code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
     return Failed(path, code, reason(error))
 
 

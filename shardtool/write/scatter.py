@@ -24,6 +24,7 @@ from shardtool.write.task import Failed, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardtool.skipped import SkipCode
     from shardtool.storage.spool import Spool, SpoolFile
     from shardtool.values import SpanFile
 
@@ -74,7 +75,7 @@ class Scattered:
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
-    failed: tuple[str, str] | None = None
+    failed: tuple[SkipCode, str] | None = None
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scattered:

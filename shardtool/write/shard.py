@@ -15,7 +15,7 @@ from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report, share
 from shardtool.write.task import Compare, Keep, ShardResult, ShardTask, Write, digest, split_names
 
 if TYPE_CHECKING:
-    from shardtool.values import Skipped
+    from shardtool.skipped import Skipped
     from shardtool.write.packer import Output, Report
 
 
@@ -37,27 +37,27 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         from shardtool.write.transformed import pack_transformed
 
         return pack_transformed(task, task.work, report)
-    without: dict[int, Skipped] = {}
+    skipped: dict[int, Skipped] = {}
     while True:
         with suppress(StartAgain), task.folder.stage(task.name) as output:
-            with closing(_packer(task, output, report, without)) as packer:
+            with closing(_packer(task, output, report, skipped)) as packer:
                 packer.run()
                 packer.spans.check()
             return packer.result(output.finish(task.mtime_ns))
 
 
-def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
+def _packer(task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> Packer:
     if task.samples.runs is not None:
         from shardtool.write.tar_copy import SpanTarPacker
 
-        return SpanTarPacker(task, output, report, without)
+        return SpanTarPacker(task, output, report, skipped)
     if task.format == "tar":
         from shardtool.write.tar import TarPacker
 
-        return TarPacker(task, output, report, without)
+        return TarPacker(task, output, report, skipped)
     from shardtool.write.tfrecord import TFRecordPacker
 
-    return TFRecordPacker(task, output, report, without)
+    return TFRecordPacker(task, output, report, skipped)
 
 
 def _left(task: ShardTask) -> ShardResult | None:
@@ -77,10 +77,10 @@ def _left(task: ShardTask) -> ShardResult | None:
 
 def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
     """Return the result for a file that is what the source gives; None if it is not."""
-    without: dict[int, Skipped] = {}
+    skipped: dict[int, Skipped] = {}
     with suppress(SampleFailed):  # writing the shard will meet it again
         while True:
-            packer = _packer(task, Nowhere(), no_report, without)
+            packer = _packer(task, Nowhere(), no_report, skipped)
             with suppress(StartAgain), closing(packer):
                 packer.run()
                 packer.spans.check()

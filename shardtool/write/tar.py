@@ -31,7 +31,7 @@ class TarPacker(Packer):
             last: The place after the last.
             row: The first one's first field.
         """
-        samples, view, limit, without = self.task.samples, self.view, len(self.view), self.without
+        samples, view, limit, skipped = self.task.samples, self.view, len(self.view), self.skipped
         root, kinds, endings, codes, sizes = samples.root, samples.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
         needs, counts, expected = numbers("q", samples.needs), numbers("H", samples.counts), self.expected
@@ -39,7 +39,7 @@ class TarPacker(Packer):
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):
             row, end = end, end + count
-            if without and sample in without:
+            if skipped and sample in skipped:
                 continue
             if used + need > limit:
                 self.flush(used, sample)
@@ -76,12 +76,12 @@ class TarPacker(Packer):
             except OSError as error:
                 used = at_start
                 del crcs[crcs_at_start:]
-                self.leave_out(sample, unreadable(path, error), streamed=False)
+                self.skip(sample, unreadable(path, error), streamed=False)
             except Failed as failed:
                 if need <= limit:
                     used = at_start
                     del crcs[crcs_at_start:]
-                self.leave_out(sample, failed, streamed=need > limit)
+                self.skip(sample, failed, streamed=need > limit)
         self.flush(used, last)
 
     def _stream(self, key: bytes, row: int, end: int) -> None:

@@ -35,7 +35,7 @@ class SpanTarPacker(TarPacker):
         first, limit = 0, len(self.view)
         while first < len(needs):
             last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
-            if last > first and not self.without and self._copy(first, last, rows):
+            if last > first and not self.skipped and self._copy(first, last, rows):
                 self.flush(after[last] - after[first], last)
             else:
                 last = max(last, first + 1)

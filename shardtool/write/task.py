@@ -11,9 +11,10 @@ from shardtool.fingerprint import content_digest, crc32c
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from shardtool.skipped import SkipCode, Skipped
     from shardtool.storage.staging import Folder, Staged
     from shardtool.transform.steps import Transform
-    from shardtool.values import Dots, OnError, Oversize, ShardSamples, Skipped
+    from shardtool.values import Dots, OnError, Oversize, ShardSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class ShardResult:
 class Failed(Exception):
     """A file cannot be read, or is not what the plan saw; or a transform cannot take the sample."""
 
-    def __init__(self, path: bytes, code: str, message: str, detail: str = "") -> None:
+    def __init__(self, path: bytes, code: SkipCode, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.path, self.code, self.message, self.detail = path, code, message, detail
 
@@ -155,20 +156,20 @@ def numbers(kind: str, data: bytes) -> array[int]:
     return found
 
 
-def digest(samples: ShardSamples, field_crcs: bytes, without: Collection[int], ones: Sequence[int] = ()) -> int:
-    """Return the content fingerprint of the samples that were written: all but those at the places `without`.
+def digest(samples: ShardSamples, field_crcs: bytes, skipped: Collection[int], ones: Sequence[int] = ()) -> int:
+    """Return the content fingerprint of the samples that were written: all but those at the places `skipped`.
 
     Args:
         samples: What was planned.
         field_crcs: uint32 for each field that was written.
-        without: Places of samples that were not.
+        skipped: Places of samples that were not.
         ones: For each field of lists that holds a single number: its place in `field_crcs`, and the length and checksum
             of the number's text.
     """
     keys, counts = split_names(samples.keys), numbers("H", samples.counts).tolist()
     codes, sizes, inline = samples.codes, samples.sizes, samples.inline
     texts = split_names(inline) if samples.numbers and inline is not None else []
-    for sample in sorted(without, reverse=True):
+    for sample in sorted(skipped, reverse=True):
         row = sum(counts[:sample])
         end = row + counts[sample]
         codes, sizes = codes[: 2 * row] + codes[2 * end :], sizes[: 8 * row] + sizes[8 * end :]

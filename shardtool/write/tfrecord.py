@@ -26,7 +26,7 @@ class TFRecordPacker(Packer):
 
     def run(self) -> None:
         """Write all samples. A loop like that of `TarPacker`, less flat: an Example costs more than headers anyway."""
-        samples, limit, without, crcs = self.task.samples, len(self.view), self.without, self.field_crcs
+        samples, limit, skipped, crcs = self.task.samples, len(self.view), self.skipped, self.field_crcs
         kinds = {**samples.numbers, **samples.lists}
         names = [*enumerate(samples.fields)]
         self._heads = [FeatureHead(name, kinds.get(code)) for code, name in names]
@@ -38,7 +38,7 @@ class TFRecordPacker(Packer):
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
             row, end = end, end + count
-            if sample in without:
+            if sample in skipped:
                 continue
             if used + need > limit:
                 self.flush(used, sample)
@@ -54,7 +54,7 @@ class TFRecordPacker(Packer):
                 del crcs[crcs_at_start:]
                 while self.ones and self.ones[-3] >= crcs_at_start:
                     del self.ones[-3:]
-                self.leave_out(sample, failed, streamed=need > limit)
+                self.skip(sample, failed, streamed=need > limit)
         self.flush(used, len(self.keys))
 
     def _put(self, used: int, key: bytes, row: int, end: int, need: int) -> None:

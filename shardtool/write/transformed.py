@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
+from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.values import ShardSamples, Skipped, counted, ends_early, show_size, to_text
+from shardtool.values import ShardSamples, counted, ends_early, show_size, to_text
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
@@ -84,10 +85,10 @@ class TransformPacker(Packer):
                 self._check_dots(changed)
                 encoded = [self._encode(one) for one in changed]
             except Failed as failed:
-                self.leave_out(place, failed, streamed=False)
+                self.skip(place, failed, streamed=False)
             except BadSample as bad:
                 path = self._path_of(key, row, end, bad.field)
-                self.leave_out(place, Failed(path, bad.code, bad.message, bad.detail), streamed=False)
+                self.skip(place, Failed(path, bad.code, bad.message, bad.detail), streamed=False)
             else:
                 if not self._add(place, key, changed, encoded):
                     break
@@ -131,7 +132,7 @@ class TransformPacker(Packer):
         crcs = self.field_crcs.tobytes()
         content = digest(samples, crcs, ()) if self._made_keys else 0
         made = Made(samples, self._sources.tobytes(), self._consumed, self._dropped, self._images)
-        skipped = tuple(sorted(self.without.items()))
+        skipped = tuple(sorted(self.skipped.items()))
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
@@ -237,7 +238,7 @@ class TransformPacker(Packer):
             raise SampleFailed(
                 to_text(key), found, remedy="Raise --max-size or --max-count, or leave it out with --oversize skip."
             )
-        self.without[place] = Skipped(to_text(key), "", "oversize", found)
+        self.skipped[place] = Skipped(to_text(key), "", "oversize", found)
 
     def _flush(self) -> None:
         if self._pending:

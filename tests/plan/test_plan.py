@@ -114,7 +114,7 @@ def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
     entries, bounds = made_entries([[1], [most + 1]]), Bounds(2**40, oversize=oversize)
     if oversize == "skip":
         plan = make_plan(entries, RECORDS, bounds)
-        assert ([one.key for one in plan.left_out], plan.key_at(0)) == (["00000001"], "00000000")
+        assert ([one.key for one in plan.skipped], plan.key_at(0)) == (["00000001"], "00000000")
         return
     with pytest.raises(InvalidRequest, match=r"00000001.*2 GiB"):
         make_plan(entries, RECORDS, bounds)
@@ -287,7 +287,7 @@ def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
         return
     plan = make_plan(made_entries(samples), OPEN, Bounds(8000, oversize="skip"), seed)
     assert max(_check_whole(plan, samples, large)) <= 8000
-    assert [(int(one.key), one.code) for one in plan.left_out] == [(at, "oversize") for at in sorted(large)]
+    assert [(int(one.key), one.code) for one in plan.skipped] == [(at, "oversize") for at in sorted(large)]
 
 
 @given(st.lists(st.integers(1, 130).map(lambda size: b"k" * size), min_size=1, max_size=12, unique=True))

@@ -50,10 +50,11 @@ from shardtool.publish.append import Appended, begin, check_appended, check_new_
 from shardtool.publish.appended import Done, New, later_files, names_left
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
-from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, without
+from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, unmerged
+from shardtool.skipped import Skipped
 from shardtool.source.open import open_source
 from shardtool.storage.staging import open_folder
-from shardtool.values import Skipped, parse_size
+from shardtool.values import parse_size
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
@@ -586,7 +587,7 @@ def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> N
     both = merged(rows, new)
     assert sorted(encode_skipped(both).splitlines()) == sorted(encode_skipped([*old, *new]).splitlines())
     assert merged(rows, new[::-1]) == both
-    assert sorted(encode_skipped(without(both, new)).splitlines()) == sorted(encode_skipped(old).splitlines())
+    assert sorted(encode_skipped(unmerged(both, new)).splitlines()) == sorted(encode_skipped(old).splitlines())
 
 
 @pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])

@@ -12,7 +12,8 @@ from shardtool import names as columns
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.select.duplicates import resolve_duplicates
-from shardtool.values import Skipped, to_bytes
+from shardtool.skipped import Skipped
+from shardtool.values import to_bytes
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
             stays[sample.key] = at
     stays = {key: at for key, at in stays.items() if key not in (held or [])}
     where = {key: SHARDS[samples[at].file] for key, at in stays.items()}
-    entries = entries_of(samples, left_out=(EARLIER,))
+    entries = entries_of(samples, skipped=(EARLIER,))
     found, which, notes = resolve_duplicates(entries, rule, shard_of(samples), names(held))
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
@@ -78,7 +79,7 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
     assert which is None or which.tolist() == kept
     messages = [f"another sample of that key is in {where.get(key, 'the dataset appended to')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
-    assert found.left_out == (EARLIER, *rows)
+    assert found.skipped == (EARLIER, *rows)
     assert len(notes) == bool(lost)
     assert all(note.startswith(f"{len(lost)} sample") for note in notes)
 

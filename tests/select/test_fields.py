@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.select.fields import select_fields
-from shardtool.values import Skipped, to_bytes
+from shardtool.skipped import Skipped
+from shardtool.values import to_bytes
 from tests.source.spans import FIELDS, Payload, Sample, entries_of, sample_lists, samples_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _changed(samples: list[Sample], change: Change) -> list[Sample]:
 def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str], change: Change) -> None:
     """Each sample keeps the payloads of the fields that stay, under their new names, in the order of their bytes."""
     assume(any(change))
-    entries, expected = entries_of(samples, fields, left_out=(EARLIER,)), _changed(samples, change)
+    entries, expected = entries_of(samples, fields, skipped=(EARLIER,)), _changed(samples, change)
     kept = [sample for sample in expected if sample.fields]
     if samples and not kept:
         with pytest.raises(InvalidRequest, match="no sample keeps a field"):
@@ -70,7 +71,7 @@ def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str
         assert [*sample.fields] == sorted(sample.fields, key=to_bytes)
     lost = [sample.key for sample in expected if not sample.fields]
     message = "none of the fields that were selected"
-    assert found.left_out == (EARLIER, *(Skipped(key, "", "no-field", message) for key in lost))
+    assert found.skipped == (EARLIER, *(Skipped(key, "", "no-field", message) for key in lost))
 
 
 @given(sample_lists(least=1), changes())

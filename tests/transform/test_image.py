@@ -952,11 +952,11 @@ def _either(data: bytes, options: ImageOptions) -> None:
     try:
         new, fact = change(data, "img", options)
     except BadImage as error:
-        code = error.code
+        bad: BadImage | None = error
     else:
-        code = ""
-    if code:
-        assert code in ("bad-image", "truncated-image", "image-too-large", "animated-image", "image-depth")
+        bad = None
+    if bad is not None:
+        assert bad.code in ("bad-image", "truncated-image", "image-too-large", "animated-image", "image-depth")
     elif new is not data:
         image = opened(new)
         assert (*image.size, image.mode) == (fact.width, fact.height, fact.mode)

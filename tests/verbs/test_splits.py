@@ -407,7 +407,7 @@ def test_resume_keeps_splits_when_samples_come_and_go(scenes: Path, tmp_path: Pa
 
 
 def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, tmp_path: Path) -> None:
-    """What is in no split is in one split's ledger, once; in is written and left out, over all of them."""
+    """What is in no split is in one split's list, once; in is written and left out, over all of them."""
     source = Path(shutil.copytree(scenes, tmp_path / "in"))
     huge = {f"cat/{n:02}/huge{n}.bin": bytes(9000 + n) for n in range(8)}
     write_tree(source, {**huge, "README": b"no field", "dog/06/NOTES": b"none"})
@@ -415,8 +415,8 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
     options: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000, "ending": ending}
     result = _pack(source, tmp_path / "out", **options)
     rows = [skipped(tmp_path / "out" / f"out-{name}.json") for name in NAMES]
-    left_out = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
-    assert left_out == sorted(
+    skipped = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
+    assert skipped == sorted(
         [
             *((name[:-4], "", "oversize") for name in huge),
             ("", "README", "no-field"),
@@ -424,10 +424,10 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
             ("dog/06/pipe", "dog/06/pipe.txt", "special-file"),
         ]
     )
-    assert (result.samples, result.skipped) == (60, len(left_out))
+    assert (result.samples, result.skipped) == (60, len(skipped))
     assert [split.skipped for split in result.splits.values()] == [len(part) for part in rows]
     asked = CreateOptions(workers=1, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
-    assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(left_out)
+    assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(skipped)
     assert sum(map(len, _parts(tmp_path / "out").values())) == 60
 
 

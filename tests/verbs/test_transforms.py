@@ -145,8 +145,8 @@ def test_the_bounds_hold_whatever_samples_become(  # noqa: PLR0913 - what is dra
     sizes = {key: sum(_record_size(name, size, ending) for name, size in made[key].items()) for key in made}
     many = {key for key in made if max_count is not None and len(made[key]) > max_count}
     large = {key for key in made if sizes[key] > room} - many
-    left_out = many if alone else many | large
-    right = {name: payload(name, size) for key in made if key not in left_out for name, size in made[key].items()}
+    bad = many if alone else many | large
+    right = {name: payload(name, size) for key in made if key not in bad for name, size in made[key].items()}
     options = {"map": TOLD, "max_size": max_size, "max_count": max_count, "oversize": oversize, "ending": ending}
     _told_tree(place / "in", named)
     if not right or (alone and many):
@@ -156,10 +156,8 @@ def test_the_bounds_hold_whatever_samples_become(  # noqa: PLR0913 - what is dra
     result = _pack(place / "in", place / "out", **options)
     found = sound(place / "out" / "out.json", max_count=max_count)
     assert {key: fields["bin"] for key, fields in contents(found).items()} == right
-    assert {one["key"]: one["code"] for one in skipped(place / "out" / "out.json")} == dict.fromkeys(
-        left_out, "oversize"
-    )
-    assert (result.skipped, result.dropped) == (len(left_out), sum(not made[key] for key in made))
+    assert {one["key"]: one["code"] for one in skipped(place / "out" / "out.json")} == dict.fromkeys(bad, "oversize")
+    assert (result.skipped, result.dropped) == (len(bad), sum(not made[key] for key in made))
     for path, samples in zip(shards(place / "out"), found, strict=True):
         over = max_size is not None and path.stat().st_size > max_size
         assert not over or (alone and len({sample.key[:3] for sample in samples}) == 1)

@@ -1,7 +1,7 @@
 """The folder source: a tree of files becomes `Entries`.
 
 A sample is the files that share a key. What a tree holds besides samples is not passed over in
-silence: it comes back as `left_out`, and `create` decides what that means.
+silence: it comes back as `skipped`, and `create` decides what that means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.values import INLINE, NO_FIELD, counted, to_bytes, to_text
+from shardtool.values import INLINE, counted, to_bytes, to_text
 
 if TYPE_CHECKING:
     from array import array
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
+    from shardtool.skipped import Skipped
     from shardtool.source.folder.scan import ScanPart
-    from shardtool.values import Skipped
 
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
@@ -34,20 +34,18 @@ _FIELD_LIMIT = 2**16 - 1
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
 
 
-def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entries:
+def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> Entries:
     """Return the samples that were found below `root`.
 
     Args:
         root: Ending in a slash.
         parts: What `scan` returned, in key order.
-        left_out: What the top of the tree holds besides samples.
+        skipped: What the top of the tree holds besides samples.
 
     Raises:
         InvalidRequest: Too many different fields.
     """
-    left_out = sorted(
-        [*left_out, *(one for part in parts for one in part.left_out)], key=lambda one: to_bytes(one.path)
-    )
+    skipped = sorted([*skipped, *(one for part in parts for one in part.skipped)], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
         raise InvalidRequest(
@@ -60,7 +58,7 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         for part in parts
         if part.fields
     ]
-    torn = {to_bytes(one.key) for one in left_out if one.key}
+    torn = {to_bytes(one.key) for one in skipped if one.key}
     counts = _joined((part.counts for part in parts), np.uint32).astype(np.int64)
     entries = Entries(
         root=root,
@@ -72,7 +70,7 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
         size=_joined((part.sizes for part in parts), np.int64),
         mtime_ns=_joined((part.mtimes for part in parts), np.int64),
         changed_ns=_joined((part.changed for part in parts), np.int64),
-        left_out=tuple(left_out),
+        skipped=tuple(skipped),
     )
     if not torn:
         return entries
@@ -137,7 +135,7 @@ def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: 
     expected = "SOURCE/SPLIT/CLASS/FILE" if depth else "SOURCE/CLASS/FILE"
     spans = _folders(entries.keys, depth, ("--label-from-folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
-    paths = [to_bytes(one.path).split(b"/") for one in entries.left_out if one.code != NO_FIELD]
+    paths = [to_bytes(one.path).split(b"/") for one in entries.skipped if one.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
     label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])

@@ -22,7 +22,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable, reason
-from shardtool.values import FILE, LINK, NO_FIELD, Dots, Skipped, Symlinks, split_name, to_text
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +141,7 @@ class ScanPart:
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
-    left_out: list[Skipped] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
     left_behind: Counter[bytes] = field(default_factory=Counter)  # passed over, as made by an operating system
 
     def packed(self) -> ScanPart:
@@ -191,7 +192,7 @@ def expand(root: bytes, rules: ScanRules, item: Item, part: ScanPart) -> list[It
         changed = max(item.changed_ns, fact.st_ctime_ns if fact.st_dev == os.stat(root).st_dev else ALWAYS)
         files, links, folders, linked = _list_folder(root, rules, item.prefix, part)
     except OSError as error:
-        part.left_out.append(_failure(b"", item.prefix, error))
+        part.skipped.append(_failure(b"", item.prefix, error))
         return []
     if not folders:
         return [Item(item.prefix, files, changed, links)] if files else []
@@ -230,7 +231,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
                     folders.append(name)
                 continue
             else:
-                kind = _look_at(root, rules, prefix, name, part.left_out)
+                kind = _look_at(root, rules, prefix, name, part.skipped)
                 if kind == "folder":
                     folders.append(name)
                     linked.add(name)
@@ -243,7 +244,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
             if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or one where it starts or ends a name
                 split = split_name(name, rules.dots)
                 if split is None:
-                    part.left_out.append(_no_field(prefix, name))
+                    part.skipped.append(_no_field(prefix, name))
                     continue
                 file = b"\0".join(split)
             files.append(file)
@@ -259,13 +260,13 @@ def _pass_over(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> 
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 
 
-def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out: list[Skipped]) -> str:
+def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
     """Return what a name that is no plain file or folder stands for: `file`, `folder`, or nothing."""
     path, wanted = root + prefix + name, rules.takes_file(prefix, name)
     if not os.path.islink(path):
         if wanted:
             message = "a fifo, socket or device; only files can be packed"
-            left_out.append(_skip(_key(rules, prefix, name), prefix + name, "special-file", message))
+            skipped.append(_skip(_key(rules, prefix, name), prefix + name, "special-file", message))
         return ""
     if rules.symlinks == "skip":
         return ""
@@ -276,12 +277,14 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, left_out
     problem = _link_problem(root, rules, prefix, path, target)
     if problem:
         key = b"" if is_folder else _key(rules, prefix, name)
-        left_out.append(_skip(key, prefix + name, *problem))
+        skipped.append(_skip(key, prefix + name, *problem))
         return ""
     return "folder" if is_folder else "file"
 
 
-def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes) -> tuple[str, str] | None:
+def _link_problem(
+    root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
+) -> tuple[SkipCode, str] | None:
     """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # what the link says, not where that is on this machine
@@ -291,7 +294,7 @@ def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, tar
     except FileNotFoundError:
         return "dangling-link", "a link to nothing"
     except OSError as error:
-        code = "link-loop" if error.errno == errno.ELOOP else "unreadable"
+        code: SkipCode = "link-loop" if error.errno == errno.ELOOP else "unreadable"
         return code, reason(error)
     if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
@@ -328,7 +331,7 @@ def _pieces(item: Item) -> list[Item]:
 def _add(part: ScanPart, root: bytes, item: Item) -> None:
     """Stat files that are sorted by key, and append them."""
     prefix, names = item.prefix, item.names or []
-    facts = _stat_all(root, item, part.left_out)
+    facts = _stat_all(root, item, part.skipped)
     if None in facts:
         names = [name for name, fact in zip(names, facts, strict=True) if fact is not None]
     found = [fact for fact in facts if fact is not None]
@@ -358,14 +361,14 @@ def _add(part: ScanPart, root: bytes, item: Item) -> None:
     part.codes.extend(codes)
 
 
-def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_result | None]:
-    """Return what stat says of each file, in order; None, and a row of `left_out`, for those that it fails on."""
+def _stat_all(root: bytes, item: Item, skipped: list[Skipped]) -> list[os.stat_result | None]:
+    """Return what stat says of each file, in order; None, and a row of `skipped`, for those that it fails on."""
     links = item.links
     facts: list[os.stat_result | None] = []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        left_out.append(_failure(b"", item.prefix, error))
+        skipped.append(_failure(b"", item.prefix, error))
         return [None] * len(item.names or ())
     try:
         for name in item.names or ():
@@ -374,14 +377,14 @@ def _stat_all(root: bytes, item: Item, left_out: list[Skipped]) -> list[os.stat_
                 facts.append(os.stat(file, dir_fd=folder, follow_symlinks=name in links))
             except OSError as error:
                 stem = name.partition(b"\0")[0]
-                left_out.append(_failure(item.prefix + stem, item.prefix + file, error))
+                skipped.append(_failure(item.prefix + stem, item.prefix + file, error))
                 facts.append(None)
     finally:
         os.close(folder)
     return facts
 
 
-def _skip(key: bytes, path: bytes, code: str, message: str) -> Skipped:
+def _skip(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
     return Skipped(to_text(key), to_text(path), code, message)
 
 
@@ -391,9 +394,9 @@ def _key(rules: ScanRules, prefix: bytes, name: bytes) -> bytes:
 
 
 def _no_field(prefix: bytes, name: bytes) -> Skipped:
-    return _skip(b"", prefix + name, NO_FIELD, "the name has no ending that could name a field")
+    return _skip(b"", prefix + name, "no-field", "the name has no ending that could name a field")
 
 
 def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
-    code = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
+    code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
     return _skip(key, path, code, reason(error))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
-from shardtool.source.base import TASKS, Listing, Source, check_left_out
+from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.reading import inside, source_root
 from shardtool.values import counted
@@ -56,8 +56,8 @@ class FolderSource(Source):
 
         options = self._options
         notes = _left_behind_notes([top, *parts])
-        entries = folder.collect(self._root, parts, top.left_out)
-        check_left_out(self._source, entries.left_out, options.on_error)
+        entries = folder.collect(self._root, parts, top.skipped)
+        check_skipped(self._source, entries.skipped, options.on_error)
         chosen = None
         if options.where is not None:
             from shardtool.select.query import matching
@@ -75,9 +75,9 @@ class FolderSource(Source):
             entries = entries.take(chosen)
             _check_some(entries, options.where)
         if options.on_error == "skip" and not options.portable:
-            from shardtool.source.naming import leave_out_unsafe
+            from shardtool.source.naming import skip_unsafe_names
 
-            entries = leave_out_unsafe(entries)
+            entries = skip_unsafe_names(entries)
         return Listing(entries, self._name, tuple(notes))
 
     def column(self, listed: Listing, name: str) -> Any:

@@ -21,6 +21,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
+from shardtool.skipped import Skipped
 from shardtool.source.folder.scan import ALWAYS
 from shardtool.source.manifest import binary_columns as spool
 from shardtool.source.manifest import checks
@@ -28,7 +29,7 @@ from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, choose, ending_of
 from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
 from shardtool.source.manifest.options import ManifestOptions, is_manifest
-from shardtool.source.manifest.stat import VANISHED, ListedTask
+from shardtool.source.manifest.stat import ListedTask
 from shardtool.table import keys
 from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.files import readable
@@ -36,7 +37,7 @@ from shardtool.table.json_text import ColumnTexts, render_rows, render_values
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
-from shardtool.values import FILE, INLINE, SPAN, Skipped
+from shardtool.values import FILE, INLINE, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,10 +168,10 @@ class Manifest:
         Raises:
             InvalidRequest: None of the files is there, or there are too many different fields.
         """
-        left_out: tuple[Skipped, ...] = ()
+        skipped: tuple[Skipped, ...] = ()
         if parts:
             listed = ListedFiles(parts, len(self._paths))
-            left_out = self._leave_out(listed)
+            skipped = self._skip(listed)
             files = listed.files
         else:
             files = [Part(FILE, self._sizes, 0, 0) for _ in self._paths]
@@ -194,7 +195,7 @@ class Manifest:
             mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
             changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
             paths=self._row_paths(layout),
-            left_out=left_out,
+            skipped=skipped,
             inline=texts,
             numbers=numbers,
             classes=self._classes,
@@ -298,26 +299,26 @@ class Manifest:
             )  # fmt: skip
         return found
 
-    def _leave_out(self, listed: ListedFiles) -> tuple[Skipped, ...]:
+    def _skip(self, listed: ListedFiles) -> tuple[Skipped, ...]:
         """Drop the samples whose files cannot be packed, and return why."""
         first = listed.first_problem()
         bad = np.flatnonzero(first >= 0)
         if not len(bad):
             return ()
         paths = self._roles.paths()
-        if len(bad) == self._count and all(code == VANISHED for code, _ in listed.problems):
+        if len(bad) == self._count and all(code == "vanished" for code, _ in listed.problems):
             raise InvalidRequest(
                 self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
                 f"'{printable(str(self._columns[paths[0]][0]))}'",
                 expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
             )  # fmt: skip
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
-        left_out = []
+        skipped = []
         for sample in bad.tolist():
             which = int(first[sample])
             code, message = listed.problems[int(listed.problem[sample, which]) - 1]
             path = str(self._columns[paths[which]][sample])
-            left_out.append(
+            skipped.append(
                 Skipped(self._keys[sample].decode(), path, code, f"{message}, row {int(numbers[sample]) + 1:,}")
             )
         good = np.flatnonzero(first < 0)
@@ -329,7 +330,7 @@ class Manifest:
         if self._endings is not None:
             self._endings.codes = self._endings.codes[good]
         listed.files = [part.take(good) for part in listed.files]
-        return tuple(left_out)
+        return tuple(skipped)
 
     def _texts(self) -> tuple[dict[str, ColumnTexts], dict[str, Number]]:
         """Return the fields that are texts, and what numbers they stand for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardtool.source.base import TASKS, Listing, Source, check_left_out
+from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest.manifest import Manifest
 from shardtool.source.manifest.options import manifest_options
 from shardtool.source.manifest.stat import stat_listed
@@ -35,7 +35,7 @@ class ManifestSource(Source):
             found[number] = part
             observer.listed(len(part))
         entries = manifest.entries([found[number] for number in sorted(found)])
-        check_left_out(manifest.name, entries.left_out, options.on_error, "leave their rows out with --where")
+        check_skipped(manifest.name, entries.skipped, options.on_error, "leave their rows out with --where")
         return Listing(entries, manifest.name, tuple(manifest.notes))
 
     def column(self, listed: Listing, name: str) -> Any:  # noqa: ARG002 - the table has more columns than samples

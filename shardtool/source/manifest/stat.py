@@ -11,13 +11,14 @@ import os
 import stat
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import reason
 from shardtool.source.folder.scan import ALWAYS
 from shardtool.values import FILE, LINK
 
-VANISHED = "vanished"
+if TYPE_CHECKING:
+    from shardtool.skipped import SkipCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class ListedPart:
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
-    problems: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[tuple[SkipCode, str]] = field(default_factory=list)
     problem: array[int] = field(default_factory=lambda: array("I"))
 
     def __len__(self) -> int:
@@ -68,7 +69,7 @@ class _Folder(NamedTuple):
 
     linked: bool
     changed_ns: int
-    problem: tuple[str, str] | None
+    problem: tuple[SkipCode, str] | None
 
 
 _NOTHING = os.stat_result(range(10))
@@ -77,7 +78,7 @@ _NOTHING = os.stat_result(range(10))
 def stat_listed(task: ListedTask) -> ListedPart:
     """Look at the files of a task."""
     part, look = ListedPart(task.samples), _Look(task.root, outside=task.outside)
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[SkipCode, str], int] = {}
     last, folder = None, None
     for path in task.paths[:-1].split(b"\0"):
         above = path[: path.rfind(b"/") + 1]
@@ -140,7 +141,7 @@ class _Look:
             return _Folder(linked=above.linked, changed_ns=0, problem=_failure(error))
         return _Folder(linked, max(above.changed_ns, fact.st_ctime_ns) if sure else ALWAYS, problem)
 
-    def link(self, path: bytes) -> tuple[os.stat_result, tuple[str, str] | None]:
+    def link(self, path: bytes) -> tuple[os.stat_result, tuple[SkipCode, str] | None]:
         """Return what a link leads to, and why it cannot be followed."""
         problem = self._outside_problem(self._root + path)
         if problem is not None:
@@ -150,19 +151,19 @@ class _Look:
         except FileNotFoundError:
             return _NOTHING, ("dangling-link", "a link to nothing")
         except OSError as error:
-            code = "link-loop" if error.errno == errno.ELOOP else "unreadable"
+            code: SkipCode = "link-loop" if error.errno == errno.ELOOP else "unreadable"
             return _NOTHING, (code, reason(error))
 
-    def _outside_problem(self, path: bytes) -> tuple[str, str] | None:
+    def _outside_problem(self, path: bytes) -> tuple[SkipCode, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
             return None
         return "link-outside", "leads out of the root by a link; --allow-outside packs it"
 
 
-def _special(mode: int) -> tuple[str, str]:
+def _special(mode: int) -> tuple[SkipCode, str]:
     return "special-file", "a folder" if stat.S_ISDIR(mode) else "a fifo, socket or device; only files can be packed"
 
 
-def _failure(error: OSError) -> tuple[str, str]:
+def _failure(error: OSError) -> tuple[SkipCode, str]:
     gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return VANISHED if gone else "unreadable", reason(error)
+    return "vanished" if gone else "unreadable", reason(error)

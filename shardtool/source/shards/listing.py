@@ -177,7 +177,7 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
     check_fields("DATASET", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
-    left_out = tuple(one for part in parts for one in part.left_out)
+    skipped = tuple(one for part in parts for one in part.skipped)
     names, rows = _keys(parts), [len(part.codes) for part in parts]
     kind = np.full(sum(rows), SPAN, np.uint8)
     row = 0
@@ -200,7 +200,7 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
         size=_drained(parts, "lengths", rows, np.int64),
         mtime_ns=np.broadcast_to(np.int64(0), row),
         changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
-        left_out=left_out,
+        skipped=skipped,
         inline=numbers.texts,
         numbers=numbers.numbers,
         offset=offset,

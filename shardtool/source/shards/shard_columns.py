@@ -23,8 +23,9 @@ from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
 from shardtool.entries.arrow import string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
+from shardtool.skipped import Skipped
 from shardtool.storage.reading import file_stat, open_plain
-from shardtool.values import NO_FIELD, Skipped, SpanFile, is_utf8, to_bytes
+from shardtool.values import SpanFile, is_utf8, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ class Part:
         crcs: uint32 a field, the CRC-32C of its bytes; None where nobody knows.
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
-        left_out: What the shard holds that is no part of a sample.
+        skipped: What the shard holds that is no part of a sample.
         columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
         whole: bool a field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
@@ -134,7 +135,7 @@ class Part:
     crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
-    left_out: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     columns: Any = None
     whole: NDArray[np.bool_] | None = None
 
@@ -239,7 +240,7 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
             "dict[str, Number]", {n: kind for n, kind in zip(names, found.kinds, strict=True) if kind != "bytes"}
         ),
         unlike={names[code]: one for code, one in found.unlike.items()},
-        left_out=tuple(_left_out(shard, found)),
+        skipped=tuple(_skipped(shard, found)),
         whole=_whole(found),
     )
     if told is None:
@@ -307,15 +308,14 @@ def _texts(names: list[bytes]) -> Any:
     return strings(names)
 
 
-def _left_out(shard: Shard, found: Survey) -> list[Skipped]:
-    """Return what a tar holds besides samples; of folders nobody needs to hear."""
-    return [
-        Skipped("", f"{shard.name}:{walked_text(one.name)}", NO_FIELD, "the name has no ending that could name a field")
-        if one.is_file
-        else Skipped("", f"{shard.name}:{walked_text(one.name)}", "special-file", "a link, device or sparse file")
-        for one in found.odd
-        if one.name and not one.name.endswith(b"/")
-    ]
+def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
+    """Yield what a tar holds besides samples and folders."""
+    for one in found.odd:
+        path = f"{shard.name}:{walked_text(one.name)}"
+        if one.is_file and one.name:
+            yield Skipped("", path, "no-field", "the name has no ending that could name a field")
+        elif one.name and not one.name.endswith(b"/"):
+            yield Skipped("", path, "special-file", "a link, device or sparse file")
 
 
 def _same(found: Part, told: Part) -> bool:

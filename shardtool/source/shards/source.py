@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import InvalidRequest, listing
 from shardtool.request.options import pairs
 from shardtool.select import order
-from shardtool.source.base import Listing, Source, check_left_out
+from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.values import SPAN, counted, to_text
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ class ShardSource(Source):
         entries = listed.entries
         if self._format == "tar":
             _check_tar(listed)
-        check_left_out(listed.name, entries.left_out, options.on_error, "make the shards anew without them")
+        check_skipped(listed.name, entries.skipped, options.on_error, "make the shards anew without them")
         if not len(entries):
-            left_out = f": all {len(entries.left_out):,} were left out" if entries.left_out else ""
-            raise InvalidRequest(listed.name, f"no samples{left_out}", expected="one or more")
+            skipped = f": all {len(entries.skipped):,} were left out" if entries.skipped else ""
+            raise InvalidRequest(listed.name, f"no samples{skipped}", expected="one or more")
         return listed
 
     def column(self, listed: Listing, name: str) -> Any:

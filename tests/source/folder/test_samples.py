@@ -34,7 +34,7 @@ def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> Entrie
     """List a tree the way `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
-    return collect(start, [scan(task) for task in share_out(start, rules, parts, top)], top.left_out)
+    return collect(start, [scan(task) for task in share_out(start, rules, parts, top)], top.skipped)
 
 
 def _rows(entries: Entries) -> list[KeyField]:
@@ -103,7 +103,7 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
         entries = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
     assert _rows(entries) == rows
     assert entries.size.tolist() == [len(b".".join(row)) for row in rows]
-    assert [(to_bytes(one.path), one.code) for one in entries.left_out] == _escaped(without)
+    assert [(to_bytes(one.path), one.code) for one in entries.skipped] == _escaped(without)
 
 
 def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
@@ -200,7 +200,7 @@ def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_pa
     assert [b".".join(row).decode() for row in _rows(entries)] == names
     both = dict.fromkeys(("a/loop", "a/self", "folder/loop", "folder/self"), "link-loop")
     both["dangling.jpg"] = "dangling-link"
-    assert {one.path: one.code for one in entries.left_out} == both | codes
+    assert {one.path: one.code for one in entries.skipped} == both | codes
 
 
 def test_a_link_to_itself(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", {"a.jpg": b""})
     (root / "b.jpg").symlink_to("c.jpg")
     (root / "c.jpg").symlink_to("b.jpg")
-    found = {(one.path, one.code) for one in _list(root).left_out}
+    found = {(one.path, one.code) for one in _list(root).skipped}
     assert found in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
 
 
@@ -216,7 +216,7 @@ def test_links_can_be_left_out(tmp_path: Path) -> None:
     """With `skip`, no link is followed, and none is an error."""
     entries = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
     assert [b".".join(row).decode() for row in _rows(entries)] == ["a/0.jpg", "a/b/1.jpg"]
-    assert entries.left_out == ()
+    assert entries.skipped == ()
 
 
 def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_labels_keep_their_numbers(tmp_path: Path) -> None:
     _, entries = _entries(path, fields=(("cls", "label"),), classes=("cls",))
     assert entries.classes == {"cls": ["10%25", "B", "a", "é"]}
     assert entries.inline["cls"].span(0, 3) == b"3\x002\x000\x00"
-    assert [one.key for one in entries.left_out] == ["2"]
+    assert [one.key for one in entries.skipped] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
     assert "no row is left" in _error(path, rows=[])
     manifest, entries = _entries(path, rows=[3, 4])
-    assert [one.message for one in entries.left_out] == ["no such file or directory, row 4"]
+    assert [one.message for one in entries.skipped] == ["no such file or directory, row 4"]
     assert manifest.column("path").to_pylist() == ["imgs/1.jpg"]
     assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
 
@@ -386,7 +386,7 @@ def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
     _, entries = _entries(path, path="path", files=(("png", "mask"),))
     assert entries.keys.data == b"3\0"
     assert entries.columns.num_rows == 1
-    assert [(one.key, one.path, one.code) for one in entries.left_out] == [
+    assert [(one.key, one.path, one.code) for one in entries.skipped] == [
         ("1", "gone", "vanished"), ("2", "gone.jpg", "vanished"), ("4", "imgs", "special-file"),
         ("5", "imgs/1.jpg/x.jpg", "vanished"), ("6", "pipe.jpg", "special-file"),
     ]  # fmt: skip
@@ -424,7 +424,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     assert entries.size.tolist() == [3, 3, 9, 3, 4]
     always = [int(when) == ALWAYS for when in entries.changed_ns]
     assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
-    codes = {one.key: one.code for one in entries.left_out}
+    codes = {one.key: one.code for one in entries.skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
     assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}
 
@@ -610,7 +610,7 @@ def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_pa
         columns = None if entries.columns is None else entries.columns.to_pydict()
         assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
         paths = [entries.path(row) for row in range(len(entries.code))]
-        found.append((columns, paths, [one.path for one in entries.left_out]))
+        found.append((columns, paths, [one.path for one in entries.skipped]))
     assert found[0] == found[1]
     assert found[0][2] == ([] if outside else ["gone.jpg"])
 
@@ -619,7 +619,7 @@ def test_a_path_of_any_depth(tmp_path: Path) -> None:
     """A path of more parts than Python has calls is a file that is not there, like any other."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
     _, entries = _entries(path)
-    assert [one.code for one in entries.left_out] == ["vanished"]
+    assert [one.code for one in entries.skipped] == ["vanished"]
 
 
 def test_many_columns(tmp_path: Path) -> None:

@@ -404,7 +404,7 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
             out.addfile(info)
     found = listed(tmp_path / "x.tar")
     assert contents(found) == [("a", [("jpg", b"")]), ("b/c", [("jpg", b"")])]
-    told = [(one.path, one.code, one.key) for one in found.entries.left_out]
+    told = [(one.path, one.code, one.key) for one in found.entries.skipped]
     assert told == [
         ("x.tar:README", "no-field", ""),
         ("x.tar:l.jpg", "special-file", ""),
