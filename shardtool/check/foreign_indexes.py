@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from shardtool.check.findings import Finding, Findings
 from shardtool.errors import ShardError
 from shardtool.interop import energon
-from shardtool.interop.export import IndexedShard
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.storage.reading import names_in, read_head

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardtool.check.across_shards import Sums, check_together
 from shardtool.check.numbering import check_finished, check_numbering
 from shardtool.check.subject import open_subject
-from shardtool.check.together import Sums, check_together
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.walk import Survey
 from shardtool.errors import printable
@@ -126,7 +126,7 @@ def _look_inside(
     if comparison is not None and isinstance(pool, LocalPool):
         findings.take(comparison.run(surveys, pool))
     if options.target:
-        from shardtool.check.targets import check_targets
+        from shardtool.check.readers import check_targets
 
         findings.take(check_targets(subject, [surveys[number] for number in sorted(surveys)], options.target))
     return _report(subject, options, findings, sums), subject

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shardtool.cli.options import chosen, common
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.options import IndexOptions
 
 

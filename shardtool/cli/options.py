@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from shardtool.errors import InvalidRequest
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.choices import choices
 from shardtool.request.command_line import option
 from shardtool.request.options import OutputOptions

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
-from shardtool.interop.export import SplitShards
+from shardtool.interop.export_types import SplitShards
 from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
 from shardtool.values import to_bytes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, printable
 
 if TYPE_CHECKING:
-    from shardtool.interop.export import IndexedShard
+    from shardtool.interop.export_types import IndexedShard
 
 _SPACE = re.compile(rb"[\x00-\x20\x7f]")
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")

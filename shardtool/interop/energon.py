@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.interop.export import IndexedShard, SplitShards
+    from shardtool.interop.export_types import IndexedShard, SplitShards
 
 _FOLDER = ".nv-meta"
 INFO_FILE = f"{_FOLDER}/.info.json"

@@ -23,7 +23,7 @@ from shardtool.interop.energon import by_split
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardtool.interop.export import IndexedShard, SplitShards
+    from shardtool.interop.export_types import IndexedShard, SplitShards
 
 README = "README.md"
 CURE = "--export huggingface writes a README.md that names the shards"

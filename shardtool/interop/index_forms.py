@@ -17,12 +17,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
-    from shardtool.interop.export import Export, IndexedShard
+    from shardtool.interop.export_types import Export, IndexedShard
 
 HEAD_SIZE = 64  # bytes from the start of a file that tell its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")

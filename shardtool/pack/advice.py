@@ -13,7 +13,7 @@ from shardtool.values import output_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.interop.export import Export
+    from shardtool.interop.export_types import Export
     from shardtool.publish.destination import Destination
 
 _READERS = {"huggingface": "Hugging Face datasets"}

@@ -14,7 +14,7 @@ from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
-from shardtool.publish.appended import Done
+from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
 from shardtool.source.base import skipped_notes
 from shardtool.values import parse_size

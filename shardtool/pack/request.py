@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardtool._version import __version__
 from shardtool.errors import InvalidRequest
-from shardtool.interop.exports import wanted_exports
+from shardtool.interop.export_formats import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.storage.staging import open_folder
@@ -17,7 +17,7 @@ from shardtool.storage.staging import open_folder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.interop.export import Export
+    from shardtool.interop.export_types import Export
     from shardtool.request.options import CreateOptions, OutputOptions
     from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Listing

@@ -28,9 +28,9 @@ from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
-from shardtool.publish.appended import Done
+from shardtool.publish.old_dataset import Done
 from shardtool.values import counted, output_text, to_bytes, to_text
-from shardtool.write.shard import pack_shard
+from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.source.base import Source
 
-_OF_WORKERS = ("shardtool.write.shard", "shardtool.write.tar_copy")
+_OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.tar_copy")
 
 
 def write_dataset(

@@ -9,7 +9,7 @@ from shardtool.dataset.dataset_file import DatasetFile, feature_spec
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.publish.append import joined
-from shardtool.publish.appended import Done
+from shardtool.publish.old_dataset import Done
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.values import output_text, to_bytes
 

@@ -21,10 +21,10 @@ from shardtool.dataset.sidecar_read import check_listed, check_samples, check_sh
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.interop.energon import INFO_FILE
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
 from shardtool.names import Names
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
-from shardtool.publish.appended import Done
+from shardtool.publish.old_dataset import Done
 from shardtool.table.keys import hashes
 from shardtool.values import counted, to_bytes
 

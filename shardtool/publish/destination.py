@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, OutputExists, listing, reason
-from shardtool.publish.appended import (
+from shardtool.publish.old_dataset import (
     Done,
     New,
     Unfinished,
@@ -19,8 +19,8 @@ from shardtool.publish.appended import (
     names_left,
     nothing_there,
 )  # fmt: skip
-from shardtool.publish.foreign_indexes import Beside
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
+from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.values import IfExists, counted, to_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
-    from shardtool.publish.appended import Append
+    from shardtool.publish.old_dataset import Append
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import FileFact, Folder
 
@@ -135,7 +135,7 @@ def look(before: Destination) -> Destination:
         what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
         raise OutputExists(where, what, remedy=f"Choose another name, or --overwrite{finish}")
     if not found.resumes and found.if_exists != "overwrite":
-        beside = Beside(folder, pattern, appends=found.appends)
+        beside = StaleIndexes(folder, pattern, appends=found.appends)
         beside.look(there)
         beside.check_none_left(set(there))
     return found

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import check_below
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
-from shardtool.interop.export import IndexedShard
-from shardtool.interop.exports import wanted_exports
+from shardtool.interop.export_formats import wanted_exports
+from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.hashes import DigestTask, digest
 from shardtool.interop.huggingface import CURE, README, is_ours, listed, misreading, readme, split_name
 from shardtool.interop.index_forms import index_name
 from shardtool.pattern import DATASET_SUFFIX, FORMATS
 from shardtool.publish.folder_index import has_own_readme, once_files, other_splits, refuse_others
-from shardtool.publish.together import Outbox
+from shardtool.publish.outbox import Outbox
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.execute.local import LocalPool
-    from shardtool.interop.export import Export
+    from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.storage.staging import Folder

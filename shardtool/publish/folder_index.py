@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.interop.export import FolderIndex
+    from shardtool.interop.export_types import FolderIndex
     from shardtool.storage.staging import Folder
 
 

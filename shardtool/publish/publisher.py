@@ -8,7 +8,7 @@ already is decided before (`look`):
   its shards removes the dataset file first;
 - `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged;
 - `--append` touches no shard that the old dataset file names, so that file stays until another takes its place;
-- an index file of another tool that would lead into other bytes is removed before its shard changes (`Beside`).
+- an index file of another tool that would lead into other bytes is removed before its shard changes (`StaleIndexes`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
-from shardtool.publish.appended import later_files
-from shardtool.publish.foreign_indexes import Beside
+from shardtool.publish.old_dataset import later_files
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
+from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.staging import write_whole
 from shardtool.values import show_size
 
@@ -50,7 +50,7 @@ class Publisher:
         self._existing = dict(destination.existing)
         self._waiting: list[Staged] = []
         self._spool: StagedFile | None = None
-        self.beside = Beside(self.folder, self.pattern, appends=destination.appends)
+        self.beside = StaleIndexes(self.folder, self.pattern, appends=destination.appends)
         self.beside.look(self.folder.names())
 
     def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.execute.local import LocalPool, cores
-from shardtool.interop.exports import EXPORTS, wanted_exports
+from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.exporter import Exporter
 from shardtool.request.observer import Observer

@@ -34,7 +34,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardEr
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
-from shardtool.storage.kept import KeptFiles
+from shardtool.storage.backup import KeptFiles
 from shardtool.storage.reading import read_small
 from shardtool.storage.staging import open_folder, write_whole
 

@@ -36,7 +36,7 @@ from shardtool.plan.shuffle import shuffled
 from shardtool.request.observer import Observer
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
-from shardtool.write.shard import pack_shard
+from shardtool.write.pack_shard import pack_shard
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import ShardTask
 from tests.helpers import flip

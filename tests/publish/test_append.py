@@ -47,8 +47,8 @@ from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
-from shardtool.publish.appended import Done, New, later_files, names_left
 from shardtool.publish.destination import Destination, look
+from shardtool.publish.old_dataset import Done, New, later_files, names_left
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, unmerged
 from shardtool.skipped import Skipped

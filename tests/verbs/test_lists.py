@@ -28,7 +28,7 @@ from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.source.shards.listing import list_datasets
 from shardtool.storage.staging import Folder
-from shardtool.write.shard import pack_shard
+from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Compare, ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar

@@ -1,4 +1,4 @@
-"""Files that appear together: written where nobody sees them, then published, in a folder and in folders below it."""
+"""Files that appear together: written under temporary names, then published, in a folder and in folders below it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.interop import energon
 from shardtool.interop.dali import tfrecord_index, webdataset_index
-from shardtool.interop.export import Export, FolderIndex
+from shardtool.interop.export_types import Export, FolderIndex
 from shardtool.interop.huggingface import hub_index
 
 if TYPE_CHECKING:

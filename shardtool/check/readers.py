@@ -13,7 +13,7 @@ from shardtool.check.findings import Finding, Findings
 from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
 from shardtool.interop.huggingface import README, is_ours, misreading
 from shardtool.interop.index_forms import index_name
 from shardtool.storage.reading import names_in, read_small

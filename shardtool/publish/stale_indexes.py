@@ -1,9 +1,9 @@
 """The index files of other tools beside a dataset that is written: none of them outlives the bytes that it leads into.
 
 A reader that is given the index of a shard as it was before returns other bytes, most without an error. So what no
-longer tells of its shard is removed before the shard changes: a crash in between leaves a missing index, never a wrong
-one. What may be removed is told by `interop.beside`: the name is that of a shard of this dataset, and the content has
-the form of an index. Any other file stays.
+longer fits its shard is removed before the shard changes: a crash in between leaves a missing index, never a wrong one.
+Removed is only what has the name of an index of a shard of this dataset, and the form of one (`interop.index_forms`).
+Any other file stays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputExists, listing
 from shardtool.interop import energon, huggingface
-from shardtool.interop.export import IndexedShard
-from shardtool.interop.exports import EXPORTS
+from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, stems_of
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
 
 
-class Beside:
+class StaleIndexes:
     """The index files of other tools that lie in an output folder.
 
     Args:
