@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.columns import BAD_FIELD, no_such
 from shardtool.values import is_utf8, to_bytes
 
@@ -159,10 +160,10 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     if columns is None or _PATHS not in columns.column_names:
         return columns
     at = columns.column_names.index(_PATHS)
-    lists = buffers.one_chunk(columns.column(at))
+    lists = arrays.one_chunk(columns.column(at))
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
-    if not np.array_equal(buffers.numbers(pc.list_value_length(lists)), entries.counts()):
+    if not np.array_equal(arrow.numbers(pc.list_value_length(lists)), entries.counts()):
         return columns  # not of this tool's making
     paths = lists.flatten().take(number_array(rows))
     found = pa.ListArray.from_arrays(number_array(first.astype(np.int32)), paths)

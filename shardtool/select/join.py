@@ -19,7 +19,7 @@ from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.inline import Field, with_fields
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.columns import (
     check_fields,
     check_labels,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**16  # samples, or rows, at a time
 _LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
-_EMPTY, _END = buffers.text(""), buffers.text("\0")
+_EMPTY, _END = arrays.text(""), arrays.text("\0")
 _NOWHERE = pa.nulls(1, pa.int64())[0]
 
 
@@ -188,18 +188,18 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     if len(never):
         mask = np.zeros(len(column), bool)
         mask[never] = True
-        column = pc.if_else(buffers.truths(mask), pa.nulls(1, column.type)[0], column)
+        column = pc.if_else(arrays.truths(mask), pa.nulls(1, column.type)[0], column)
     return _names(column)
 
 
 def _names(column: Any) -> Names:
     """Return the keys that values are, nothing for a null."""
     ended = (pc.binary_join_element_wise(keys, _END, _EMPTY, null_handling="replace") for keys in key_texts(column))
-    return Names.parse(b"".join([bytes(buffers.payload(keys)) for keys in ended]))
+    return Names.parse(b"".join([bytes(arrays.payload(keys)) for keys in ended]))
 
 
 def _one(table: Any, name: str) -> Any:
-    return buffers.one_chunk(buffers.plain(table.column(name)))
+    return arrays.one_chunk(arrays.plain(table.column(name)))
 
 
 def _shown(keys: Names, at: NDArray[np.int64]) -> str:
@@ -278,12 +278,12 @@ def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
     chunks = []
     for first in range(0, len(found), _CHUNK):
         rows = found[first : first + _CHUNK]
-        known = buffers.truths(rows >= 0)
+        known = arrays.truths(rows >= 0)
         values = column.take(pc.if_else(known, number_array(rows), _NOWHERE))
         if before is not None:
             values = pc.if_else(known, values, before.slice(first, _CHUNK))
         chunks.append(values)
-    return buffers.one_chunk(pa.chunked_array(chunks, column.type))
+    return arrays.one_chunk(pa.chunked_array(chunks, column.type))
 
 
 def set_fields(

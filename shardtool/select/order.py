@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, printable
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.columns import is_text, no_such
 
 if TYPE_CHECKING:
@@ -78,18 +79,18 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     Raises:
         InvalidRequest: Values of another type.
     """
-    kind = buffers.plain(values.slice(0, 0)).type
+    kind = arrays.plain(values.slice(0, 0)).type
     if pa.types.is_null(kind):
         return np.arange(len(values))
     if not _is_ordered(kind):
         raise InvalidRequest(
             "--sort-by", f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
         )
-    values = buffers.plain(values)
+    values = arrays.plain(values)
     if pa.types.is_floating(kind):
         values = pc.if_else(pc.is_nan(values), pa.nulls(1, kind)[0], values)
     places = pc.sort_indices(values, sort_keys=[("", "descending" if descending else "ascending")])
-    return buffers.numbers(places).astype(np.int64)
+    return arrow.numbers(places).astype(np.int64)
 
 
 def _is_ordered(kind: Any) -> bool:
@@ -112,7 +113,7 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     counts = entries.counts()
     made: dict[str, Callable[[], Any]] = {
         "key": lambda: _texts(entries.keys),
-        "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), buffers.texts([*map(printable, shards)])),
+        "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), arrays.texts([*map(printable, shards)])),
         "size": lambda: number_array(_sums(entries.size, entries.first[:-1], counts)),
         "fields": lambda: number_array(counts),
     }

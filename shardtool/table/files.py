@@ -16,7 +16,7 @@ import pyarrow as pa
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.storage.reading import file_stat
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.text import numbers_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ParquetTable(_Files):
                 for name in folders:
                     if name in partition and name not in own:
                         same = number_array(np.zeros(table.num_rows, np.int64))
-                        table = table.append_column(name, buffers.texts([partition[name]]).take(same))
+                        table = table.append_column(name, arrays.texts([partition[name]]).take(same))
                 tables.append(table)
             table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
         self._check_same()
@@ -148,7 +148,7 @@ def _read_columns(file: Any, names: list[str]) -> Any:
         ]
         chunks = [chunk for group in groups for chunk in group.chunks]
         del groups
-        columns.append(buffers.one_chunk(pa.chunked_array(chunks, schema.field(name).type)))
+        columns.append(arrays.one_chunk(pa.chunked_array(chunks, schema.field(name).type)))
         del chunks
     pa.default_memory_pool().release_unused()
     return pa.Table.from_arrays(columns, names)

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.table import buffers
+from shardtool.table import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     Render = Callable[[Any], Any]  # from a table to a large_string array: each row's text and a NUL
 
 _CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
-_EMPTY = buffers.text("")
-_NULL = buffers.text("null")
-_QUOTE = buffers.text('"')
-_END = buffers.text("\0")
+_EMPTY = arrays.text("")
+_NULL = arrays.text("null")
+_QUOTE = arrays.text('"')
+_END = arrays.text("\0")
 _SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
 
 
@@ -65,14 +66,14 @@ class ColumnTexts:
         found = np.empty(len(self), np.int64)
         for first in range(0, len(self), self._step):
             last = min(first + self._step, len(self))
-            found[first:last] = buffers.lengths(self._texts(first, last))
+            found[first:last] = arrays.lengths(self._texts(first, last))
         found -= 1
         return found
 
     def span(self, first: int, last: int) -> bytes:
         """Return texts `first` to `last` (exclusive), a NUL after each."""
         steps = range(first, last, self._step)
-        return b"".join([buffers.payload(self._texts(step, min(step + self._step, last))) for step in steps])
+        return b"".join([arrays.payload(self._texts(step, min(step + self._step, last))) for step in steps])
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the texts `which`, in that order, a NUL after each."""
@@ -86,13 +87,13 @@ class ColumnTexts:
 
 def render_rows(table: Any) -> Any:
     """Return the JSON object of each row, and a NUL."""
-    columns = {name: buffers.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    columns = {name: arrays.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
     return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
 
 
 def render_values(table: Any) -> Any:
     """Return the value of each row of a table of one column, and a NUL; without quotes, and 0 or 1 for a truth."""
-    array = buffers.plain(buffers.one_chunk(table.column(0)))
+    array = arrays.plain(arrays.one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
     return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
@@ -119,17 +120,17 @@ def _object(names: list[str], values: list[Any], end: str) -> Any:
     pieces: list[Any] = []
     for name, value in zip(names, values, strict=True):
         label = f"{json.dumps(name, ensure_ascii=False)}:"
-        pieces += [buffers.text(("," if pieces else "{") + label), value]
-    return _join(*pieces, buffers.text(end))
+        pieces += [arrays.text(("," if pieces else "{") + label), value]
+    return _join(*pieces, arrays.text(end))
 
 
 def _json(array: Any) -> Any:
     """Return the JSON of each value, as large_string; a null may stay one."""
-    array = buffers.plain(array)
+    array = arrays.plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
         if not kind.num_fields:
-            return _unless_null(array, buffers.texts(["{}"] * len(array)))
+            return _unless_null(array, arrays.texts(["{}"] * len(array)))
         names = [kind.field(at).name for at in range(kind.num_fields)]
         return _unless_null(array, _object(names, [_json(part) for part in array.flatten()], "}"))
     if pa.types.is_map(kind):
@@ -149,15 +150,15 @@ def _json(array: Any) -> Any:
 
 def _pairs(array: Any) -> Any:
     keys, values = array.flatten()
-    return _join(_QUOTE, _escape(_plain(buffers.plain(keys))), buffers.text('":'), _json(values))
+    return _join(_QUOTE, _escape(_plain(arrays.plain(keys))), arrays.text('":'), _json(values))
 
 
 def _list(array: Any, render: Render, brackets: str) -> Any:
     counts = pc.fill_null(pc.list_value_length(array), 0)
-    offsets = np.concatenate(([0], np.cumsum(buffers.numbers(counts), dtype=np.int64)))
+    offsets = np.concatenate(([0], np.cumsum(arrow.numbers(counts), dtype=np.int64)))
     elements = _join(render(array.flatten()))  # so that a null in a list is the text null
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), buffers.text(","))
-    return _unless_null(array, _join(buffers.text(brackets[0]), joined, buffers.text(brackets[1])))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), arrays.text(","))
+    return _unless_null(array, _join(arrays.text(brackets[0]), joined, arrays.text(brackets[1])))
 
 
 def _unless_null(array: Any, found: Any) -> Any:
@@ -176,7 +177,7 @@ def _plain(array: Any) -> Any:
     if pa.types.is_timestamp(kind):
         found = _whole(pc.cast(array.view(pa.timestamp(kind.unit)), pa.large_string()))
         found = pc.replace_substring(found, " ", "T")
-        return found if kind.tz is None else pc.binary_join_element_wise(found, buffers.text("Z"), _EMPTY)
+        return found if kind.tz is None else pc.binary_join_element_wise(found, arrays.text("Z"), _EMPTY)
     if pa.types.is_duration(kind):
         return _seconds(array)
     found = pc.cast(array, pa.large_string())
@@ -200,12 +201,12 @@ def _seconds(array: Any) -> Any:
         whole, part = divmod(abs(count), 10**digits)
         fraction = f".{part:0{digits}}" if part else ""
         found.append(f"{'-' if count < 0 else ''}PT{whole}{fraction}S")
-    return buffers.texts(found)
+    return arrays.texts(found)
 
 
 def _as_python(array: Any, found: Any) -> Any:
     """Return what Python's `repr` says of floats whose shortest digits are `found`: 1.0 for 1, 1e-05 for 0.00001."""
-    values = buffers.numbers(array)
+    values = arrow.numbers(array)
     size = np.abs(values)
     simple = ((size >= _SIMPLE[0]) & (size < _SIMPLE[1])) | (size == 0)
     found = pc.replace_substring_regex(found, pattern=r"^(-?\d+)$", replacement=r"\1.0")
@@ -213,14 +214,14 @@ def _as_python(array: Any, found: Any) -> Any:
     if len(other):
         again = found.take(number_array(other)).to_pylist()
         shown = [None if one in (None, "nan") else repr(float(one)) for one in again]
-        mask = buffers.truths(~simple)
-        found = pc.replace_with_mask(found, mask, buffers.texts(shown))
+        mask = arrays.truths(~simple)
+        found = pc.replace_with_mask(found, mask, arrays.texts(shown))
     return found
 
 
 def _escape(array: Any) -> Any:
     """Return text as it stands between the quotes of JSON."""
-    data = np.frombuffer(buffers.payload(array), np.uint8)
+    data = np.frombuffer(arrays.payload(array), np.uint8)
     special = [92, 34] if not (data < 32).any() else [92, 34, *range(32)]  # noqa: PLR2004 - backslash first, quote, control
     for code in special:
         if (data == code).any():

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.names import Names
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.values import NAME_LIMIT
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**16  # rows at a time
 _PARTS = 16  # of keys that are sought among others, one at a time in a hash table
-_EMPTY = buffers.text("")
-_END = buffers.text("\0")
+_EMPTY = arrays.text("")
+_END = arrays.text("\0")
 _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
 
 
@@ -38,7 +39,7 @@ def broken_numbers(column: Any) -> NDArray[np.int64]:
     """Return where a column of floats is not a whole number that a float can tell from its neighbours."""
     if not pa.types.is_floating(column.type):
         return np.zeros(0, np.int64)
-    values = buffers.numbers(column)
+    values = arrow.numbers(column)
     return np.flatnonzero(~((np.abs(values) < 2.0**53) & (values == np.floor(values))))
 
 
@@ -52,19 +53,19 @@ def key_texts(column: Any) -> Iterator[Any]:
 def row_numbers(rows: NDArray[np.int64]) -> Iterator[Any]:
     """Yield keys that are the numbers of rows, counted from 0, with nine digits or more."""
     for first in range(0, len(rows), _CHUNK):
-        yield buffers.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
+        yield arrays.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
 
 
 def gather(chunks: Iterable[Any]) -> tuple[Names, NDArray[np.int64]]:
     """Return keys in one buffer, and the places of those that are no sound names."""
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
-        long = np.flatnonzero(buffers.lengths(chunk) > NAME_LIMIT)
-        found = np.union1d(buffers.places(pc.match_substring_regex(chunk, _BAD)), long)
+        long = np.flatnonzero(arrays.lengths(chunk) > NAME_LIMIT)
+        found = np.union1d(arrays.places(pc.match_substring_regex(chunk, _BAD)), long)
         bad.append(found + before)
         before += len(chunk)
         parts.append(
-            bytes(buffers.payload(pc.binary_join_element_wise(pc.cast(chunk, pa.large_string()), _END, _EMPTY)))
+            bytes(arrays.payload(pc.binary_join_element_wise(pc.cast(chunk, pa.large_string()), _END, _EMPTY)))
         )
     places = np.concatenate(bad)
     return (Names.of([]) if len(places) else Names.parse(b"".join(parts))), places
@@ -96,8 +97,8 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
     for part in range(_PARTS):
         some, among = np.flatnonzero(ours == part), np.flatnonzero(theirs == part)
         place = pc.index_in(_arrow(keys, some), value_set=_arrow(others, among))
-        known = buffers.places(place.is_valid())
-        found[some[known]] = among[buffers.numbers(place)[known]]
+        known = arrays.places(place.is_valid())
+        found[some[known]] = among[arrow.numbers(place)[known]]
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.columns import PATH_NAMES, check_names
 from shardtool.table.files import ArrowTable, ParquetTable, base_name, folder_of, readable
 from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
@@ -126,7 +126,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         for name in names_left:
             column = columns_left.pop()  # so that it is not in memory twice
             check_sound(table.where, name, column)
-            columns[name] = buffers.one_chunk(buffers.plain(column))
+            columns[name] = arrays.one_chunk(arrays.plain(column))
             del column
     return columns
 

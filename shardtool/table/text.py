@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.json_lines import blocks, check_lines, kind_of, read_line
 from shardtool.table.limits import LONGEST_ROW, check_shape, too_long
 from shardtool.table.row_names import mixed_types, rows_text
@@ -89,7 +90,7 @@ class DelimitedTable:
             InvalidRequest: Rows that do not fit the header.
         """
         if self._table is None:
-            self._table = buffers.compact(self._typed(frozenset(text) & set(self.schema.names)))
+            self._table = arrays.compact(self._typed(frozenset(text) & set(self.schema.names)))
         return self._table.select([name for name in self.schema.names if name in columns])
 
     def _typed(self, text: frozenset[str]) -> Any:
@@ -222,11 +223,11 @@ def numbers_of(column: Any) -> Any:
 
     A gap (an empty cell, NA, null, NaN) among numbers is null.
     """
-    gaps = pc.is_in(column, value_set=buffers.texts(_GAPS).cast(column.type))
+    gaps = pc.is_in(column, value_set=arrays.texts(_GAPS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
     for pattern, kind in _NUMBERS:
         if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
-            empty = buffers.texts([None])[0].cast(column.type)
+            empty = arrays.texts([None])[0].cast(column.type)
             return pc.cast(pc.if_else(gaps, empty, column), kind)
     return column
 
@@ -247,7 +248,7 @@ def read_json_lines(name: str, opened: Opened) -> Any:
             table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_problem(name, opened, str(error)) from None
-    return buffers.compact(table)
+    return arrays.compact(table)
 
 
 def _read_json(opened: Opened, schema: Any) -> Any:
@@ -317,7 +318,7 @@ def read_list(name: str, data: bytes, column: str) -> Any:
         raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
     if lines == [b""]:
         lines = []
-    return pa.table({column: buffers.texts([line.decode() for line in lines])})
+    return pa.table({column: arrays.texts([line.decode() for line in lines])})
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -367,7 +368,7 @@ def _too_long(column: Any) -> bool:
     """Tell whether a column inferred as floats holds whole numbers that floats cannot."""
     large = False
     for chunk in column.chunks:
-        values = buffers.numbers(chunk.drop_null())
+        values = arrow.numbers(chunk.drop_null())
         if not np.all(values == np.floor(values)):
             return False
         large = large or bool(np.any((np.abs(values) >= _EXACT) & np.isfinite(values)))

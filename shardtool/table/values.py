@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import number_classes
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.json_text import ColumnTexts, render_values
 
 if TYPE_CHECKING:
@@ -28,22 +29,22 @@ _INT64 = 2**63 - 1
 def missing_places(column: Any) -> NDArray[np.int64]:
     """Return where a column is null or NaN."""
     if pa.types.is_floating(column.type):
-        return buffers.places(pc.is_null(column, nan_is_null=True))
-    return buffers.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
+        return arrays.places(pc.is_null(column, nan_is_null=True))
+    return arrays.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
 
 
 def nul_places(column: Any) -> NDArray[np.int64]:
     """Return where a text has a NUL in it."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
-    return buffers.places(pc.match_substring(column, "\0"))
+    return arrays.places(pc.match_substring(column, "\0"))
 
 
 def large_places(column: Any) -> NDArray[np.int64]:
     """Return where a number is more than fits into int64."""
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
-    found = np.flatnonzero(buffers.numbers(column) > _INT64)
+    found = np.flatnonzero(arrow.numbers(column) > _INT64)
     return np.setdiff1d(found, missing_places(column), assume_unique=True)  # at a null stands anything
 
 
@@ -69,5 +70,5 @@ def numbered(labels: Any, field: str, known: Classes | None = None) -> tuple[Any
     texts = ColumnTexts(pa.table({"": found.dictionary}), render_values)
     shown = texts.span(0, len(texts)).split(b"\0")[:-1]
     place, names = number_classes(set(shown), field, known)
-    numbers = np.array([place[label] for label in shown], np.int32)[buffers.numbers(found.indices)]
+    numbers = np.array([place[label] for label in shown], np.int32)[arrow.numbers(found.indices)]
     return number_array(numbers), names

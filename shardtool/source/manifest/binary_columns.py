@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries.arrow import number_array
-from shardtool.table import buffers
+from shardtool.table import arrays
 from shardtool.table.columns import is_wrapped_bytes
 from shardtool.table.files import readable
 
@@ -29,11 +29,11 @@ _ROWS = 256  # at a time: some are taken out, which copies them
 def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
     """Return int64[rows] for each column: the bytes of its values, -1 for a null."""
     found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
-    for arrays in _arrays(table, columns):
-        for array, lengths in zip(arrays, found, strict=True):
-            lengths.append(buffers.lengths(array))
+    for batch in _batches(table, columns):
+        for array, lengths in zip(batch, found, strict=True):
+            lengths.append(arrays.lengths(array))
             if array.null_count:
-                lengths[-1][buffers.places(pc.is_null(array))] = -1
+                lengths[-1][arrays.places(pc.is_null(array))] = -1
     return [np.concatenate(lengths) for lengths in found]
 
 
@@ -50,23 +50,23 @@ def write(
         file: Something with `write`.
     """
     before = done = 0
-    for arrays in _arrays(table, columns):
-        count = len(arrays[0])
+    for batch in _batches(table, columns):
+        count, kept = len(batch[0]), batch
         end = done + count
         if rows is not None:
             end = int(np.searchsorted(rows, before + count))
             wanted = number_array(rows[done:end] - before)
-            arrays = [array.take(wanted) for array in arrays]  # noqa: PLW2901 - what is left of them
+            kept = [array.take(wanted) for array in batch]
         before += count
         planned = [column[done:end] for column in lengths]
-        if not all(np.array_equal(buffers.lengths(array), sizes) for array, sizes in zip(arrays, planned, strict=True)):
+        if not all(np.array_equal(arrays.lengths(array), sizes) for array, sizes in zip(kept, planned, strict=True)):
             return False
-        _write_rows(file, arrays, planned)
+        _write_rows(file, kept, planned)
         done = end
     return done == len(lengths[0])
 
 
-def _arrays(table: Table, columns: list[str]) -> Iterator[list[Any]]:
+def _batches(table: Table, columns: list[str]) -> Iterator[list[Any]]:
     """Yield the values of columns, some rows at a time."""
     with readable(table.where):
         for batch in table.batches(columns):
@@ -80,18 +80,18 @@ def _bytes_of(array: Any) -> Any:
     """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
     if is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
-    array = buffers.plain(array)
+    array = arrays.plain(array)
     return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
 
 
-def _write_rows(file: Any, arrays: list[Any], lengths: list[NDArray[np.int64]]) -> None:
+def _write_rows(file: Any, batch: list[Any], lengths: list[NDArray[np.int64]]) -> None:
     """Write the values of columns, those of a row together."""
-    if len(arrays) == 1:
-        file.write(buffers.payload(arrays[0]))
+    if len(batch) == 1:
+        file.write(arrays.payload(batch[0]))
         return
     columns = []
-    for array, sizes in zip(arrays, lengths, strict=True):
-        data, ends = buffers.payload(array), np.cumsum(sizes)
+    for array, sizes in zip(batch, lengths, strict=True):
+        data, ends = arrays.payload(array), np.cumsum(sizes)
         columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
     for row in zip(*columns, strict=True):
         for value in row:

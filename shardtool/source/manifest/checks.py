@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, META_CLASH, Roles
-from shardtool.table import buffers, keys
+from shardtool.table import arrays, keys
 from shardtool.table.columns import is_bytes, is_text, is_wrapped_bytes
 from shardtool.table.json_text import has_text
 from shardtool.table.row_names import Rows, short
@@ -99,7 +100,7 @@ def _infinite(column: Any) -> NDArray[np.int64]:
     """Return where a column holds an infinite float, however deep."""
     kind = column.type
     if pa.types.is_floating(kind):
-        return buffers.places(pc.is_inf(column))
+        return arrays.places(pc.is_inf(column))
     if not pa.types.is_nested(kind) or not _has_infinite(column):
         return np.zeros(0, np.int64)
     return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
@@ -128,7 +129,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
     broken = keys.broken_numbers(column)
     rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
-    sizes = buffers.numbers(column).astype(np.int64)
+    sizes = arrow.numbers(column).astype(np.int64)
     rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
     return sizes
 
@@ -147,9 +148,9 @@ def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
     """
     column = f"column {name!r}"
     original = rows.columns[name]
-    empty = np.flatnonzero(buffers.lengths(original) == 0)
+    empty = np.flatnonzero(arrays.lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
-    urls = buffers.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
+    urls = arrays.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
     if len(urls):
         rows.refuse(
             urls, f"{column}: a URL, such as {rows.examples(original, urls[:1])},", expected="paths of files",

@@ -28,7 +28,7 @@ from shardtool.source.manifest import checks
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, choose, ending_of
 from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
-from shardtool.source.manifest.options import ManifestOptions, is_manifest
+from shardtool.source.manifest.options import ManifestOptions
 from shardtool.source.manifest.stat import ListedTask
 from shardtool.table import keys
 from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from shardtool.source.manifest.layout import Layout
     from shardtool.source.manifest.stat import ListedPart
     from shardtool.values import Number
-
-__all__ = ["Manifest", "ManifestOptions", "is_manifest"]
 
 _FIELD_LIMIT = 2**16 - 1
 

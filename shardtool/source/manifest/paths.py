@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.table import buffers
+from shardtool.table import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 _CHUNK = 2**16  # rows at a time
-_EMPTY = buffers.text("")
-_END = buffers.text("\0")
+_EMPTY = arrays.text("")
+_END = arrays.text("\0")
 _UP = r"(?:^|/)\.\.(?:/|$)"
 _SPLIT = {
     "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",
@@ -50,12 +51,12 @@ def relative(paths: Any, root: bytes) -> Any:
 
 def absolute_places(paths: Any) -> NDArray[np.int64]:
     """Return which of `relative` paths are absolute: they lead out of the root."""
-    return buffers.places(pc.starts_with(paths, "/"))
+    return arrays.places(pc.starts_with(paths, "/"))
 
 
 def upward_places(paths: Any) -> NDArray[np.int64]:
     """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
-    found = buffers.places(pc.match_substring_regex(paths, _UP))
+    found = arrays.places(pc.match_substring_regex(paths, _UP))
     shown = paths.take(number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
@@ -104,7 +105,7 @@ class Endings:
         if len(known) > np.iinfo(np.uint16).max:
             raise OverflowError
         self.names = list(known)
-        return np.array(codes, np.uint16)[buffers.numbers(found.indices)]
+        return np.array(codes, np.uint16)[arrow.numbers(found.indices)]
 
     def stems(self) -> Iterator[Any]:
         """Yield arrays of the paths without their endings, before any were left out."""
@@ -168,10 +169,10 @@ class RowPaths:
         role = self._roles[endings, place]
         taken = [_large(column.take(number_array(samples))) for column in self._columns]
         texts = pc.choose(number_array(role + 1), _EMPTY, *taken)
-        return bytes(buffers.payload(pc.binary_join_element_wise(texts, _END, _EMPTY)))
+        return bytes(arrays.payload(pc.binary_join_element_wise(texts, _END, _EMPTY)))
 
 
 def join_rows(columns: Sequence[Any], first: int, last: int) -> bytes:
     """Return the paths of samples `first` to `last` (exclusive), those of a sample together, a NUL after each."""
     parts = [part for column in columns for part in (_large(column.slice(first, last - first)), _END)]
-    return bytes(buffers.payload(pc.binary_join_element_wise(*parts, _EMPTY)))
+    return bytes(arrays.payload(pc.binary_join_element_wise(*parts, _EMPTY)))

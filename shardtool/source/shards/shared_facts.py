@@ -9,7 +9,7 @@ import pyarrow as pa
 from shardtool.dataset.dataset_file import feature_kinds
 from shardtool.errors import InvalidRequest, listing
 from shardtool.fingerprint import sum_fingerprints
-from shardtool.table import buffers
+from shardtool.table import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
         for part in parts
     ]
     try:
-        return buffers.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
+        return arrays.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
     except MemoryError:
         raise
     except pa.ArrowException as error:

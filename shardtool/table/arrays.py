@@ -1,4 +1,4 @@
-"""From Arrow to NumPy and back by the buffers, so that a manifest's columns are read without pandas.
+"""Arrow arrays to NumPy and back, by their buffers, so that a manifest's columns are read without pandas.
 
 `pa.array`, `pa.scalar` and `to_numpy` import it where it is installed: a quarter of a second, and 40 MB.
 
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from shardtool.entries.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
