@@ -24,7 +24,8 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleF
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
 from shardtool.storage.spool import SPOOL_REMEDY
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
-from shardtool.write.scatter import GAP, LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
+from shardtool.write.buffers import GAP
+from shardtool.write.scatter import LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
 from shardtool.write.task import Failed
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
-from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report, shared_buffer
+from shardtool.write.buffers import packing_buffer
+from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report
 from shardtool.write.task import Compare, Keep, ShardResult, ShardTask, Write, digest, split_names
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _kept(task: ShardTask, keep: Keep) -> ShardResult:
 
 def _file_crc(task: ShardTask) -> tuple[int, int]:
     """Return the size and CRC-32C of the file that is there."""
-    view = shared_buffer()
+    view = packing_buffer()
     size = crc = 0
     for got in task.folder.blocks(task.name, view):
         if isinstance(got, int):

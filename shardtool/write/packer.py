@@ -1,10 +1,9 @@
 """What the packers of all formats share: the buffer, reading payloads, leaving samples out, the tally.
 
 Strategy: files are read straight into one reusable buffer, behind a gap for what stands before them,
-checksummed there while the cache is warm, and written a buffer at a time. A buffer of 512 KiB fits the
-second level cache; larger ones cost up to double. A sample that fits the buffer is never split by a
-write, so leaving it out is setting a number back; a larger one is streamed, and to leave it out the
-shard is begun again without it.
+checksummed there while the cache is warm, and written a buffer at a time. A sample that fits the buffer is
+never split by a write, so leaving it out is setting a number back; a larger one is streamed, and to leave it
+out the shard is begun again without it.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.write.buffers import packing_buffer
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int], None]
 
-_BUFFER_SIZE = 512 * 1024
 _REPORT_S = 0.1
-
-_buffer: memoryview | None = None  # one a process, made at the first shard
 
 
 class Output(Protocol):
@@ -60,14 +57,6 @@ class StartAgain(Exception):
     """A sample failed after a part of it was written."""
 
 
-def shared_buffer() -> memoryview:
-    """Return this process's buffer."""
-    global _buffer  # noqa: PLW0603 - page faults for a fresh one would cost as much as a shard of small files
-    if _buffer is None:
-        _buffer = memoryview(bytearray(_BUFFER_SIZE))
-    return _buffer
-
-
 class Packer:
     """The state of one shard being written; a format's packer says what stands around the payloads.
 
@@ -81,7 +70,7 @@ class Packer:
     def __init__(self, task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> None:
         self.task, self.output, self.report = task, output, report
         self.skipped = skipped
-        self.view = shared_buffer()
+        self.view = packing_buffer()
         self.size = self.crc = 0  # of what was written
         self.record_crc = 0  # of a streamed sample, since its packer set it to zero
         self.field_crcs = array("I")
@@ -119,7 +108,7 @@ class Packer:
         content = digest(self.task.samples, crcs, self.skipped, self.ones)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
-    def read_spooled(self, row: int, payload: memoryview) -> None:
+    def read_span(self, row: int, payload: memoryview) -> None:
         """Fill `payload` from the file that it is a span of.
 
         Raises:
@@ -173,7 +162,7 @@ class Packer:
             self.write_streamed(self.inline[row])
             return crc32c(self.inline[row])
         path = self.path_of(row, name)
-        crc, blocks = 0, self._spool_blocks(row) if kind == SPAN else self._file_blocks(path, row)
+        crc, blocks = 0, self._span_blocks(row) if kind == SPAN else self._file_blocks(path, row)
         try:
             for block in blocks:
                 crc = crc32c(block, crc)
@@ -185,7 +174,7 @@ class Packer:
             self.check_crc(row, crc)
         return crc
 
-    def _spool_blocks(self, row: int) -> Iterator[memoryview]:
+    def _span_blocks(self, row: int) -> Iterator[memoryview]:
         view, size, offset = self.view, self.sizes[row], self.offsets[row]
         for done in range(0, size, len(view)):
             block = view[: min(len(view), size - done)]
@@ -216,7 +205,7 @@ class Packer:
             payload[:] = self.inline[row]
             return b""
         if kind == SPAN:
-            self.read_spooled(row, payload)
+            self.read_span(row, payload)
             return b""
         path = name if self.paths is None else self.paths[row]
         got, fact = read_file(self.task.samples.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import PARTS
+from shardtool.write.buffers import GAP, arena, gap_buffer
 from shardtool.write.packer import unreadable
-from shardtool.write.spans import open_span_file, shared_arena
+from shardtool.write.spans import open_span_file
 from shardtool.write.task import Failed, numbers
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
 ROW_SHARE = 8  # one in so many parts of memory is for that
 LEAST = ROW_COST * (ROW_SHARE - 1)  # so a payload counts as so many bytes at least
-GAP = 2**20  # bytes between payloads are read over, up to this: a disk would take as long to seek
 _BLOCK = 4 * 2**20  # read at a time, and summed while it is in the processor's cache
 _MOST_ROWS = PARTS // 2  # a gap and a payload each
-
-_gap: memoryview | None = None  # takes the bytes between payloads; one a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class _Scatterer:
 
     def __init__(self, task: ScatterTask, source: _Source, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
-        self._arena = shared_arena(task.room)
+        self._arena = arena(task.room)
         self._offsets, self._sizes = numbers("q", task.offsets), numbers("q", task.sizes)
         self._targets = numbers("q", task.targets)
         self._expected = None if task.expected is None else numbers("q", task.expected)
@@ -198,7 +196,7 @@ class _Plain:
         self._source = open_span_file(planned)
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
-        gap_view = _shared_gap()
+        gap_view = gap_buffer()
         parts: list[memoryview] = []
         start = end = offsets[0]
         for offset, view in zip(offsets, views, strict=True):
@@ -248,10 +246,3 @@ class _Packed:
 
     def close(self) -> None:
         self._file.__exit__()
-
-
-def _shared_gap() -> memoryview:
-    global _gap  # noqa: PLW0603 - as for the packer's buffer
-    if _gap is None:
-        _gap = memoryview(bytearray(GAP))
-    return _gap

@@ -16,34 +16,15 @@ from typing import TYPE_CHECKING
 from shardtool.errors import OutputFailed, SampleFailed
 from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
+from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
 from shardtool.write.task import Failed
 
 if TYPE_CHECKING:
     from shardtool.values import SpanFile
 
-_WINDOW = 512 * 1024  # fits the second level cache
 _LEAST_AHEAD = 4096
 _NEAR = 64 * 1024
 OPEN_FILES = 64
-
-_window: memoryview | None = None  # one a process, made at the first span
-_arena = memoryview(b"")  # one a process, as large as it had to be so far
-
-
-def _shared_window() -> memoryview:
-    global _window  # noqa: PLW0603 - as for the packer's buffer
-    if _window is None:
-        _window = memoryview(bytearray(_WINDOW))
-    return _window
-
-
-def shared_arena(size: int) -> memoryview:
-    """Return this process's memory for what lies scattered, `size` bytes of it, for who asks last."""
-    global _arena  # noqa: PLW0603 - as for the packer's buffer; and there must be one only: it is all of the share
-    if len(_arena) < size:
-        _arena = memoryview(b"")  # before there is another
-        _arena = memoryview(bytearray(size))
-    return _arena[:size]
 
 
 def open_span_file(planned: SpanFile) -> SpanSource:
@@ -117,7 +98,7 @@ class SpanReader:
             if not start <= offset < stop:
                 start, stop = self._enter(offset)
             if end <= stop:
-                into[:] = _arena[offset - start : end - start]
+                into[:] = arena(stop - start)[offset - start : end - start]
                 return
         self._read(file, offset, into)
 
@@ -128,10 +109,10 @@ class SpanReader:
             return
         size, at = len(into), offset - self._start
         if file == self._file and at >= 0 and at + size <= self._held:
-            into[:] = _shared_window()[at : at + size]
-        elif file == self._file and 0 <= offset - self._end <= _NEAR and size < _WINDOW:
+            into[:] = reading_window()[at : at + size]
+        elif file == self._file and 0 <= offset - self._end <= _NEAR and size < BUFFER_SIZE:
             self._read_ahead(file, offset, size)
-            into[:] = _shared_window()[:size]
+            into[:] = reading_window()[:size]
         else:
             self._read(file, offset, into)
             self._file, self._held, self._ahead = file, 0, 0
@@ -158,7 +139,7 @@ class SpanReader:
         if not start <= offset < stop:
             return 0, 0
         self._region = (0, 0)
-        self._read(0, start, shared_arena(stop - start))
+        self._read(0, start, arena(stop - start))
         self._region = (start, stop)
         return start, stop
 
@@ -169,10 +150,10 @@ class SpanReader:
             raise OSError(errno.EIO, f"ends at {offset + got:,}, {len(into) - got:,} bytes too early")
 
     def _read_ahead(self, file: int, offset: int, size: int) -> None:
-        self._ahead = min(max(2 * self._ahead, _LEAST_AHEAD), _WINDOW)
+        self._ahead = min(max(2 * self._ahead, _LEAST_AHEAD), BUFFER_SIZE)
         held = max(size, min(self._ahead, self._files[file].size - offset))
         self._held = 0
-        self._read(file, offset, _shared_window()[:held])
+        self._read(file, offset, reading_window()[:held])
         self._start, self._held = offset, held
 
     def _opened(self, file: int) -> SpanSource:

@@ -60,7 +60,7 @@ class TarPacker(Packer):
                         payload[:] = inline[at]
                     elif kind == SPAN:
                         path = self.span_path(at, name)
-                        self.read_spooled(at, payload)
+                        self.read_span(at, payload)
                     else:
                         if paths is not None:
                             path = paths[at]

@@ -15,6 +15,7 @@ from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.values import ShardSamples, counted, ends_early, show_size, to_text
+from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Output, Report
 
     Parts = list[bytes | memoryview]
-
-_FLUSH = 512 * 1024
 
 _transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
 
@@ -213,7 +212,7 @@ class TransformPacker(Packer):
             self._pending += parts
         self._pending_size += size
         self._record_bytes += size
-        if self._pending_size > _FLUSH:
+        if self._pending_size > BUFFER_SIZE:
             self._flush()
         return True
 
