@@ -177,10 +177,7 @@ def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[
     if any(export.readme for export in request.exports.values()):
         check_splits([target.split for target in targets])
     overwrite = request.options.if_exists != "error"
-
-    def owns(name: str) -> bool:
-        return any(target.pattern.owns(name) for target in targets)
-
+    patterns = [target.pattern for target in targets]
     for target, plan in zip(targets, plans, strict=True):
         shards = target.output.first + plan.shards
-        check_exports(target.pattern, shards, request.exports, owns, overwrite=overwrite)
+        check_exports(target.pattern, shards, request.exports, patterns, overwrite=overwrite)

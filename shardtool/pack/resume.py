@@ -22,7 +22,7 @@ from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.request.command_line import option
 from shardtool.request.results import Changes
-from shardtool.table.keys import hashes
+from shardtool.table.keys import among, hashes
 from shardtool.values import counted, to_bytes
 
 if TYPE_CHECKING:
@@ -199,9 +199,8 @@ def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resum
             continue
         keys = _keys_of(one.output, earlier)
         total += (earlier.samples or 0) if keys is None else len(keys)
-        if keys is not None and len(keys):
-            at = np.minimum(np.searchsorted(planned, keys), len(planned) - 1)
-            removed += int(np.count_nonzero(planned[at] != keys))
+        if keys is not None:
+            removed += int(np.count_nonzero(~among(keys, planned)))
     return total, max(removed, total - len(planned))
 
 

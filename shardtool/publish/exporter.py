@@ -18,13 +18,13 @@ from shardtool.interop.hashes import DigestTask, digest
 from shardtool.interop.huggingface import CURE, README, is_ours, listed, misreading, readme, split_name
 from shardtool.interop.index_forms import index_name
 from shardtool.pattern import DATASET_SUFFIX, FORMATS
-from shardtool.publish.folder_index import has_own_readme, once_files, other_splits, refuse_others
+from shardtool.publish.folder_index import has_own_readme, listed_shards, once_files, other_splits, refuse_others
 from shardtool.publish.outbox import Outbox
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
@@ -39,7 +39,12 @@ _FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which 
 
 
 def check_exports(
-    pattern: ShardPattern, shards: int, wanted: Mapping[str, Export], owns: Callable[[str], bool], *, overwrite: bool
+    pattern: ShardPattern,
+    shards: int,
+    wanted: Mapping[str, Export],
+    patterns: Sequence[ShardPattern],
+    *,
+    overwrite: bool,
 ) -> None:
     """Check, before the shards of a pattern are written, that their indexes may be written, too.
 
@@ -47,7 +52,7 @@ def check_exports(
         pattern: The pattern of the shards.
         shards: How many there will be.
         wanted: What to make of them.
-        owns: Tells which shards in this folder are, or could be, of the same run.
+        patterns: Those of all datasets of the run.
         overwrite: Whether other files may be replaced.
 
     Raises:
@@ -58,7 +63,8 @@ def check_exports(
     names = _index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
     for export in wanted.values():
         if export.once is not None:
-            refuse_others(export.once, folder, owns)
+            listed = listed_shards(export.once, folder) or ()
+            refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
         raise OutputExists(

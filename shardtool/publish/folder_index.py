@@ -14,7 +14,7 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.interop.export_types import FolderIndex
@@ -46,9 +46,10 @@ def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: Folde
     """
     files = once.encode([one.split_shards() for one in datasets])
     ours = {shard.name for dataset in datasets for shard in dataset.shards}
-    listed = refuse_others(once, target, ours.__contains__)
+    listed = listed_shards(once, target)
     if listed is None:
         return OnceFiles(files, once.lasting, renewed=False)
+    refuse_others(once, target, listed - ours)
     earlier = [found for one in datasets if (found := _as_listed(one, listed)) is not None]
     was = once.encode([one.split_shards() for one in earlier])
     return OnceFiles(files, once.lasting, all(_read(target, one) == was[one] for one in was if one != once.lasting))
@@ -62,24 +63,26 @@ def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
     return None
 
 
-def refuse_others(once: FolderIndex, target: Folder, owns: Callable[[str], bool]) -> set[str] | None:
-    """Return the shards that the files which are there cover; None: there are no such files.
-
-    Raises:
-        OutputExists: They cover shards that are there, and that `owns` does not know.
-    """
+def listed_shards(once: FolderIndex, target: Folder) -> set[str] | None:
+    """Return the shards that the files which are there cover; None: there are no such files."""
     folder = target.facts([os.path.dirname(once.info)]).values()
     info = _read(target, once.info) if all(fact.is_folder for fact in folder) else None
-    if info is None:
-        return None
-    listed, there = set(once.shards(info)), {output_text(name) for name in target.names()}
-    if others := sorted(name for name in listed if not owns(name) and ("/" in name or name in there)):
+    return None if info is None else set(once.shards(info))
+
+
+def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> None:
+    """Refuse files that cover shards of another dataset.
+
+    Raises:
+        OutputExists: Some of these other shards are there.
+    """
+    there = {output_text(name) for name in target.names()}
+    if others := sorted(name for name in others if "/" in name or name in there):
         raise OutputExists(
             target.full_path(once.info), f"that of other shards: {listing(others, 3)}",
             expected="one dataset in a folder, or the splits of one",
             remedy=f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}.",
         )  # fmt: skip
-    return listed
 
 
 def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[DatasetFile]:

@@ -18,7 +18,7 @@ from shardtool.table.keys import repeated
 from shardtool.values import counted, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -47,7 +47,7 @@ class _Group:
 
 
 def resolve_duplicates(
-    entries: Entries, rule: Rule, shard_of: Callable[[int], str], taken: Names | None = None
+    entries: Entries, rule: Rule, shards: Sequence[str], taken: Names | None = None
 ) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
 
@@ -55,7 +55,7 @@ def resolve_duplicates(
         entries: The samples.
         rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
             sample has; `first` and `last` keep one of them and list the others in `skipped`.
-        shard_of: Gives the name of a sample's shard.
+        shards: The names of the shards that they lie in, as `entries.file` counts them.
         taken: The keys of the dataset appended to.
 
     Raises:
@@ -70,11 +70,11 @@ def resolve_duplicates(
     if not groups:
         return entries, None, ()
     if rule == "error":
-        raise _refusal(entries, groups, shard_of)
+        raise _refusal(entries, groups, shards)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
         return found, None, (note,)
-    return _with_one_each(entries, groups, shard_of, keep=0 if rule == "first" else -1)
+    return _with_one_each(entries, groups, shards, keep=0 if rule == "first" else -1)
 
 
 def _groups(keys: Names, taken: Names | None) -> list[_Group]:
@@ -92,15 +92,14 @@ def _joined(one: Names, two: Names) -> Names:
     return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
 
 
-def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], str]) -> InvalidRequest:
+def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str]) -> InvalidRequest:
     """Return the error that names keys, and the shards of their samples."""
     named, torn = [], True
     for group in groups[:_SHOWN]:
-        places = [(0 if entries.file is None else int(entries.file[one]), shard_of(one)) for one in group.samples]
-        shards = [name for _, name in dict.fromkeys(places)]  # of two sources, two may have one name
-        torn &= len(shards) == 1 and not group.taken and _are_disjoint(entries, group.samples)
-        times = f"{len(places)} times in " if len(shards) == 1 and len(places) > 1 else ""
-        where = listing(shards, _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
+        files = {_file_of(entries, one): None for one in group.samples}  # of two sources, two may have one name
+        torn &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
+        times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
+        where = listing([shards[file] for file in files], _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
         named.append(f"'{printable(group.key)}' ({times}{where})")
     found = f"{counted(len(groups), 'key')} more than once: {listing(named, _SHOWN, total=len(groups))}"
     if torn:
@@ -110,6 +109,10 @@ def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], s
     else:
         remedy = "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
     return InvalidRequest("DATASET", found, expected="a key of its own for each sample", remedy=remedy)
+
+
+def _file_of(entries: Entries, sample: int) -> int:
+    return 0 if entries.file is None else int(entries.file[sample])
 
 
 def _are_disjoint(entries: Entries, samples: list[int]) -> bool:
@@ -155,13 +158,13 @@ def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
 
 
 def _with_one_each(
-    entries: Entries, groups: list[_Group], shard_of: Callable[[int], str], *, keep: int
+    entries: Entries, groups: list[_Group], shards: Sequence[str], *, keep: int
 ) -> tuple[Entries, NDArray[np.int64], tuple[str, ...]]:
     """Return the samples without those of each group but the one at `keep`; without any that is taken."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]
-        where = _APPENDED_TO if kept is None else printable(shard_of(kept))
+        where = _APPENDED_TO if kept is None else printable(shards[_file_of(entries, kept)])
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
     skipped = [Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost]

@@ -114,3 +114,16 @@ def hashes(keys: Names) -> NDArray[np.uint64]:
     for first, names in keys.chunks():
         found[first : first + len(names)] = np.fromiter(map(hash, names), np.int64, len(names))
     return found.view(np.uint64)
+
+
+def among(sought: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which hashes are among others, which are sorted.
+
+    They are sought in order: `np.isin` of five million takes 12 s, and this 2 s.
+    """
+    found = np.zeros(len(sought), bool)
+    if len(ordered):
+        order = np.argsort(sought)
+        sought = sought[order]
+        found[order] = ordered[np.minimum(np.searchsorted(ordered, sought), len(ordered) - 1)] == sought
+    return found

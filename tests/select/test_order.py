@@ -290,7 +290,7 @@ from shardtool.select.order import column_of, sample_by_key, sort_order, table_o
 wide, narrow = np.arange(2), np.zeros(2, np.uint16)
 entries = Entries(b"", Names.of([b"a", b"b"]), np.arange(3), ("x",), narrow, narrow.astype(np.uint8), wide, wide, wide)
 entries = select_fields(entries, rename=(("x", "y"),))
-entries, _, _ = resolve_duplicates(entries, "rename", str, Names.of([b"a"]))
+entries, _, _ = resolve_duplicates(entries, "rename", (), Names.of([b"a"]))
 table = table_of(entries, np.zeros(2, np.int32), ("s",))
 for name in table.column_names:
     sort_order(column_of(table, name, "--sort-by"), name)

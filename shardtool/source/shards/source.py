@@ -142,10 +142,10 @@ class ShardSource(Source):
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
 
-        before, file, asked = listed.entries, listed.entries.file, self._options.on_duplicate
+        before, asked = listed.entries, self._options.on_duplicate
         # An error tells where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
-        entries, _, notes = resolve_duplicates(before, asked, lambda at: names[0 if file is None else file[at]], taken)
+        entries, _, notes = resolve_duplicates(before, asked, names, taken)
         if entries is before:
             return listed
         more = notes if asked == "rename" else ()  # what is left out gets a note of its own
