@@ -130,7 +130,7 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     `first` is WebDataset's rule: the stem ends at the first dot. `last`: at the last one. A dot
     that starts the name belongs to the stem: `.a.jpg` is the field `jpg` of `.a`.
 
-    Source: interop.md 1; webdataset/tariterators.py, `base_plus_ext`.
+    Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """
     at = name.find(b".", 1) if dots == "first" else name.rfind(b".")
     if at < 1 or at == len(name) - 1:

@@ -4,7 +4,7 @@ It is a wids index (`wids.ShardListDataset("out.json")` opens it) with keys of o
 own. Its last line holds the CRC-32C of all bytes before that line's value, so that any flipped
 byte shows. No clock, host, user or absolute path goes in.
 
-Source: docs/format.md, "Dataset file"; interop.md 4.
+Source: docs/format.md, "Dataset file"; wids 0.1.11, `wids_specs.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Entries`: the samples of a source as columns, with no object per sample.
 
-Ten million samples must fit a laptop's memory (design.md, promise 7): about 35 bytes a field, 16 a
+Ten million samples must fit a laptop's memory (benchmarks/plan10m.py): about 35 bytes a field, 16 a
 sample, and the key. What takes more, such as a manifest's columns, lies in Arrow.
 """
 

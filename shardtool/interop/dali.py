@@ -1,6 +1,8 @@
 """The indexes that DALI, and the `tfrecord` package, read beside a shard.
 
-Source: interop.md 2 and 3; docs/format.md, "Exported indexes".
+Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and `ParseIndexFile` in
+`dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`;
+docs/format.md, "Exported indexes".
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 With them energon opens the folder as it is: no `energon prepare`, no question asked. Samples are crude, a dict of
 bytes and what its decoder makes of them; a `dataset.yaml` of the user's says otherwise, and stays.
 
-Source: interop.md 5; megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py; docs/format.md,
-"Exported indexes".
+Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
+docs/format.md, "Exported indexes".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each is held against the tool that makes it and the tool that reads it, in tests/clients.
 
-Source: interop.md 2, 3, 4 and 7; docs/format.md, "Exported indexes".
+Source: the modules of the tools, which name theirs; docs/format.md, "Exported indexes".
 """
 
 from __future__ import annotations

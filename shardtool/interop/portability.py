@@ -1,8 +1,8 @@
 """Names that not every reader reads alike: what each reader gets wrong. `select.portable` writes around it.
 
 A shard is plain tar, but readers split names by rules of their own and drop what they do not
-expect, without a word. These are the ones that were seen doing it (interop.md, 1, 2, 4 and 11;
-webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0, megatron-energon 7.4.1).
+expect, without a word. These were seen doing it: webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0,
+megatron-energon 7.4.1 (tests/clients).
 """
 
 from __future__ import annotations
