@@ -1,8 +1,8 @@
-"""Index files of other tools that lie beside shards: which files are such, and do they tell of their shard?
+"""Index files of other tools that lie beside shards: which files are such, and do they fit their shard?
 
-Whoever made one, it leads into the bytes of one shard, which its name tells; of another shard's bytes, most readers
-give what lies there without a word. A file is taken for an index only where its start has the form of one: a user's own
-file of such a name is none. No file is opened here.
+Whoever made one, it leads into the bytes of one shard, which its name says; most readers return what lies at its
+offsets, also in another shard's bytes, and report no error. A file is taken for an index only where its start has the
+form of one: a user's own file of such a name is none. No file is opened here.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -17,6 +17,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
+from shardtool.interop.dali import tfrecord_index, webdataset_index
+from shardtool.interop.energon import offsets_index
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.values import to_bytes
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 HEAD_SIZE = 64  # bytes from the start of a file that tell its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
-_FORMS = {
+_TEXTS = {  # how an index that is text starts
     "dali-webdataset": re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
     "dali-tfrecord": _RECORDS,
     "tfrecord": _RECORDS,
@@ -35,6 +37,7 @@ _FORMS = {
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 _BLOCK = 512
 _FIRST_LIMIT = 2**24  # where a tar's first sample may start: after a global header
+_OTHER = "the places of other samples"
 _HEAD_LIMIT = 4096  # bytes of an index that tell of no field
 _FIELD_LIMIT = 1024  # bytes of an index that a field takes, its name aside
 _ESCAPED = 6  # bytes that one byte of a name may take in JSON
@@ -67,8 +70,8 @@ def form_of(name: str, head: bytes, size: int) -> str:
 
 
 def _has_form(export: str, head: bytes, size: int) -> bool:
-    if export in _FORMS:
-        return _FORMS[export].match(head) is not None
+    if export != "energon":
+        return _TEXTS[export].match(head) is not None
     if size % 8 or len(head) < 16:  # noqa: PLR2004 - a sample and the end
         return False
     first, second = struct.unpack("<QQ", head[:16])
@@ -97,22 +100,26 @@ def difference(export: str, data: bytes, shard: IndexedShard) -> str:
     found = EXPORTS[export]
     if found.encode is None or found.shard_format != _format_of(shard):
         return f"an index of {found.shard_format} shards"
+    compare = _DIFFERENCES[export]
     try:
-        if export == "huggingface":
-            return _hub_difference(data, shard)
-        if found.encode(shard) == data:
-            return ""
-        if export == "dali-webdataset":
-            same = _places_of_lines(data) == _places(shard)
-        elif export == "energon":
-            same = False
-        else:
-            same = data.split() == found.encode(shard).split()
+        return compare(data, shard)
     except InvalidRequest as error:
         return error.found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
-        same = False
-    return "" if same else "the places of other samples"
+        return _OTHER
+
+
+def _dali_difference(data: bytes, shard: IndexedShard) -> str:
+    same = webdataset_index(shard) == data or _places_of_lines(data) == _places(shard)
+    return "" if same else _OTHER
+
+
+def _energon_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if offsets_index(shard) == data else _OTHER
+
+
+def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if tfrecord_index(shard).split() == data.split() else _OTHER
 
 
 def _format_of(shard: IndexedShard) -> str:
@@ -157,7 +164,7 @@ def _hub_difference(data: bytes, shard: IndexedShard) -> str:
     files: dict[str, Any] = document["files"]
     found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
     if document.get("filesize", shard.size) != shard.size or found != wanted:
-        return "the places of other samples"
+        return _OTHER
     if shard.digests is None:
         return ""
     digests = shard.digests
@@ -166,3 +173,12 @@ def _hub_difference(data: bytes, shard: IndexedShard) -> str:
     parts = zip(wanted, range(len(wanted)), strict=True)
     same = same and all(files[name].get("sha256", digests.payload(at)) == digests.payload(at) for name, at in parts)
     return "" if same else "the hashes of other bytes"
+
+
+_DIFFERENCES = {  # every export of an index has one
+    "dali-webdataset": _dali_difference,
+    "energon": _energon_difference,
+    "huggingface": _hub_difference,
+    "dali-tfrecord": _tfrecord_difference,
+    "tfrecord": _tfrecord_difference,
+}
