@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from shardtool._version import __version__
@@ -75,13 +75,11 @@ class Manner:
         request: What was asked for.
         begun: When the run began, before the source was listed: seconds since 1970.
         dots: The dot at which keys end in the names of a tar's members.
-        keys: Hashes of the keys that the user's function made, over all splits.
     """
 
     request: Request
     begun: float
     dots: Dots = "first"
-    keys: set[bytes] = field(default_factory=set)
 
     @property
     def transform(self) -> Transform | None:

@@ -56,9 +56,13 @@ class Packing:
         publisher: Where it goes.
         manner: How.
         observer: Gets the progress.
+        made_keys: Hashes of the keys that the user's function has given so far, in all splits of the run; grows.
     """
 
-    def __init__(self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer) -> None:
+    def __init__(
+        self, plan: Plan, publisher: Publisher, manner: Manner, observer: Observer, made_keys: set[bytes]
+    ) -> None:
+        self._made_keys = made_keys
         self.plan, self.publisher, self.manner, self.observer = plan, publisher, manner, observer
         self.output = publisher.destination
         self.mtime_ns = mtime_of(plan.entries, manner)
@@ -298,12 +302,12 @@ class Packing:
                     to_text(key), "a key that the function of --map gave, and the dataset appended to has already",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
-            if mark in self.manner.keys:
+            if mark in self._made_keys:
                 raise SampleFailed(
                     to_text(key), "a key that the function of --map gave to two samples",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
-            self.manner.keys.add(mark)
+            self._made_keys.add(mark)
 
     @cached_property
     def _taken(self) -> frozenset[bytes]:

@@ -63,9 +63,9 @@ def write_dataset(
         plans = plan_shards(request, samples, pool, notes)
         publishers = publishers or lock(targets, temporary, pool, stack)
         placed = place(request, samples, plans, pool, notes)
-        packed, manner = [], Manner(request, begun, samples.dots)
+        packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
         for plan, publisher in zip(placed, publishers, strict=True):
-            packed.append(Packing(plan, publisher, manner, notes.observer).pack(pool))
+            packed.append(Packing(plan, publisher, manner, notes.observer, made_keys).pack(pool))
             notes.add(*map(str, packed[-1].misread))
         check_content(samples.listed, packed)
         written = []
@@ -123,5 +123,5 @@ def _export(request: Request, target: Target, pool: LocalPool, notes: Notes) -> 
         from shardtool.publish.exporter import Exporter
 
         folder, name = target.output.folder, target.pattern.dataset_file
-        exporter = Exporter(folder, name, request.exports, notes.observer, notes.said)
+        exporter = Exporter(folder, name, request.exports, notes)
         exporter.write(folder, pool, overwrite=request.options.if_exists != "error")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import check_below
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop.export_formats import wanted_exports
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.hashes import DigestTask, digest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
-    from shardtool.request.observer import Observer
+    from shardtool.request.observer import Notes
     from shardtool.storage.staging import Folder
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
@@ -80,14 +80,12 @@ class Exporter:
         folder: The folder of the dataset.
         name: The name of its dataset file.
         wanted: What to make.
-        observer: Gets progress and notes.
-        notes: What the user knows already, and does not get again; new notes are added.
+        notes: Gets notes that it does not have yet, and its observer the progress.
     """
 
-    def __init__(
-        self, folder: Folder, name: str, wanted: Mapping[str, Export], observer: Observer, notes: list[str]
-    ) -> None:
-        self.folder, self.name, self.wanted, self.observer, self.notes = folder, name, wanted, observer, notes
+    def __init__(self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes) -> None:
+        self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
+        self._note = notes.add_new
 
     def check(self) -> DatasetFile:
         """Return what the dataset file says, if these indexes can be made of it.
@@ -269,11 +267,6 @@ class Exporter:
             found = f"the index of {said.name}, {said.size:,} bytes, {counted(table.num_rows, 'sample')}"
         expected = f"the index of {shard.name}, as the dataset file lists it"
         raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
-
-    def _note(self, text: str) -> None:
-        if (note := printable(text)) not in self.notes:
-            self.notes.append(note)
-            self.observer.note(note)
 
 
 def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:

@@ -28,7 +28,7 @@ class Observer:
 
 
 class Notes:
-    """What the user should know of a run: said at once, and kept in order for its result.
+    """What the user should know of a run: given to the observer at once, and kept in order for its result.
 
     Args:
         observer: Gets each note at once.
@@ -39,7 +39,12 @@ class Notes:
         self.said: list[str] = []
 
     def add(self, *notes: str) -> None:
-        """Tell the user, now and in the result."""
+        """Give notes to the user, now and in the result."""
         for note in map(printable, notes):
             self.said.append(note)
             self.observer.note(note)
+
+    def add_new(self, note: str) -> None:
+        """Give a note to the user, unless it was given before."""
+        if printable(note) not in self.said:
+            self.add(note)

@@ -11,7 +11,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.exporter import Exporter
-from shardtool.request.observer import Observer
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.ranges import check_range
 from shardtool.request.results import ExportResult
 from shardtool.storage.staging import open_folder
@@ -48,6 +48,7 @@ def export(  # noqa: PLR0913 - what a command line can say
     """
     if workers is not None:
         check_range("workers", workers)
+    notes = Notes(observer or Observer())
     source, name = os.path.split(os.fspath(dataset_file))
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:
@@ -56,11 +57,11 @@ def export(  # noqa: PLR0913 - what a command line can say
         pool = None
         if any(one.hashed for one in wanted.values()):
             pool = stack.enter_context(LocalPool(cores() if workers is None else workers))
-        exporter = Exporter(open_folder(source), name, wanted, observer or Observer(), [])
+        exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
         target = exporter.folder if output is None else open_folder(os.fspath(output))
         target.ready()
         stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
         files, kept = exporter.write(target, pool, overwrite=overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
-    return ExportResult(where, folder, tuple(wanted), files, kept, tuple(exporter.notes))
+    return ExportResult(where, folder, tuple(wanted), files, kept, tuple(notes.said))

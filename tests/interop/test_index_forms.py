@@ -15,8 +15,10 @@ from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_
 
 
 def _table(offset: int) -> pa.Table:
-    fields = [{"name": "jpg", "offset": offset + 512, "length": 9}]
-    rows = [{"__key__": key, "__offset__": offset, "__size__": 1024, "__fields__": fields} for key in ("a", "b")]
+    rows = []
+    for key, start in (("a", offset), ("b", offset + 1024)):
+        fields = [{"name": "jpg", "offset": start + 512, "length": 9}]
+        rows.append({"__key__": key, "__offset__": start, "__size__": 1024, "__fields__": fields})
     return pa.Table.from_pylist([dict.fromkeys(UNREAD.names) | row for row in rows], UNREAD)
 
 

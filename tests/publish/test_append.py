@@ -124,7 +124,8 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
             publisher = Publisher(look(output_now))
             clean(output_now)
             try:
-                packing = Packing(plan, publisher, Manner(read_request(output, options, dry=False), begun), observer)
+                manner = Manner(read_request(output, options, dry=False), begun)
+                packing = Packing(plan, publisher, manner, observer, set())
                 publish_dataset(packing.pack(pool), publisher, made)
             finally:
                 pool.close()
