@@ -4,7 +4,7 @@ An error says where it happened, what was found, what was expected and what to d
 these apart so that `--json` can print them as data. `PlainError.__reduce__` makes each of them
 survive the way out of a worker process.
 
-The children of `ShardError` differ in whose fault it is, which the exit code tells a script: the
+The children of `ShardError` differ in whose fault it is, which the exit code says to a script: the
 request's (`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel
 run's (`OutputExists`), or the machine's (`OutputFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is none
 of them: what deals with an error of the data must not take a mistake in the code for one.
@@ -47,7 +47,7 @@ def printable(text: str | bytes) -> str:
 
 
 class PlainError(Exception):
-    """What every error tells.
+    """The base of all errors, with what every one says.
 
     Attributes:
         where: The file, sample or option.

@@ -58,12 +58,12 @@ def content_digest(  # noqa: PLR0913 - columns
     which stand in the order of the bytes of their names.
 
     Args:
-        keys: One a sample.
+        keys: One per sample.
         counts: Fields a sample.
         names: What `codes` stands for.
-        codes: uint16 a field, little-endian.
+        codes: uint16 per field, little-endian.
         lengths: uint64 a field, little-endian.
-        crcs: uint32 a field, little-endian.
+        crcs: uint32 per field, little-endian.
 
     Source: docs/format.md, "Content fingerprint".
     """

@@ -119,7 +119,7 @@ class ShardPattern:
 
 
 def format_of(shard: str) -> str:
-    """Return the format that a shard's name tells: `tar` or `tfrecord`; empty where it tells none."""
+    """Return the format by a shard's name: `tar` or `tfrecord`; empty for any other name."""
     return FORMATS.get(_ending(shard), "")
 
 

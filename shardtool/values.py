@@ -163,9 +163,9 @@ class ShardSamples:
 
     Attributes:
         root: What paths count from, ending in a slash.
-        keys: One a sample, a NUL after each.
-        needs: int64 a sample: bytes of its records, headers and padding included.
-        counts: uint16 a sample: how many fields it has. What follows is one a field.
+        keys: One per sample, a NUL after each.
+        needs: int64 per sample: bytes of its records, headers and padding included.
+        counts: uint16 per sample: how many fields it has. What follows is one per field.
         fields: The names that `codes` stands for.
         codes: uint16, the field's name.
         kinds: uint8, how it is read: FILE, LINK, INLINE or SPAN.
@@ -178,14 +178,14 @@ class ShardSamples:
         numbers: Code to what its text stands for, where that is how the format stores it.
         offsets: int64, where SPAN fields start in their file; None where there are none.
         files: Those files.
-        file: uint32 a sample: which of `files` its fields lie in; None: the first.
+        file: uint32 per sample: which of `files` its fields lie in; None: the first.
         expected: int64, the CRC-32C that a payload must have, -1 where it is unknown; None: none is known.
         runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
             None where this was not looked for.
         regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
             None where spans are read one by one.
         lists: Code to what its values are, where fields are lists of a TFRecord: all their rows are SPAN, stored as
-            they lie, and `numbers` does not tell of them.
+            they lie, and are not in `numbers`.
         whole: uint8: 1 where the payload is all that the field's list holds, 0 where it is one value in it, or numbers
             packed as one; None: always one.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.walk import Survey
 
-_MOST = 100  # keys: the rest tells nothing new, and is counted
+_MOST = 100  # keys: the rest says nothing new, and is counted
 
 
 @dataclass(slots=True)

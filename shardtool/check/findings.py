@@ -21,7 +21,7 @@ _REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SO
 _REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
 _SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
-_MOST = 100  # findings of one code about one file: the rest tells nothing new, and is counted
+_MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 
 
@@ -38,7 +38,7 @@ KINDS = {
     "dataset-file-damaged": Kind("the dataset file is not what was written", _REINDEX),
     "dataset-incomplete": Kind("fewer shards than their run planned, and no dataset file",
                                "Finish that run: its own command with --resume; or copy the rest."),
-    "totals-differ": Kind("the dataset file tells of other samples or fields than there are", _REINDEX),
+    "totals-differ": Kind("the dataset file counts other samples or fields than there are", _REINDEX),
     "fingerprint-differs": Kind("the content is another than the dataset file's fingerprint says", _REMAKE),
     "shard-missing": Kind("a shard is not there", _REMAKE),
     "shard-extra": Kind("a file of the shard pattern that the dataset file does not list",
@@ -55,8 +55,8 @@ KINDS = {
     "sidecar-size": Kind("a sidecar is longer or shorter than it was written", _REINDEX),
     "sidecar-checksum": Kind("a sidecar's bytes are not those that were written", _REINDEX),
     "sidecar-damaged": Kind("a sidecar cannot be read", _REINDEX),
-    "sidecar-stale": Kind("a sidecar that tells of another shard", _REINDEX),
-    "index-differs": Kind("a sidecar tells of other samples than the shard holds", _REINDEX),
+    "sidecar-stale": Kind("a sidecar of another shard", _REINDEX),
+    "index-differs": Kind("a sidecar lists other samples than the shard holds", _REINDEX),
     "key-duplicate": Kind("two samples have the same key", _RENAME),
     "field-duplicate": Kind("a sample has a field twice", _RENAME),
     "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
@@ -65,7 +65,7 @@ KINDS = {
                           "Do not extract this shard; make it anew from its samples: `shardtool reshard`."),
     "readers-differ": Kind("a tar header that readers do not read alike",
                            "Make the shard anew from its source, or with `shardtool reshard`: its headers are plain."),
-    "skipped-differs": Kind("the list of what was left out is not the one that the dataset file tells of",
+    "skipped-differs": Kind("the list of what was left out is not the one in the dataset file",
                             "Run the command that made the dataset again, with --resume."),
     "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
     "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),

@@ -92,7 +92,7 @@ def compare_beside(task: BesideTask) -> BesideFound:
     try:
         shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
     except ShardError:
-        return BesideFound((), unknown)  # a damaged shard, which others tell of
+        return BesideFound((), unknown)  # a damaged shard, which other checks report
     findings = []
     for name, form in forms.items():
         limit = index_limit(shard)

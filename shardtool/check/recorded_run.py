@@ -1,6 +1,6 @@
 """What a dataset file records of the run that made its dataset, and the source of that run, opened again.
 
-Whoever made the file may have written anything there. So of what it records only options in `TAKEN_AGAIN` are used:
+The file may say anything. So of what it records only options in `TAKEN_AGAIN` are used:
 those that choose (which samples and fields, in which order, how large shards are) or change bytes by rules of ours.
 What names code or a place is never used; a run that had such options is repeated only where the user gives them anew,
 as options of `verify`.
@@ -80,7 +80,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
         given: What the user says of the source.
 
     Raises:
-        InvalidRequest: The dataset file tells of something that is no option, or that the user is to give.
+        InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
     verb = str(file.made.get("verb", "")) if file else ""
     if file is None or verb != "reshard":
@@ -121,7 +121,7 @@ def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
 
 
 def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
-    """Return options by which classes keep the numbers that a dataset file tells of, wherever these were from."""
+    """Return options by which classes keep the numbers in a dataset file, wherever these were from."""
     if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
         return options
     from shardtool.entries.classes import Classes

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
-_MOST = 100  # findings of one kind: the rest tells nothing new, and is counted
+_MOST = 100  # findings of one kind: the rest says nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
@@ -304,7 +304,7 @@ def column(values: Any, kind: type[Any]) -> NDArray[Any]:
 
 
 def check_entry(case: Case) -> Iterator[Finding]:
-    """Yield where the dataset file tells of other samples than the shard holds."""
+    """Yield where the dataset file lists other samples than the shard holds."""
     entry, survey = case.entry, case.survey
     if entry is None or survey is None or survey.error is not None:
         return

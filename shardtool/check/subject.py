@@ -109,7 +109,7 @@ class Subject:
 
     @property
     def is_of_several(self) -> bool:
-        """Whether more was asked for than one file: whoever names one shard asks about that alone."""
+        """Whether more was asked for than one file: who names one shard asks about that alone."""
         return not isinstance(self.given, (str, os.PathLike)) or not os.path.isfile(self.given)
 
 

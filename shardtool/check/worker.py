@@ -31,7 +31,7 @@ JSON_LIMIT = (
 )
 _NUMBER_LIMIT = 100  # digits
 _NUMBER_BYTES = 2**12  # with the white space around them
-_MOST = 100  # findings of a shard: the rest tells nothing new
+_MOST = 100  # findings of a shard: the rest says nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Check(NamedTuple):
         code: The code of the finding about a payload that is wrong.
         decode: Returns what is wrong with a payload; empty: nothing is.
         limit: Bytes of the largest that is decoded.
-        whole: Whether all of a payload is wanted; else its start tells that it is too long to be right.
+        whole: Whether all of a payload is wanted; else its start shows that it is too long to be right.
     """
 
     code: str

@@ -26,7 +26,7 @@ from shardtool.frames import withhold_pandas
 _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
     "inspect": "Show what is in a dataset.",
-    "verify": "Prove that a dataset is whole, or tell what is wrong with it.",
+    "verify": "Prove that a dataset is whole, or say what is wrong with it.",
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
 }
@@ -151,7 +151,7 @@ def _show(error: dict[str, Any], arguments: list[str]) -> int:
     if "--json" in arguments:
         try:
             show_json({"error": error})
-        except OutputFailed:  # nobody reads it
+        except OutputFailed:  # its reader is gone
             _show_text(f"{error['where']}: {error['found']}")
     elif error["code"] == "interrupted":
         _show_text(f"{error['found']}. {error['remedy']}")

@@ -98,7 +98,7 @@ def create(  # noqa: PLR0913 - an option each
     """Pack SOURCE into shards called OUTPUT.
 
     SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
-    and json of the sample cat/0001. Or it is a manifest, a row a sample: CSV, TSV, JSON lines, Parquet, Feather,
+    and json of the sample cat/0001. Or it is a manifest, a row per sample: CSV, TSV, JSON lines, Parquet, Feather,
     or - for paths on standard input.
 
     OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.

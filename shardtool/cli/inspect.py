@@ -28,7 +28,7 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
     help="Show this sample: its key, or its number from 0; repeatable.",
 )
 @click.option("--head", type=Whole("head"), metavar="N", help="Show the first N samples, a line each.")
-@click.option("--keys", "only_keys", is_flag=True, help="Print all keys, one a line.")
+@click.option("--keys", "only_keys", is_flag=True, help="Print all keys, one per line.")
 @click.option(
     "--extract",
     type=click.Path(),

@@ -80,7 +80,7 @@ def chosen(options: type[Any], name: str, text: str, *, show_default: bool = Tru
         options: The class of the options.
         name: The name of the field.
         text: The help.
-        show_default: Whether the help tells the default.
+        show_default: Whether the help shows the default.
     """
     default = next(one.default for one in fields(options) if one.name == name)
     return click.option(

@@ -21,7 +21,7 @@ def show(text: str) -> None:
         text: Its lines. A name with a line break in it must have been made `printable` before.
 
     Raises:
-        OutputFailed: It cannot be written. That whoever reads it has seen enough (`| head`) is no error.
+        OutputFailed: It cannot be written. A reader that has seen enough (`| head`) is no error.
     """
     _print(_clean(text))
 
@@ -46,7 +46,7 @@ def say(text: str) -> None:
     """Print text for people on stderr, past a progress bar's line.
 
     Raises:
-        OSError: Whoever read stderr is gone.
+        OSError: The reader of stderr is gone.
     """
     if sys.stderr is not None:
         sys.stderr.write(_clean(text) + "\n")

@@ -39,7 +39,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str | list[str]],
     at the end that differ in their number only, and count up.
 
     Raises:
-        UsageError: They cannot be told apart.
+        UsageError: It is unclear which is which.
     """
     at = len(arguments) - 1
     if not _PATTERN.search(arguments[at]):

@@ -47,7 +47,7 @@ class Terminal(Observer):
             try:
                 self._bar.update(samples)
             except OSError:
-                self._nobody_reads()
+                self._stop_printing()
 
     def phase(self, text: str, size: int) -> None:
         """Start a bar that will make room for another."""
@@ -76,7 +76,7 @@ class Terminal(Observer):
             file=sys.stderr,
         )
 
-    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes tell the most
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes say the most
         """Move the bar."""
         if self._bar is not None:
             done, total = self._shards
@@ -86,7 +86,7 @@ class Terminal(Observer):
                     self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
                 self._bar.update(size)
             except OSError:
-                self._nobody_reads()
+                self._stop_printing()
 
     def close(self) -> None:
         """Leave the bar as it is, and the cursor below it."""
@@ -103,10 +103,10 @@ class Terminal(Observer):
                 with self._bar.external_write_mode(file=sys.stderr):
                     say(text)
         except OSError:
-            self._nobody_reads()
+            self._stop_printing()
 
-    def _nobody_reads(self) -> None:
-        """Stop telling: whoever read stderr is gone, which is no reason to stop the run."""
+    def _stop_printing(self) -> None:
+        """Stop printing: the reader of stderr is gone, which is no reason to stop the run."""
         self._quiet, self._verbose, self._bar = True, False, None
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
 
@@ -117,7 +117,7 @@ def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quie
     Args:
         work: Gets the observer.
         as_json: Print JSON.
-        quiet: Print nothing that nobody asked for: a plan was asked for.
+        quiet: Print only what was asked for: a plan was.
         verbose: Tell of every shard.
     """
     terminal = Terminal(quiet=quiet, verbose=verbose)
@@ -135,7 +135,7 @@ def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quie
 
 
 def summary(result: CreateResult) -> str:
-    """Return what a finished run tells."""
+    """Return what is printed of a finished run."""
     new = result.appended or result
     rate = new.size / max(result.seconds, 1e-9)
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""

@@ -32,14 +32,14 @@ class _Verify(Sectioned):
 @click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
 @click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")
 @chosen(VerifyOptions, "symlinks", "Links in a folder. [default: as recorded, but never follow]")
-@chosen(VerifyOptions, "target", "See that this reader gets names right; repeatable.")
+@chosen(VerifyOptions, "target", "Check that this reader gets names right; repeatable.")
 @click.option(
     "--repair", is_flag=True,
     help="Mend what can be mended without guessing: sidecars and dataset file; with --source, shards too.",
 )  # fmt: skip
 @click.option(
     "--map", metavar="MODULE:FUNCTION",
-    help="With --repair: call this function of yours again, if it made the samples. It is code: see that you trust it.",
+    help="With --repair: call this function of yours again, if it made the samples. It is code that you must trust.",
 )  # fmt: skip
 @click.option(
     "--format", "style", type=click.Choice(["text", "json", "junit", "github"]), default="text", show_default=True,
@@ -56,7 +56,7 @@ def verify(  # noqa: PLR0913 - an option each
     verbose: bool,
     **options: Any,
 ) -> int:
-    """Prove that DATASET is whole, or tell what is wrong with it.
+    """Prove that DATASET is whole, or say what is wrong with it.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
     compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.

@@ -43,7 +43,7 @@ _REMEDY = "Run the command that made it again with --resume, or `shardtool index
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard as the dataset file lists it; `crc` is None where nobody has read it all."""
+    """A shard as the dataset file lists it; `crc` is None where it was not read."""
 
     name: str
     samples: int
@@ -84,7 +84,7 @@ class DatasetFile:
         classes: Field to the names of its class numbers.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         made: How it was made: the verb, the source's name, the options, the tool.
-        fingerprint: Of the content; empty where nobody has read it all.
+        fingerprint: Of the content; empty: unknown, since not all was read.
         skipped_crc: CRC-32C of `out.skipped`; None where there is none.
         numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
         appends: The number of the first shard of each append, in the order of `appended` in `made`.
@@ -169,7 +169,7 @@ class DatasetFile:
 def feature_spec(
     fields: Mapping[str, int], kinds: Mapping[str, str], samples: int, lists: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return what TensorFlow must be told to parse Examples; a single value that some lack gets a default.
+    """Return the features by which TensorFlow parses Examples; a single value that some lack gets a default.
 
     Args:
         fields: How many samples have each.
@@ -216,9 +216,9 @@ def tells_of_appends(data: bytes) -> bool:
 
 
 def read_dataset(data: bytes, name: str) -> DatasetFile:
-    """Return what a dataset file says: the one place where that is checked, for whoever uses it.
+    """Return what a dataset file says: the one place where that is checked.
 
-    What comes back has the types that `DatasetFile` tells, texts are Unicode, numbers have 63 bits, totals are those
+    What comes back has the types of `DatasetFile`, texts are Unicode, numbers have 63 bits, totals are those
     of the shards, of which there is one at least. All names are plain names of the dataset file's folder: those of
     shards are the ones that the pattern gives, and each sidecar is called like its shard. That the files are there,
     and hold what is said of them, is not known.
@@ -248,12 +248,12 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether a name is that of a file in a folder: whoever opens it stays there, and prints it as it is."""
+    """Tell whether a name is that of a file in a folder: to open it stays there, and it prints as it is."""
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name
 
 
 def _check_texts(document: Any, ours: Any) -> None:
-    """See that all texts, keys among them, are Unicode, and that no number is infinite or none.
+    """Check that all texts, keys among them, are Unicode, and that no number is infinite or none.
 
     An option may be the name of a file that is no UTF-8: `--exclude` takes that.
     """
@@ -396,7 +396,7 @@ def _made(ours: Any, appends: int) -> dict[str, Any]:
 
 
 def _check_values(value: Any, depth: int = 0) -> None:
-    """See that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
+    """Check that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
     if depth > _MOST_LEVELS:
         raise ValueError(f"more than {_MOST_LEVELS} levels of nested values in how it was made")
     if type(value) is int and abs(value) > _MOST_IN_OPTIONS:

@@ -182,7 +182,7 @@ def _of_dataset_file(path: str) -> Found:
 
 
 def check_below(path: str, folders: set[str]) -> None:
-    """See that none of the folders that a dataset file names is a link that leads out of its own folder.
+    """Check that none of the folders that a dataset file names is a link that leads out of its own folder.
 
     Raises:
         CorruptShard: One is.

@@ -150,7 +150,7 @@ def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
 
 
 def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard | None:
-    """Return what a sidecar tells, or what is wrong with it; None where there is none."""
+    """Return what a sidecar says, or what is wrong with it; None where there is none."""
     where, size = shard.sidecar, _size(shard.path)
     try:
         data = read_bytes(where)

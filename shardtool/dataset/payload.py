@@ -1,6 +1,6 @@
 """What a payload is, by the name of its field and by its bytes: for people who look at a dataset. Nothing is executed.
 
-The number of a class, a text, JSON, the size of an image: told from a payload's bytes, which may be anything.
+The number of a class, a text, JSON, the size of an image: read from a payload's bytes, which may be anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardtool.format.varint import count_varints, encode_varint
 from shardtool.values import IMAGE_ENDINGS
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
-MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and nobody reads on so far
+MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and no reader goes on so far
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
@@ -79,7 +79,7 @@ def value_of(data: bytes, kind: str = "bytes") -> int | float | str | list[int] 
 
 
 def numbers_in(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers of a TFRecord's feature as an index tells of it: packed, or a list written one by one.
+    """Return the numbers of a TFRecord's feature as an index has it: packed, or a list written one by one.
 
     Args:
         data: The bytes that the index speaks of.

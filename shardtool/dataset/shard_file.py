@@ -76,7 +76,7 @@ class ShardFile:
 class SummedFile(ShardFile):
     """The bytes of one shard, best read from its start on: the CRC-32C of the file is taken on the way.
 
-    Each block is summed while it is in the processor's cache, so that whoever takes checksums of payloads too pays
+    Each block is summed while it is in the processor's cache, so that taking checksums of payloads too costs
     for one pass. A place behind the window is read again, and not summed twice. What `read` returns holds until the
     next call.
     """

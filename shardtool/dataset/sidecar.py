@@ -1,4 +1,4 @@
-"""What a sidecar is: the Parquet file beside a shard that tells where every sample and field lies.
+"""What a sidecar is: the Parquet file beside a shard that says where every sample and field lies.
 
 One row a sample, in shard order. The bytes depend on nothing but the samples, the shard and the version of pyarrow, so
 that two runs can be compared file by file. Page checksums are on: a flipped bit in a page is an error when it is read.
@@ -38,13 +38,13 @@ def _schema(field: Any) -> Any:
 
 
 SCHEMA = _schema(FIELD)
-# Of shards whose payloads nobody has read: checksums are null.
+# For shards whose payloads were not read: checksums are null.
 UNREAD = _schema(pa.struct([one.with_nullable(one.name == "crc32c") for one in FIELD]))
 
 
 @dataclass(frozen=True, slots=True)
 class MadeFact:
-    """What cannot be told from the plan where samples are changed on the way.
+    """What the plan does not know where samples are changed on the way.
 
     Attributes:
         content: The content fingerprint of the shard.
@@ -66,11 +66,11 @@ class ShardFact:
     Attributes:
         name: The shard's file name.
         size: Bytes.
-        crc: CRC-32C of the file; None where nobody has read it all.
+        crc: CRC-32C of the file; None: unknown, since it was not read.
         plan: The fingerprint of the shard's plan; empty where no plan is known.
         made: Of a shard whose samples were changed on the way.
         first: The name of the first shard of its run; empty where no plan is known.
-        shards: How many shards that run was to make, at least, when this one was written; None likewise.
+        shards: How many shards that run was to make, at least, when this one was written; None: unknown.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ShardFact:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the dataset file tells of a shard, or adds up: `fields` is how many samples have each."""
+    """What the dataset file lists of a shard, or adds up: `fields` is how many samples have each."""
 
     samples: int
     first_key: str
@@ -94,7 +94,7 @@ class Tally:
 
 
 def tally_of(table: Any) -> Tally:
-    """Return what a sidecar's table tells of its shard."""
+    """Return what a sidecar's table says of its shard."""
     keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
     fields = table.column("__fields__").combine_chunks().flatten()
     counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}

@@ -3,7 +3,7 @@
 Before pyarrow decodes a page, `parquet_bounds` has added up what all pages would take, and that must fit the
 sidecar and its shard. What was read must fit the shard too: samples follow each other in it, each payload lies in its
 sample, and no two payloads share a byte. Text in dictionaries stays there until somebody needs it, and then what it
-takes is added up first. Whoever has no memory left gets `MemoryError`, which says nothing of the sidecar.
+takes is added up first. Where no memory is left there is `MemoryError`, which says nothing of the sidecar.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.parquet_bounds import Extent
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
-_VERIFY = "`shardtool verify` tells what is wrong; `shardtool verify --repair` mends what can be mended."
+_VERIFY = "`shardtool verify` shows what is wrong; `shardtool verify --repair` mends what can be mended."
 _LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
            "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
@@ -57,15 +57,15 @@ class Rows:
 
     Attributes:
         keys: Their bytes, end to end.
-        key_sizes: int64 a sample.
-        starts: int64 a sample, `__offset__`.
-        sizes: int64 a sample, `__size__`.
-        counts: int64 a sample, fields.
+        key_sizes: int64 per sample.
+        starts: int64 per sample, `__offset__`.
+        sizes: int64 per sample, `__size__`.
+        counts: int64 per sample, fields.
         names: The field names that `codes` stands for.
-        codes: int64 a field.
-        offsets: int64 a field.
-        lengths: int64 a field.
-        crcs: uint32 a field; None where the sidecar has no checksums.
+        codes: int64 per field.
+        offsets: int64 per field.
+        lengths: int64 per field.
+        crcs: uint32 per field; None where the sidecar has no checksums.
     """
 
     keys: bytes
@@ -178,7 +178,7 @@ def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
 
 
 def check_samples(sidecar: Sidecar, where: str, entry: ShardEntry) -> None:
-    """Check that a sidecar tells of as many samples as the dataset file.
+    """Check that a sidecar lists as many samples as the dataset file.
 
     Raises:
         CorruptShard: It does not.
@@ -196,7 +196,7 @@ def check_places(rows: Rows, size: int) -> None:
         size: Bytes of the shard.
 
     Raises:
-        ValueError: They do not: whoever copied such payloads would write more than there is.
+        ValueError: They do not: a copy of such payloads would be larger than the shard.
     """
     if any(np.any(column > size) for column in (rows.starts, rows.sizes, rows.offsets, rows.lengths)):
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so that no sum overflows

@@ -36,7 +36,7 @@ class ShardIndex:
         codes: uint16[fields].
         sizes: int64[fields], bytes that a payload takes in the shard.
         crcs: uint32[fields], of these bytes.
-        columns: Further columns, a value a sample.
+        columns: Further columns, a value per sample.
         whole: bool[fields], whether a payload is all that a list of a TFRecord holds; None: none is.
     """
 
@@ -51,7 +51,7 @@ class ShardIndex:
     whole: NDArray[np.bool_] | None = None
 
     def tally(self) -> Tally:
-        """Return what the dataset file tells of the shard."""
+        """Return what the dataset file lists of the shard."""
         counts = np.bincount(self.codes, minlength=len(self.names))
         fields = {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
         keys = self.keys[:-1].split(b"\0") if self.keys else [b""]
@@ -125,7 +125,7 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
-        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot tell again
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot give again
     with pq.ParquetWriter(
         sink,
         table.schema,

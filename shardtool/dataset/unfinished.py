@@ -1,4 +1,4 @@
-"""Shards of a run that did not end: their sidecars tell how many shards there were to be.
+"""Shards of a run that did not end: their sidecars say how many shards there were to be.
 
 A dataset file is written last, so where none is there, a run may have been killed. What has been published by then is
 sound, and looks like a smaller dataset: who makes a dataset file for it loses the rest without a word.
@@ -47,7 +47,7 @@ class Unfinished:
 
 
 def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> list[Unfinished]:
-    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars tell.
+    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars say.
 
     Args:
         facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
@@ -79,7 +79,7 @@ def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
 
 
 def check_finished(folder: str, shards: Sequence[str]) -> None:
-    """See that shards without a dataset file are all of their dataset, as far as their sidecars tell.
+    """Check that shards without a dataset file are all of their dataset, as far as their sidecars say.
 
     Raises:
         InvalidRequest: They are not.

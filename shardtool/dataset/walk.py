@@ -33,15 +33,15 @@ FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
 
 # What a walk keeps, in bytes: columns, names and keys; and how much of that a shard may ask for. A plain shard that a
 # tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but
-# only if it holds nothing: whoever reads it must not pay for that.
+# only if it holds nothing: reading it must not cost that.
 _FIELD_BYTES, _SAMPLE_BYTES, _NAME_BYTES = 48, 128, 256
 _KEPT_ALWAYS = 2**27
 _KEPT_A_BYTE = 8
 _KEPT_A_PACKED_BYTE = 128
 _KEPT_STEP = 2**22  # bytes of a shard, after which it is looked at
 _VARINT_LIMIT = 11  # bytes: no number takes so many
-_NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can tell apart
-_MOST = 100  # of a kind of damage in one shard: the rest tells nothing new
+_NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can distinguish
+_MOST = 100  # of a kind of damage in one shard: the rest says nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +98,28 @@ class Survey:
         path: Of the shard.
         format: `tar` or `tfrecord`.
         size: Bytes of the file; -1 where it is compressed: offsets then count in what it holds.
-        keys: One a sample.
-        starts: int64 a sample, where its first record starts.
-        sizes: int64 a sample, bytes of its records, padding included.
-        counts: uint32 a sample, fields.
+        keys: One per sample.
+        starts: int64 per sample, where its first record starts.
+        sizes: int64 per sample, bytes of its records, padding included.
+        counts: uint32 per sample, fields.
         names: The field names that `codes` stands for.
-        codes: uint32 a field.
+        codes: uint32 per field.
         kinds: Of each of `names`: `bytes`, `int64` or `float`.
-        offsets: int64 a field, where its payload starts.
-        lengths: int64 a field, bytes of the payload.
-        crcs: uint32 a field; empty without checksums.
+        offsets: int64 per field, where its payload starts.
+        lengths: int64 per field, bytes of the payload.
+        crcs: uint32 per field; empty without checksums.
         crc: CRC-32C of the file, where checksums were asked for.
-        soiled: Where padding is not zero, likewise; the first places only.
-        digest: The content fingerprint, likewise; None where it cannot be told, since a float's text is not stored.
+        soiled: The first places where padding is not zero, where checksums were asked for.
+        digest: The content fingerprint, if asked for; None: unknown, since a float's text is not stored.
         text_rows: uint64, the rows of fields that are a single whole number, where checksums were asked for.
-        text_lengths: Of these, uint8, bytes of the number's text.
-        text_crcs: Likewise, uint32, its CRC-32C.
+        text_lengths: uint8 for each of these, bytes of the number's text.
+        text_crcs: uint32 for each of these, the CRC-32C of the number's text.
         odd: Members that are no part of a sample, such as folders.
         differ: Place and kind of what readers of tars do not read alike; the first ones only.
         unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
             that is no single value.
-        whole: Likewise, rows of fields whose payload is all that a list holds: see `tfrecord_walk.Feature`.
-        error: Where the walk ended too early; what stands before it is told.
+        whole: Rows of a TFRecord's fields whose payload is all that a list holds: see `tfrecord_read.Feature`.
+        error: Where the walk ended too early; what stands before it is here.
     """
 
     path: str
@@ -158,11 +158,11 @@ class Survey:
 
 
 def survey(task: SurveyTask) -> Survey:
-    """Walk a shard; a damaged one is told of up to the damage.
+    """Walk a shard; a damaged one up to the damage.
 
     Raises:
         CorruptShard: It cannot be opened.
-        InvalidRequest: Its name tells no format.
+        InvalidRequest: Its name has the ending of no format.
     """
     packed = task.path.endswith(COMPRESSED)
     with SummedFile(task.path) if task.checksum and not packed else open_shard(task.path) as shard:
@@ -342,7 +342,7 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
             tfrecord_walk.check_crc(record, crc, shard.path)
         features = tfrecord_walk.features(data, record.data, shard.path)
         key_feature = _key_feature(features, shard.path)
-        key = b"%b/%09d" % (stem, number)  # none is given: told apart from those of other shards
+        key = b"%b/%09d" % (stem, number)  # none is given: these differ from those of other shards
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
             at = key_feature.offset - record.data
             key = bytes(data[at : at + key_feature.size])

@@ -31,7 +31,7 @@ class Entries:
 
     Attributes:
         root: What paths count from, ending in a slash.
-        keys: One a sample.
+        keys: One per sample.
         first: int64[samples + 1].
         fields: The names that `code` stands for.
         code: uint16[rows], a field's name.
@@ -39,18 +39,18 @@ class Entries:
         size: int64[rows], payload bytes.
         mtime_ns: int64[rows], as seen when the source was listed.
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One a row, relative to `root`; None where each is key + "." + field.
+        paths: One per row, relative to `root`; None where each is key + "." + field.
         source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
         skipped: What the source holds but cannot be part of a sample.
-        inline: Field to the payload of its INLINE rows, one a sample, also for samples without the field.
+        inline: Field to the payload of its INLINE rows, one per sample, also for samples without the field.
         numbers: What the text of fields stands for, where that is a number; INLINE where it is to be stored as one.
         classes: Field to the names of its class numbers.
         offset: int64[rows], where the payload of SPAN rows starts in its file; None where there are none.
         files: The files that SPAN rows lie in: shards, or a spool; none: the spool is yet to be written.
         file: uint32[samples]: which of `files`; None: the first.
         expected: int64[rows], the CRC-32C that a payload must have, -1 where it is unknown; None: all are unknown.
-        identity: What tells the source from any other, where it is not what `root` leads to.
-        columns: Metadata for the sidecars, a row a sample: a `pyarrow.Table`.
+        identity: A digest of the source, where `root` does not identify it.
+        columns: Metadata for the sidecars, a row per sample: a `pyarrow.Table`.
         lists: What the values of fields are that are lists of a TFRecord: all their rows are SPAN.
         whole: bool[rows]: whether the payload is all that the field's list holds, not one value in it, or numbers
             packed as one; None: it never is.

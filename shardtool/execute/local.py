@@ -3,7 +3,7 @@
 Why not `concurrent.futures` or `multiprocessing.Pool`? Both need semaphores in /dev/shm, which
 containers keep tiny or read-only; the latter hangs for ever when a worker is killed; the former
 leaves workers behind when its parent is killed, and a spawned worker of either runs the user's
-main script again. Here a worker has a pipe each way, and one that tells it of its parent's death.
+main script again. Here a worker has a pipe each way, and one that closes when its parent dies.
 
 Workers are forked where that is safe (no other thread runs yet: it costs 5 ms, and the command
 line does it before anything heavy is imported), and started afresh elsewhere.
@@ -140,7 +140,7 @@ class LocalPool:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
 
         Args:
-            function: A function of a module; it gets the task and, where there is `progress`, a callable to tell of it.
+            function: A function of a module; it gets the task and, with `progress`, a function that reports it.
             tasks: What to do, in order.
             progress: Called with a task's number, and the samples and bytes that its worker reports.
 

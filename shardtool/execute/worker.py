@@ -71,7 +71,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        return  # the parent died before the kernel knew whom to tell
+        return  # the parent died before the kernel knew whom to signal
     try:
         while True:
             _serve(tasks, results)

@@ -29,7 +29,7 @@ class Payloads:
     """What a shard holds, as columns; the fields of each sample in the order of the bytes of their names.
 
     Attributes:
-        keys: One a sample.
+        keys: One per sample.
         first: int64[samples + 1], where the rows of each sample start.
         fields: The names that `code` stands for.
         code: uint16[rows].

@@ -30,11 +30,11 @@ _FILES = (b"0", b"\0", b"7")
 _WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE = b"S"  # of old GNU tar: its map may go on in blocks behind the header
-_MORE_OF_MAP, _MORE_OF_MAP_STILL = 482, 504  # where a header, and such a block, tell of another one
+_MORE_OF_MAP, _MORE_OF_MAP_STILL = 482, 504  # where a header, and such a block, announce another one
 _OF_SPARSE = (b"GNU.sparse.", b"SCHILY.realsize")  # keywords
 _KNOWN = frozenset(b"0\x007123456xgLKXSVMND")
 _WITHOUT_SIZE = (b"V", b"M", b"N", b"D")  # of GNU tar: volumes, lists of folders
-_FIELDS_OF_ALL = (b"path", b"linkpath", b"size", b"hdrcharset")  # what a global header must not tell of each member
+_FIELDS_OF_ALL = (b"path", b"linkpath", b"size", b"hdrcharset")  # what a global header must not set for each member
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _SIZE_DIGITS = 19
@@ -122,7 +122,7 @@ def check_end(read: Read, offset: int, where: str) -> None:
 
 
 def _usual_size(block: bytes) -> int:
-    """Return the size that the usual header tells: a plain file, its name in one field; -1: it is another, or damaged.
+    """Return the size in the usual header: a plain file, its name in one field; -1: it is another, or damaged.
 
     A hot path: 1 us. Adler-32's low half is one more than the sum of bytes modulo 65,521, and that of a block of
     which half is zero is below.
@@ -171,14 +171,14 @@ class _Extended:
 
     def _add(self, offset: int, known: dict[bytes, bytes], keyword: bytes, value: bytes) -> None:
         if known.setdefault(keyword, value) != value:
-            self.note(offset, f"{_name_in_note(keyword)} told twice, in different ways")
+            self.note(offset, f"{_name_in_note(keyword)} given twice, with different values")
             known[keyword] = value
 
     def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
         """Return the name in an extended header, or else the one in the header itself."""
         one, other = self.pax.get(keyword) or None, self.gnu.get(kind)
         if one is not None and other is not None and one != other:
-            self.note(offset, f"{_name_in_note(keyword)} told by a pax header and by a GNU one, in different ways")
+            self.note(offset, f"{_name_in_note(keyword)} given by a pax header and by a GNU one, with different values")
         return one if one is not None else other if other is not None else short
 
 
@@ -240,10 +240,10 @@ def _member(read: Read, block: bytes, offset: int, start: int, found: _Extended)
 
 
 def _note_global(records: list[tuple[bytes, bytes]], offset: int, note: Note) -> None:
-    """Note what a global header tells of the members: some readers believe it, and others do not."""
+    """Note what a global header says of the members: some readers believe it, and others do not."""
     for keyword, _ in records:
         if keyword in _FIELDS_OF_ALL or keyword.startswith(_OF_SPARSE):
-            note(offset, f"a global pax header that tells the {printable(keyword[:40])} of all that follows")
+            note(offset, f"a global pax header with the {printable(keyword[:40])} of all that follows")
 
 
 def _note_header(block: bytes, size: int, offset: int, note: Note) -> None:

@@ -175,7 +175,7 @@ def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
 
 
 class Overview:
-    """What the indexes of a dataset tell, added up.
+    """What the indexes of a dataset say, added up.
 
     Args:
         dataset: Which.
@@ -324,7 +324,7 @@ class Overview:
             push(self._looks, (rank, shard.number, row, Look(shard, one["__key__"], fields)))
 
     def look(self, *, images: bool = True) -> None:
-        """Look into the chosen samples, shard by shard: for labels that no index tells, and for images."""
+        """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""
         looked_at = self._of_content("image") if images and not self._columns_tell_images() else []
         labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label_field(name)]
         if not looked_at and not labels:

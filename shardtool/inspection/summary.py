@@ -125,7 +125,7 @@ class Summary:
         format: `tar` or `tfrecord`.
         samples: In all shards.
         size: Bytes of all shards that are there, or are listed.
-        field_bytes: Bytes of all payloads; None where only some sidecars were read and no dataset file tells.
+        field_bytes: Bytes of all payloads; None where only some sidecars were read and there is no dataset file.
         skipped: What was left out, when it was made.
         complete: Whether all that the dataset file lists is there; None without one.
         problems: What is missing or damaged.

@@ -27,7 +27,7 @@ def tfrecord_index(shard: IndexedShard) -> bytes:
 
 
 def webdataset_index(shard: IndexedShard) -> bytes:
-    """Return what DALI's `wds2idx` writes, version 1.2: `FIELD OFFSET LENGTH NAME` of each field, a line a sample.
+    """Return what DALI's `wds2idx` writes, version 1.2: `FIELD OFFSET LENGTH NAME` of each field, a line per sample.
 
     Its reader ends a word at any white space. It takes a name for nothing but a label, so what is unsafe in one is
     percent-encoded.

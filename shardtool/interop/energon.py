@@ -82,12 +82,12 @@ def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
 
 
 def listed_shards(info: bytes) -> list[str]:
-    """Return the shards that a `.info.json` tells of, as far as it can be read."""
+    """Return the shards that a `.info.json` lists, as far as it can be read."""
     return [*shard_counts(info)]
 
 
 def shard_counts(info: bytes) -> dict[str, int]:
-    """Return how many samples a `.info.json` tells of each shard, as far as it can be read; -1: no number."""
+    """Return how many samples a `.info.json` gives for each shard, as far as it can be read; -1: no number."""
     try:
         counts = json.loads(info)["shard_counts"]
         return {str(name): counts[name] if type(counts[name]) is int else -1 for name in counts}

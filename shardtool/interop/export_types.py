@@ -47,7 +47,7 @@ class FolderIndex:
 
     Attributes:
         encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
-        info: The one of them that tells which shards it is about.
+        info: The one of them that lists the shards.
         shards: Returns the names of these shards.
         lasting: The one that is the user's to change: where it is there, it stays.
     """

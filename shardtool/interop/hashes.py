@@ -26,8 +26,8 @@ class DigestTask:
     Attributes:
         path: Where it is.
         size: Its bytes.
-        starts: int64 a payload: where it starts, in the order of the file.
-        stops: int64 a payload: where it ends; none reaches into the next.
+        starts: int64 per payload: where it starts, in the order of the file.
+        stops: int64 per payload: where it ends; none reaches into the next.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Digests:
 
 
 def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
-    """Return the hashes of a shard; `report` is told of its bytes.
+    """Return the hashes of a shard; `report` gets the bytes done.
 
     Raises:
         CorruptShard: It cannot be read, or has another size.

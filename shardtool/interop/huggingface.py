@@ -1,4 +1,4 @@
-"""What `load_dataset(folder)` makes of a folder, and the `README.md` that tells it which files are the data.
+"""What `load_dataset(folder)` makes of a folder, and the `README.md` that names the files of its data.
 
 Without one it takes the most common ending among a folder's files for the data's: a single shard loses to its dataset
 file, and every name with `.tar` in it, such as `out-000000.tar.idx`, is taken for a tar.
@@ -70,7 +70,7 @@ def split_name(split: str) -> str:
 
 
 def check_splits(splits: Iterable[str]) -> None:
-    """See that splits keep names of their own there.
+    """Check that no two splits get the same name there.
 
     Raises:
         InvalidRequest: Two would have the same.
@@ -79,11 +79,11 @@ def check_splits(splits: Iterable[str]) -> None:
     for split in splits:
         if (other := used.setdefault(split_name(split), split)) != split:
             found = f"the splits {other} and {split} would both be {split_name(split)} there"
-            raise InvalidRequest("--export huggingface", found, expected="names that letters and digits tell apart")
+            raise InvalidRequest("--export huggingface", found, expected="names that differ in letters and digits")
 
 
 def is_ours(data: bytes) -> bool:
-    """Tell whether a `README.md` is one that we wrote, and nobody has changed since."""
+    """Tell whether a `README.md` is one that we wrote, unchanged since."""
     text, mark, _ = data.rpartition(b"<!-- shardtool ")
     match = _SIGNED.fullmatch(data[len(text) :])
     return bool(mark) and match is not None and match[1] == b"%08x" % crc32c(text)

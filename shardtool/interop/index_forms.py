@@ -26,7 +26,7 @@ from shardtool.values import to_bytes
 if TYPE_CHECKING:
     from shardtool.interop.export_types import Export, IndexedShard
 
-HEAD_SIZE = 64  # bytes from the start of a file that tell its form
+HEAD_SIZE = 64  # bytes from the start of a file that show its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
 _TEXTS = {  # how an index that is text starts
     "dali-webdataset": re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
@@ -38,7 +38,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 _BLOCK = 512
 _FIRST_LIMIT = 2**24  # where a tar's first sample may start: after a global header
 _OTHER = "the places of other samples"
-_HEAD_LIMIT = 4096  # bytes of an index that tell of no field
+_HEAD_LIMIT = 4096  # bytes of an index besides those of its fields
 _FIELD_LIMIT = 1024  # bytes of an index that a field takes, its name aside
 _ESCAPED = 6  # bytes that one byte of a name may take in JSON
 
@@ -93,7 +93,7 @@ def difference(export: str, data: bytes, shard: IndexedShard) -> str:
     """Return how an index differs from one of the shard; empty where readers find by it what lies there.
 
     Args:
-        export: What the file is, as `form_of` tells.
+        export: What the file is, as `form_of` returns it.
         data: Its bytes.
         shard: Its hashes are compared only where it has some.
     """

@@ -181,7 +181,7 @@ def _uneven(entries: Entries) -> list[Misread]:
         sample = int(holders[0] if few else lacking[0])
         shown = min(count, total - count), printable(entries.key(sample))
         found.append(Misread("missing-field", readers, what, *shown, mendable=False))
-        readers = "likewise"
+        readers = "as above"
     if more := uneven[_UNEVEN_SHOWN:]:
         what = "more field that not all samples have"
         found.append(Misread("missing-field", readers, what, len(more), printable(more[0][0]), mendable=False))

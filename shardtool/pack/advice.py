@@ -25,12 +25,12 @@ def name_notes(outputs: Sequence[tuple[Destination, int]]) -> Iterator[str]:
     Args:
         outputs: Where each dataset goes, and how many shards it gets.
     """
-    told = set()
+    said = set()
     for output, _ in outputs:
         name = output_text(output.pattern.shard(0))
         for reader, why in unopenable(name).items():
-            if output.pattern.format == "tar" and reader not in told:
-                told.add(reader)
+            if output.pattern.format == "tar" and reader not in said:
+                said.add(reader)
                 yield f"{_READERS.get(reader, reader)} cannot open shards called such as '{name}': it {why}"
 
 
@@ -46,7 +46,7 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
         folders.setdefault(output.folder.path, []).append((output, shards))
     if any(export.readme for export in exports.values()):
         return
-    told = set()
+    said = set()
     for group in folders.values():
         output = group[0][0]
         if output.pattern.format != "tar":
@@ -56,8 +56,8 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
             continue
         else:
             note = f"Hugging Face load_dataset(folder) {wrong}: {CURE}"
-        if note not in told:
-            told.add(note)
+        if note not in said:
+            said.add(note)
             yield note
 
 

@@ -1,4 +1,4 @@
-"""What samples will take once they are changed: nobody can know, so some are changed, and the rest is estimated.
+"""What samples will take once they are changed: some are changed to find out, and the rest is estimated.
 
 The estimate decides how many shards are planned, and never how large they are: the bound is kept while they
 are written. It depends on the samples alone, so that the same request gives the same plan.

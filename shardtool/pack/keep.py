@@ -2,7 +2,7 @@
 
 A shard's modification time is a while before its run listed the source, and its nanoseconds name the source's root.
 So nothing below this root that leads to the shard's files has changed since; and the time is ours, not that of a copy
-of the shard, which would tell nothing of when its source was read. Where sizes are to be trusted, times are not
+of the shard, which would say nothing of when its source was read. Where sizes are to be trusted, times are not
 looked at.
 """
 
@@ -107,7 +107,7 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:
         return _decide_changed(planned, said, unread=unread)
-    # Only reading tells numbers that are alone in lists: see `digest`.
+    # Only reading finds numbers that are alone in lists: see `digest`.
     if said is None or len(said.crcs) != 2 * len(planned.samples.codes) or planned.samples.lists:
         return Decision(Compare())
     if not _tells_content(planned.samples, said.crcs, unread=unread):
@@ -153,13 +153,13 @@ def _is_sound(said: _Said, name: str) -> bool:
 def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
     plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
 ) -> str:
-    """Return what tells a planned shard from any other: what goes into it, and what is done to that.
+    """Return the fingerprint of a planned shard: what goes into it, and what is done to that.
 
     Args:
         plan: The plan.
         shard: Its number there.
         samples: Its samples.
-        work: What tells the transform from any other; empty for none.
+        work: A digest of the transform; empty for none.
         oversize: What becomes of a sample that turns out to fit in no shard.
         dots: Where keys end in the names of a tar's members.
     """
@@ -194,7 +194,7 @@ def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) ->
 
     Args:
         samples: What is planned.
-        field_crcs: uint32 a field, of the shard that is there.
+        field_crcs: uint32 per field, of the shard that is there.
         unread: Whether payloads without a checksum are taken for right.
     """
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN

@@ -71,7 +71,7 @@ def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
         raise CorruptShard(
             listed.name, f"samples with the fingerprint {show_fingerprint(found)}",
             expected=f"{show_fingerprint(wanted)}, as their dataset files say",
-            remedy="No dataset file was written. `shardtool verify` tells what is wrong with the source.",
+            remedy="No dataset file was written. `shardtool verify` shows what is wrong with the source.",
         )  # fmt: skip
 
 

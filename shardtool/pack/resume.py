@@ -80,7 +80,7 @@ class _Earlier:
         shard: Its name.
         size: Its bytes.
         samples: How many, as the dataset file says; None: there is none that says it.
-        sidecar_crc: The checksum of its sidecar, likewise.
+        sidecar_crc: The checksum of its sidecar; None: unknown.
     """
 
     shard: str
@@ -100,7 +100,7 @@ def find_changes(resumed: Sequence[Resumed]) -> Changes | None:
 
 
 def with_shards(changes: Changes, resumed: Sequence[Resumed]) -> Changes:
-    """Return the same with what would become of shards, as far as sidecars tell."""
+    """Return the same with what would become of shards, as far as sidecars show."""
     kept, written, removed = (sum(counts) for counts in zip(*map(_shards, resumed), strict=True))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
@@ -170,7 +170,7 @@ def _dataset_file(output: Destination) -> DatasetFile | None:
         return None
     try:
         return read_dataset(output.folder.read(name), name)
-    except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars tell
+    except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars say
         return None
 
 
@@ -189,7 +189,7 @@ def _earlier_shards(output: Destination) -> Iterator[_Earlier]:
 def _removed(before: Sequence[tuple[Resumed, _Earlier]], resumed: Sequence[Resumed]) -> tuple[int, int]:
     """Return how many samples earlier runs had packed, and how many of them are no more in any plan.
 
-    What a sidecar that is damaged or gone would tell is not known; then the number of samples tells the least.
+    What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
     """
     planned = np.sort(np.concatenate([_planned(one.plan) for one in resumed]))
     total = removed = 0
@@ -211,7 +211,7 @@ def _planned(plan: Plan) -> NDArray[np.uint64]:
 
 
 def _keys_of(output: Destination, earlier: _Earlier) -> NDArray[np.uint64] | None:
-    """Return hashes of the keys of a shard, as its sidecar tells; None where it does not."""
+    """Return hashes of the keys of a shard, as its sidecar says; None where it does not."""
     name = sidecar_name(earlier.shard)
     try:
         data = _sidecar(output, earlier)
@@ -231,7 +231,7 @@ def _sidecar(output: Destination, earlier: _Earlier) -> bytes:
 
 
 def _consumed(output: Destination, earlier: _Earlier) -> int:
-    """Return how many samples of the source went into a shard; 0 where its sidecar does not tell."""
+    """Return how many samples of the source went into a shard; 0 where its sidecar does not say."""
     name = sidecar_name(earlier.shard)
     try:
         made = read_facts(_sidecar(output, earlier), name).made
@@ -264,7 +264,7 @@ def _is_as_planned(one: Resumed, number: int, name: str) -> bool:
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
 
-    What `index` has made tells nothing of the run before it.
+    What `index` has made says nothing of the run before it.
     """
     if before.get("verb") not in ("create", "reshard"):
         return ""

@@ -144,7 +144,7 @@ class Packing:
         return np.concatenate(rest)
 
     def _check_shape(self) -> None:
-        """See that shards of changed samples are what was asked for: their plan could only guess."""
+        """Check that shards of changed samples are what was asked for: their plan could only guess."""
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
@@ -270,7 +270,7 @@ class Packing:
         """Return how many shards this run is to make, as far as it is known when a shard is written.
 
         Those of this round and of all before, and one more where samples planned for this shard found no room in it:
-        so, of all shards that a killed run has left, one tells of more than there are.
+        so, of all shards that a killed run has left, one names more than there are.
         """
         before = self._base - self.output.first
         return before + self._round.shards + (consumed < self._round.count(shard))

@@ -125,7 +125,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
         memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.
         workers: How many there are.
         pool: They.
-        observer: Is told of progress.
+        observer: Gets the progress.
         besides: Bytes that will be written where the spool lies, before it is removed.
         on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
             is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
@@ -157,7 +157,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
 
 
 def check_memory(memory: int) -> None:
-    """See that there is enough for the buffers.
+    """Check that there is enough for the buffers.
 
     Raises:
         InvalidRequest: There is not.
@@ -167,7 +167,7 @@ def check_memory(memory: int) -> None:
 
 
 def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -> None:
-    """See that compressed shards are not to be gathered.
+    """Check that compressed shards are not to be gathered.
 
     Raises:
         InvalidRequest: They are.
@@ -234,7 +234,7 @@ def _cheaper(plans: list[Plan], entries: Entries, spans: _Spans, size: int, work
     try:
         cost = probe(places, size // samples, opening=len(entries.files) > OPEN_FILES)
     except (OSError, Failed):
-        return Method("gather")  # packing will meet that too, and tell
+        return Method("gather")  # packing will meet that too, and say so
     read = min(size + samples * GAP, sum(file.size for file in entries.files))  # through what is not wanted
     figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
     if gathering_pays(samples, size, read, workers, cost):
@@ -301,7 +301,7 @@ def _lay_out(plans: list[Plan], share: int) -> _Layout:
 
 
 def _buckets(plans: list[Plan], held: NDArray[np.int64], room: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return int32[samples], the bucket of each (-1: nobody wants it), and int64[buckets], their bytes.
+    """Return int32[samples], the bucket of each (-1: it is in no plan), and int64[buckets], their bytes.
 
     Args:
         plans: Who wants samples.
@@ -435,7 +435,7 @@ class _Pass:
             wanted = int(entries.expected[at])  # type: ignore[index]
             raise CorruptShard(
                 to_text(source.path), f"{place}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong with that dataset.",
+                remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset.",
             )  # fmt: skip
         if result.failed is not None:
             if ends_run:

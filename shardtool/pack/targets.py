@@ -76,7 +76,7 @@ def _check_apart(request: Request, splits: Sequence[str], patterns: Sequence[Sha
             if shared:
                 raise InvalidRequest(
                     request.names[0], f"{shared} may be a file of the splits {one} and {other}",
-                    expected="names that tell them apart, such as out-{split}-{000000..}.tar",
+                    expected="names that differ, such as out-{split}-{000000..}.tar",
                 )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def lock(
     publishers = [Publisher(look(target.output)) for target in targets]
     for publisher in publishers:
         stack.callback(publisher.abandon)
-    stack.callback(pool.close)  # the first thing that is done: then nobody stages any more
+    stack.callback(pool.close)  # the first thing that is done: then nothing is staged any more
     _discard(targets, temporary)
     return publishers
 

@@ -24,7 +24,7 @@ class Bounds:
 
     Attributes:
         max_size: Bytes of the finished file; None: no such bound was asked for.
-        max_count: Samples; likewise.
+        max_count: Samples in a shard, at most; None: no bound.
         equal_count: Whether shards hold equally many samples, give or take one.
         multiple_of: The number of shards is a multiple of this.
         oversize: What becomes of a sample that fits in no shard: an error, a shard of its own, or left out.
@@ -142,7 +142,7 @@ class Runs:
         """Return the ends of `count` shards, cut as near as the limits allow to equal shares of the bytes.
 
         Args:
-            count: At least as many as `fill` needs, and at most one a sample.
+            count: At least as many as `fill` needs, and at most one per sample.
         """
         least = [0] * (count + 1)  # least[k]: where shard k must start at the earliest, for the rest to fit
         least[count] = self.samples

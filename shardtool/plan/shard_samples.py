@@ -138,7 +138,7 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     Args:
         shard_format: `tar` or `tfrecord`.
         samples: Of the shard.
-        work: What tells the transform of the samples from any other; empty for none.
+        work: A digest of the transform of the samples; empty for none.
     """
     # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
     used, codes = _used(np.frombuffer(samples.codes, np.uint16))

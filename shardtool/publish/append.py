@@ -1,6 +1,6 @@
 """What `--append` asks of new samples: keys of their own, and fields, columns and classes that go with the old ones.
 
-And the dataset file that tells of both. The old dataset is only read: its dataset file and its sidecars, no shard.
+And the dataset file of both. The old dataset is only read: its dataset file and its sidecars, no shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
-_REMEDY = "`shardtool verify` tells what is damaged."
+_REMEDY = "`shardtool verify` shows what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
@@ -136,7 +136,7 @@ def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: i
 
 
 def check_appended(old: DatasetFile, plan: Plan) -> None:
-    """See that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
+    """Check that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
 
     Raises:
         InvalidRequest: They do not.
@@ -156,7 +156,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
     Args:
         old: The dataset that is appended to.
         plan: What is appended.
-        changed: Whether fields are changed on the way, so that nobody knows them yet.
+        changed: Whether fields are changed on the way, so that they are not known yet.
     """
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
@@ -175,7 +175,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
 
 
 def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
-    """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
+    """Check that keys end at the same dot in all members' names: readers take one rule per dataset."""
     before, now = _dots(old.made), _dots(made)
     if old.format == "tar" and before != now:
         raise InvalidRequest(
@@ -210,7 +210,7 @@ def _field_counts(plan: Plan) -> dict[str, int]:
 
 
 def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
-    """Return the keys of shards in the order of their samples, as the sidecars tell.
+    """Return the keys of shards in the order of their samples, as the sidecars say.
 
     Raises:
         CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
@@ -325,11 +325,11 @@ def _joined_kinds(old: DatasetFile, new: Mapping[str, str]) -> dict[str, str]:
 
 def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, str]:
     """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
-    told: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     for dataset in (old, new):
         for name in dataset.fields:
-            told.setdefault(name, set()).add(dataset.numbers.get(name, ""))
-    return {name: kind for name, (kind, *others) in sorted(told.items()) if kind and not others}
+            kinds.setdefault(name, set()).add(dataset.numbers.get(name, ""))
+    return {name: kind for name, (kind, *others) in sorted(kinds.items()) if kind and not others}
 
 
 def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
@@ -371,7 +371,7 @@ def _joined_made(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
 
 
 def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of an append: alike for all splits of a run, so without the split, if it is the dataset's."""
+    """Return what is recorded of an append: the same for all splits of a run, so without the split."""
     return {name: value for name, value in made.items() if name != "split" or value != old.get("split")}
 
 

@@ -153,7 +153,7 @@ def _check_dataset_file(found: Destination) -> None:
             remedy="Choose another pattern, or move it away.",
         )  # fmt: skip
     if found.appends:
-        return  # damaged or not: `_find_append` tells
+        return  # damaged or not: `_find_append` says
     names = [os.fsdecode(to_bytes(shard)) for shard in shards]
     if foreign := [name for name in names if not found.pattern.owns(name)]:
         raise OutputExists(

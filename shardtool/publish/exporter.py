@@ -74,7 +74,7 @@ def check_exports(
 
 
 class Exporter:
-    """Makes the indexes of one dataset. Whoever calls `write` holds the dataset's lock.
+    """Makes the indexes of one dataset. The caller of `write` holds the dataset's lock.
 
     Args:
         folder: The folder of the dataset.
@@ -194,7 +194,7 @@ class Exporter:
         for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
-                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` tells what is damaged."
+                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` shows what is damaged."
                 raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
             yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
             self._done(shard, 0)

@@ -149,7 +149,7 @@ class Indexer:
             if target.own and old.shards == shards:
                 return self._result(shards)
         file = self._dataset_file(shards)
-        if same and old is not None:  # the shards are the ones that it tells of
+        if same and old is not None:  # the shards are the ones that it lists
             file = replace(
                 file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
                 fingerprint=old.fingerprint, appends=old.appends,
@@ -171,7 +171,7 @@ class Indexer:
         raise OutputExists(
             where, f"not what the shards hold: {listing(self.wrong)}", expected="right ones, or none",
             remedy="--overwrite makes them again from the shards; what only they know is lost then: checksums"
-            f"{columns}, how the dataset was made. `shardtool verify` tells whether the shards are right.",
+            f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right.",
         )  # fmt: skip
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:

@@ -68,7 +68,7 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: Any, *, chec
     if fact.crc is not None and fact.crc != found.crc:
         raise CorruptShard(
             found.path, f"the checksum {found.crc:08x}", expected=f"{fact.crc:08x}, as its sidecar says",
-            remedy="`shardtool verify` tells what is damaged.",
+            remedy="`shardtool verify` shows what is damaged.",
         )  # fmt: skip
     new = _with_checksums(table, walked)
     if new is None:

@@ -1,4 +1,4 @@
-"""The dataset that samples are appended to: is it whole, as far as a listing tells, and which names are left?
+"""The dataset that samples are appended to: is it whole, as far as a listing shows, and which names are left?
 
 Shards and sidecars are looked at by their sizes, and never read here.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.storage.staging import FileFact, Folder
 
-_REMEDY = "`shardtool verify` tells what is damaged."
+_REMEDY = "`shardtool verify` shows what is damaged."
 _WIDER = "Use an open range such as out-{000000..}.tar, or a wider one."
 
 
@@ -98,7 +98,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def check_none_left(folder: Folder, later: Collection[str]) -> None:
-    """Refuse what a killed append has left, where nobody asked to go on with it.
+    """Refuse what a killed append has left, where it is not to be resumed.
 
     Raises:
         OutputExists: There is such a file.

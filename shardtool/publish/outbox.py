@@ -52,11 +52,11 @@ class Outbox:
         Args:
             path: Where in the folder.
             data: Its bytes.
-            replace: Whether what is there may be replaced, whoever asked for it or not.
+            replace: Whether what is there may be replaced even without `overwrite`.
             lasting: Whether it stays where it is there, whatever it holds.
 
         Raises:
-            OutputExists: There is another one, and nobody asked to replace it.
+            OutputExists: There is another one, which may not be replaced.
             OutputFailed: It cannot be written.
         """
         below, _, name = path.rpartition("/")
@@ -93,7 +93,7 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
     """Tell whether a file has these bytes already.
 
     Raises:
-        OutputExists: It has others, and nobody asked to replace it, or nobody should.
+        OutputExists: It lists others, and may not be replaced.
     """
     fact = folder.facts([name]).get(name)
     if fact is None:

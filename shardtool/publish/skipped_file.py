@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
 
 _COLUMNS = ("key", "path", "code", "message")
-_REMEDY = "`shardtool verify` tells what is damaged."
+_REMEDY = "`shardtool verify` shows what is damaged."
 
 
 def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
@@ -52,7 +52,7 @@ def read_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """See that a list, empty where there is none, is the one that a dataset file tells of.
+    """Check that a list, empty where there is none, is the one in the dataset file.
 
     Raises:
         CorruptShard: It is another.

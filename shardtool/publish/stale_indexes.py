@@ -45,7 +45,7 @@ class StaleIndexes:
         self._forms: dict[str, str] = {}  # by file
         self._files: dict[str, list[str]] = {}  # by shard
         self._stale: list[str] = []
-        self._counts: dict[str, int] = {}  # that energon's `.info.json` tells of this dataset's shards
+        self._counts: dict[str, int] = {}  # that energon's `.info.json` has for this dataset's shards
 
     def look(self, there: Iterable[str]) -> None:
         """Find the index files of shards that the pattern owns.
@@ -78,7 +78,7 @@ class StaleIndexes:
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:
-        """Refuse index files of shards that are not there, where nobody asked to replace anything.
+        """Refuse index files of shards that are not there, where nothing may be replaced.
 
         Raises:
             OutputExists: There are such.
@@ -92,7 +92,7 @@ class StaleIndexes:
             )  # fmt: skip
 
     def compare(self, shard: str, sidecar: bytes, *, written: bool) -> None:
-        """Find what will not tell of a shard any more.
+        """Find what will no longer fit a shard.
 
         Args:
             shard: Its name.
@@ -111,7 +111,7 @@ class StaleIndexes:
 
         form = self._forms[name]
         if written and EXPORTS[form].hashed:
-            return True  # hashes that nobody has taken yet
+            return True  # hashes that were not taken yet
         try:
             found = read_sidecar(sidecar, shard, None, metadata=False)
             indexed = IndexedShard(output_text(shard), found.fact.size, found.plain_table())

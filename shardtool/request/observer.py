@@ -18,7 +18,7 @@ class Observer:
         """Take how many more samples were found."""
 
     def phase(self, text: str, size: int) -> None:
-        """Take what is done before `start`, and how many bytes that takes: `advance` tells of them."""
+        """Take what is done before `start`, and how many bytes that takes; they come by `advance`."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Take how much there is to do, sizes in bytes."""

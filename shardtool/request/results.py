@@ -27,7 +27,7 @@ class Changes:
     """What a run that resumes changes of what was there; of several splits, of all.
 
     Attributes:
-        shards_kept: Shards that stay as they are; of a dry run, as far as sidecars tell: content is not compared.
+        shards_kept: Shards that stay as they are; of a dry run, as far as sidecars show: content is not compared.
         shards_written: Shards that are new, or take the place of another.
         shards_removed: Shards that are there no more.
         samples_added: Samples that were not there.

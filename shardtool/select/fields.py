@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 100  # names in a message
 _READERS_OWN = re.compile(r"__.*__")  # WebDataset puts `__key__` and `__url__` beside a sample's fields
-_PATHS = "source_paths"  # the column of a portable dataset that has a value a field: docs/format.md, "Sidecar"
+_PATHS = "source_paths"  # the column of a portable dataset that has a value per field: docs/format.md, "Sidecar"
 
 
 def select_fields(
@@ -187,6 +187,6 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
     if not len(empty):
         return entries
     if len(empty) == len(entries):
-        raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
+        raise InvalidRequest(where, found, remedy="`shardtool inspect` lists the fields.")
     lost = [Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist()]
     return replace(entries.take(np.flatnonzero(counts)), skipped=(*entries.skipped, *lost))

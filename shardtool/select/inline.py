@@ -35,7 +35,7 @@ class Field:
 
     Attributes:
         name: What it is called.
-        texts: Its values, one a sample.
+        texts: Its values, one per sample.
         given: bool[samples]: which samples get it; all others keep what they have.
         number: What the values stand for, where they are numbers.
         labels: The names of the numbers; None: they are no labels.

@@ -255,7 +255,7 @@ def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArr
 
 
 def _united(one: Any, other: Any) -> Any:
-    """Return the type that holds the values of both, as far as the types can tell; None: none does."""
+    """Return the type that holds the values of both, as far as the types show; None: none does."""
     if one == other:
         return one
     decimal, floating = pa.types.is_decimal, pa.types.is_floating

@@ -40,7 +40,7 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
     The hash is BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is taken where it is below share * 2^64.
 
     Args:
-        keys: One a sample.
+        keys: One per sample.
         share: More than 0, at most 1: a number, `0.01` or `1%`.
 
     Returns:

@@ -120,7 +120,7 @@ def _chosen(table: pa.Table, query: _Query) -> NDArray[np.int64]:
     import pyarrow as pa
 
     try:
-        _Rows(query, table.slice(0, 0)).truth(query.tree)  # tells what is wrong with a query before a value is read
+        _Rows(query, table.slice(0, 0)).truth(query.tree)  # finds what is wrong with a query before a value is read
         parts = [
             first + np.flatnonzero(_Rows(query, table.slice(first, _BLOCK)).truth(query.tree))
             for first in range(0, table.num_rows, _BLOCK)

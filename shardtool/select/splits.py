@@ -59,7 +59,7 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
     2 bytes a sample. Labels take about 40 bytes a sample while they are sorted.
 
     Args:
-        keys: One a sample.
+        keys: One per sample.
         options: What is asked for.
         values: The column that `options.reads` names, one value a sample.
 

@@ -133,7 +133,7 @@ def one_chunk(column: Any) -> Any:
 
 
 def compact(table: Any) -> Any:
-    """Return a table with one chunk a column; those of `table` are given up one by one, if nobody else holds it."""
+    """Return a table with one chunk a column; those of `table` are given up one by one, if nothing else holds it."""
     names, columns, left = table.column_names, [], table.columns[::-1]
     del table
     while left:

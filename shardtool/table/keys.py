@@ -36,7 +36,7 @@ def is_key(kind: Any) -> bool:
 
 
 def broken_numbers(column: Any) -> NDArray[np.int64]:
-    """Return where a column of floats is not a whole number that a float can tell from its neighbours."""
+    """Return where a column of floats is not a whole number that a float can distinguish from its neighbours."""
     if not pa.types.is_floating(column.type):
         return np.zeros(0, np.int64)
     values = arrow.numbers(column)

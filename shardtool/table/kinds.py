@@ -20,7 +20,7 @@ def is_frame(source: object) -> bool:
 
 
 def table_ending(path: str) -> str:
-    """Return the ending that tells a table's format, without that of a compression; empty for no table."""
+    """Return the ending that names a table's format, without that of a compression; empty for no table."""
     lower = path.lower()
     packed = next((one for one in _PACKED if lower.endswith(one)), "")
     ending = os.path.splitext(lower.removesuffix(packed))[1]

@@ -233,7 +233,7 @@ def numbers_of(column: Any) -> Any:
 
 
 def read_json_lines(name: str, opened: Opened) -> Any:
-    """Return a table of JSON objects, one a line; text that looks like a time stays text.
+    """Return a table of JSON objects, one per line; text that looks like a time stays text.
 
     Raises:
         InvalidRequest: A line that is no object, or a column of several types.

@@ -59,7 +59,7 @@ def numbered(labels: Any, field: str, known: Classes | None = None) -> tuple[Any
     """Return labels, none of them null, as the numbers of their names, and these.
 
     Args:
-        labels: One a sample.
+        labels: One per sample.
         field: That they become.
         known: The numbers that classes have already; None: names are in the order of their bytes.
 

@@ -94,7 +94,7 @@ _TURNS = {  # EXIF orientation: what shows the image upright
     8: Transpose.ROTATE_90,
 }
 _LYING = 5  # orientations from here on swap width and height
-_PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords of chunks that may tell the orientation
+_PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords of chunks that may hold the orientation
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8, and any image averaged first, to no less than this many times the target.
 # Measured on eight photographs, 4 to 16 times smaller: 43 dB or nearer to LANCZOS on all of the pixels (50 dB is
@@ -102,7 +102,7 @@ _PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords of chu
 _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0
 
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # its remarks on damaged TIFFs belong to no one's terminal
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # its remarks on damaged TIFFs belong on no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ImageOptions:
         fields: The fields that are images; none for all whose last ending is an image's.
         masks: The fields that hold labels, whatever their mode says: resampled with NEAREST, and not encoded as jpg
             or webp.
-        probe: Only tell width, height and mode. Implied by all else.
+        probe: Only return width, height and mode. Implied by all else.
         max_pixels: The most that an image may have, read or written. No more than Pillow's own limit.
 
     Raises:

@@ -65,7 +65,7 @@ class Transform:
         return self.images is not None and self.images.probe
 
     def check_fields(self, known: tuple[str, ...]) -> None:
-        """See that there are the fields that are to be changed: a slip of the pen would change none.
+        """Check that the fields to be changed exist: a typing error would change none.
 
         Raises:
             InvalidRequest: There are not.
@@ -77,7 +77,7 @@ class Transform:
                 raise InvalidRequest(option, f"no sample has a field {missing[0]!r}", expected=expected)
 
     def identity(self) -> str:
-        """Return what tells this transform from any other: options, Pillow's version, the function's source.
+        """Return what distinguishes this transform: options, Pillow's version, the function's source.
 
         Raises:
             InvalidRequest: There is no such function.

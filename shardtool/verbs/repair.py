@@ -107,7 +107,7 @@ class _Mending:
     def _of_shards(self) -> str:
         if self.options.source is None:
             return "damaged shards: they can only be made again from their source (--source)"
-        return "damaged shards: only a whole dataset file tells how they were made. Run that command with --resume"
+        return "damaged shards: only a whole dataset file says how they were made. Run that command with --resume"
 
     def _leave(self, what: str) -> None:
         self.left.append(f"repair: {what}")

@@ -22,7 +22,7 @@ def reshard(
 ) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
-    Bytes are moved and checked, never decoded: where an index tells a payload's checksum, a payload with another one
+    Bytes are moved and checked, never decoded: where an index has a payload's checksum, a payload with another one
     ends the run. Where all samples stay as they are, the fingerprint of what was written must be that of the source.
 
     Args:

@@ -27,7 +27,7 @@ def reading_window() -> memoryview:
 
 @cache
 def gap_buffer() -> memoryview:
-    """Return what takes the bytes between payloads, which nobody needs."""
+    """Return what takes the bytes between payloads, which are not used."""
     return memoryview(bytearray(GAP))
 
 

@@ -92,7 +92,7 @@ def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
 
 def _kept(task: ShardTask, keep: Keep) -> ShardResult:
     """Return the result for a file that is what its sidecar says."""
-    content = 0 if task.work is not None else digest(task.samples, keep.field_crcs, ())  # its sidecar tells
+    content = 0 if task.work is not None else digest(task.samples, keep.field_crcs, ())  # its sidecar has it
     return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
 
 

@@ -50,7 +50,7 @@ class Nowhere:
 
 
 def no_report(_samples: int, _bytes: int) -> None:
-    """Report progress to no one."""
+    """Report no progress."""
 
 
 class StartAgain(Exception):
@@ -220,7 +220,7 @@ class Packer:
             raise CorruptShard(
                 path,
                 f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip "
+                remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong there; --on-error skip "
                 "leaves such samples out.",
             )
         if self.task.on_error == "stop":

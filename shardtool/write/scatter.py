@@ -44,10 +44,10 @@ class ScatterTask:
         source: The file.
         packed: Whether it is compressed: places count in what it unpacks to.
         spool: Where payloads go.
-        offsets: int64 a payload: where it starts in the file.
-        sizes: int64 a payload: its bytes.
-        targets: int64 a payload: where it starts in the spool.
-        expected: int64 a payload: the CRC-32C that it must have, -1 where it is unknown; None: none is known.
+        offsets: int64 per payload: where it starts in the file.
+        sizes: int64 per payload: its bytes.
+        targets: int64 per payload: where it starts in the spool.
+        expected: int64 per payload: the CRC-32C that it must have, -1 where it is unknown; None: none is known.
         room: Bytes of memory for payloads.
         stop: Whether a bad payload ends the task.
     """

@@ -1,9 +1,9 @@
 """Writes a tar shard of samples that lie in other files, mostly shards, as far apart as they will here.
 
 Strategy: a buffer's worth of samples at a time. Runs of payloads are read at once to where they belong, and what
-stood between them is written over: headers are made anew, whoever made the old ones. So copying costs a system call
+stood between them is written over: headers are always made anew. So copying costs a system call
 or a few a buffer, and a header and a checksum a field. Where anything is not as planned, the samples of that buffer
-are packed one by one, which tells whose fault it is.
+are packed one by one, which shows whose fault it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SpanTarPacker(TarPacker):
         self.write(TRAILER)
 
     def _copy(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with the records of samples; tell whether all is as planned.
+        """Fill the buffer with the records of samples; return whether all is as planned.
 
         The per-file loop, flat for that reason: 1.2 us a field of 7 KB, besides its checksum and system calls.
         """

@@ -33,7 +33,7 @@ class Keep:
 
     Attributes:
         crc: What the sidecar says of the file.
-        field_crcs: uint32 a field, likewise.
+        field_crcs: uint32 per field, as the sidecar has them.
         size: The file's bytes.
         unread: Whether its size is enough to know it, so that not even the file is read.
     """
@@ -69,7 +69,7 @@ class Made:
 
     Attributes:
         samples: What was written; its `inline` has the text of numbers only.
-        sources: int64 a sample: the place in the task of the sample that it was made of.
+        sources: int64 per sample: the place in the task of the sample that it was made of.
         consumed: How many of the task's samples are dealt with; the rest wants another shard.
         dropped: How many of these the user's function dropped.
         images: (width, height, mode) of each sample's first image, None where it has none; empty: not asked for.

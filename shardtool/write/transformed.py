@@ -193,7 +193,7 @@ class TransformPacker(Packer):
         self, place: int, key: bytes, changed: list[Changed],
         encoded: list[tuple[Parts, list[tuple[bytes, bytes | memoryview]]]],
     ) -> bool:  # fmt: skip
-        """Write what one sample became; tell whether there was room for it."""
+        """Write what one sample became; return whether there was room for it."""
         work = self._work
         size = sum(len(part) for parts, _ in encoded for part in parts)
         over_count = work.max_count is not None and len(changed) > work.max_count

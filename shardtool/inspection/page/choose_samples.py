@@ -46,7 +46,7 @@ class Gathered:
     """What is shown of a dataset.
 
     Attributes:
-        overview: What its indexes tell.
+        overview: What its indexes say.
         summary: The same as `inspect` has it.
         spread: The label that the chosen samples are spread over; empty: the shards.
         chosen: The samples, in the order of the dataset.

@@ -191,7 +191,7 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
     Keys are sorted, so this is a few bisections.
 
     Args:
-        keys: One a sample.
+        keys: One per sample.
         depth: How many folders lie above.
         option: Who wants to know, and what it expects.
 
@@ -230,7 +230,7 @@ def _end_of(keys: Names, low: int, high: int, end: bytes) -> int:
 
 
 def table_of(entries: Entries) -> pa.Table:
-    """Return what `--where` and splits can ask of a folder's samples: `COLUMNS`, a row a sample.
+    """Return what `--where` and splits can ask of a folder's samples: `COLUMNS`, a row per sample.
 
     `path` is that of the sample's first file, `folder` what stands before the key's last slash, and `size` the bytes
     of all its fields.

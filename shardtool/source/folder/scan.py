@@ -145,7 +145,7 @@ class ScanPart:
     left_behind: Counter[bytes] = field(default_factory=Counter)  # passed over, as made by an operating system
 
     def packed(self) -> ScanPart:
-        """Return the part with its keys as one buffer: what travels is a few objects, not one a sample."""
+        """Return the part with its keys as one buffer: what travels is a few objects, not one per sample."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
@@ -211,7 +211,7 @@ def expand(root: bytes, rules: ScanRules, item: Item, part: ScanPart) -> list[It
 def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
-    """Return a folder's files as sorted `stem NUL field`, those of them that are links, its folders, and likewise."""
+    """Return a folder's files as sorted `stem NUL field`, those of them that are links, its folders, and links."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []

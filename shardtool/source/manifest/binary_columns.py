@@ -40,7 +40,7 @@ def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
 def write(
     table: Table, columns: list[str], rows: NDArray[np.int64] | None, lengths: list[NDArray[np.int64]], file: Any
 ) -> bool:
-    """Write the values of columns; tell whether they were as long as they should be, or stop at those that are not.
+    """Write the values of columns; return whether they were as long as they should be, or stop at those that are not.
 
     Args:
         table: What holds them.

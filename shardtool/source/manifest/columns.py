@@ -1,7 +1,7 @@
 """Which column of a manifest is what: the key, paths, bytes, values, and the rest.
 
 Names alone decide, and types where they are known. What was not asked for is found by the usual
-names, and noted, so that nobody has to guess what was guessed.
+names, and noted, so that what was guessed is known.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Roles:
     Attributes:
         key: None: the paths' stems, or the rows' numbers where there are none.
         path: None: there are none, or their fields are named.
-        files: Likewise.
-        binary: Likewise.
-        fields: Likewise.
+        files: Field to column of paths.
+        binary: Field to column of bytes.
+        fields: Field to column of values.
         meta: In the order of the table.
         notes: What was chosen by the usual names.
     """

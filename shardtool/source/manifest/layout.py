@@ -87,7 +87,7 @@ def lay_out(endings: Sequence[str], known: Sequence[str], codes: NDArray[np.uint
 
 
 class Part(NamedTuple):
-    """A part of each sample: a value for all, or an array with one a sample."""
+    """A part of each sample: a value for all, or an array with one per sample."""
 
     kind: Any
     size: Any

@@ -1,4 +1,4 @@
-"""The manifest source: a table with a row a sample becomes `Entries`.
+"""The manifest source: a table with a row per sample becomes `Entries`.
 
 The order of calls: read (`Manifest`), choose rows (`keep`), `check`, look at the files (`tasks`, which
 go to `stat_listed` in the workers), `entries`, and where there are bytes in the table `write_binary`.
@@ -52,7 +52,7 @@ _FIELD_LIMIT = 2**16 - 1
 
 
 class Manifest:
-    """A table with a row a sample.
+    """A table with a row per sample.
 
     Args:
         source: A file, `-` for standard input, a folder of Parquet files, or a table in memory.
@@ -132,7 +132,7 @@ class Manifest:
         """
         if not self._count:
             found = "no rows" if self._numbers is None else "no row is left"
-            raise InvalidRequest(self._where, found, expected="a row a sample")
+            raise InvalidRequest(self._where, found, expected="a row per sample")
         options = self._options
         rows, roles = Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
@@ -261,7 +261,7 @@ class Manifest:
         if roles.path is not None and self._endings is not None:
             checks.check_endings(rows, roles.path, self._endings, roles.field_names())
         found = [places.from_root(paths, self._root) for paths in found]
-        self._columns |= dict(zip(roles.paths(), found, strict=True))  # no output tells where the root lies
+        self._columns |= dict(zip(roles.paths(), found, strict=True))  # where the root lies goes into no output
         return found
 
     def _find_keys(self, rows: Rows) -> Names:

@@ -123,7 +123,7 @@ class RowPaths:
 
     Args:
         samples: How many there are.
-        columns: Of paths, a value a sample each.
+        columns: Of paths, a value per sample each.
         roles: For each ending, which column each row of a sample takes its path from; -1 for none.
         endings: uint16[samples], or None where there is one for all.
         which: Rows, or None for all.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ManifestSource(Source):
-    """A table with a row a sample."""
+    """A table with a row per sample."""
 
     def __init__(self, source: Any, options: CreateOptions) -> None:
         self._manifest = Manifest(source, manifest_options(options))

@@ -1,6 +1,6 @@
 """Look at the files that a manifest lists: the half of that source that runs in workers.
 
-What comes back is columns of plain bytes, a row a path, in the order of the paths. No file is
+What comes back is columns of plain bytes, a row per path, in the order of the paths. No file is
 opened, and neither NumPy nor pyarrow is imported (see `scan`).
 """
 
@@ -40,7 +40,7 @@ class ListedTask:
 
 @dataclass(slots=True)
 class ListedPart:
-    """What was found, one a path; zeros where there is a problem.
+    """What was found, one per path; zeros where there is a problem.
 
     Attributes:
         samples: How many samples the paths belong to.

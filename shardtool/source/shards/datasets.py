@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.source.shards.shard_columns import Seen
     from shardtool.values import Dots, Number
 
-_REMEDY = "`shardtool verify` tells what is wrong."
+_REMEDY = "`shardtool verify` shows what is wrong."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry 
     options = file.made.get("options") if file else None
     dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
     kinds, numbers = None, cast("Mapping[str, Number]", file.numbers if file else {})
-    # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can tell.
+    # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
     if file is not None and file.made.get("verb") != "index" and not feature_lists(file.features):
         kinds = cast("Mapping[str, Number]", feature_kinds(file.features))
     return Shard(place, _name(path), dataset, kind, entry, dots, kinds, numbers)
@@ -140,7 +140,7 @@ def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:
-    """See that of the shards that a dataset file lists, all those are there that a pattern or glob means."""
+    """Check that all shards are there which a dataset file lists and a pattern or glob means."""
     rest = [shard.name for shard in file.shards if shard.name not in there]
     if not rest or not isinstance(given, (str, os.PathLike)):
         return

@@ -1,7 +1,7 @@
 """The shard source: datasets become `Entries`, in the order in which they are given.
 
 A payload is a SPAN of its shard, and a number of a TFRecord an INLINE text; what a payload's checksum must be comes
-along, for the packer that reads it. Sidecars tell where payloads lie, without an object for each; shards without one
+along, for the packer that reads it. Sidecars say where payloads lie, without an object for each; shards without one
 are walked by workers.
 """
 
@@ -49,7 +49,7 @@ class Pool(Protocol):
 
 
 class Listener(Protocol):
-    """Is told how the listing goes on."""
+    """Gets the progress of the listing."""
 
     def listed(self, samples: int, /) -> None:
         """Take how many more samples were found."""
@@ -90,12 +90,12 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     """Return the samples of datasets, one after the other.
 
     Args:
-        givens: Each a dataset: a dataset file, a pattern, a glob, a folder, or a list of shards.
+        givens: The datasets: dataset files, patterns, globs, folders, or lists of shards.
         pool: Walks shards that have no sidecar, and reads numbers.
-        observer: Is told how many samples were found.
+        observer: Gets how many samples were found.
         to_format: What they will be written as: `tar` or `tfrecord`.
         only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
-        without: Fields that will not be taken, likewise.
+        without: Fields that will not be taken; nothing in them is an error either.
 
     Raises:
         InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
@@ -136,25 +136,25 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
 def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener) -> list[Part]:
     """Return what lies in each shard: as its sidecar says, or a walk finds."""
     shards = [shard for dataset in datasets for shard in dataset.shards]
-    told: dict[int, Part | None] = {}
+    known: dict[int, Part | None] = {}
     parts: dict[int, Part] = {}
     for at, shard in enumerate(shards):
         part = read_sidecar(shard, seen)
         if part is None or needs_walk(shard, part):
-            told[at] = part
+            known[at] = part
         else:
             parts[at] = arranged(part)
             observer.listed(len(part))
-    places = [*told]
+    places = [*known]
     for number, found in pool.map(survey, [shards[at].walk for at in places]):
         at = places[number]
-        parts[at] = arranged(walked_part(shards[at], found, told.pop(at)))
+        parts[at] = arranged(walked_part(shards[at], found, known.pop(at)))
         observer.listed(len(parts[at]))
     return [parts[at] for at in range(len(shards))]
 
 
 def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
-    """See that fields have names, and no sample has one twice."""
+    """Check that fields have names, and no sample has one twice."""
     for name in filter(wanted, part.names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
             where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
@@ -220,7 +220,7 @@ def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uin
         part: The part.
         place: Its place among all.
         numbers: The numbers.
-        kind: uint8 a row of the part; is set to INLINE for these.
+        kind: uint8 per row of the part; is set to INLINE for these.
     """
     fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
     if not fields:

@@ -35,9 +35,9 @@ class Wanted:
         field: Its name.
         number: What they are, or may stand for.
         stored: Whether they lie there as a TFRecord stores them; else they are texts.
-        offsets: int64 a value.
-        lengths: int64 a value.
-        crcs: int64 a value, -1 where nobody knows.
+        offsets: int64 per value.
+        lengths: int64 per value.
+        crcs: int64 per value, -1: unknown.
     """
 
     field: str
@@ -146,7 +146,7 @@ def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wan
         raise CorruptShard(
             f"{shard.path}, at {offset:,}", f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}",
             expected=f"{crc:08x}" if crc >= 0 else f"{length:,} bytes",
-            remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong with that dataset.",
+            remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset.",
         )  # fmt: skip
     return data
 

@@ -31,7 +31,7 @@ class NumberFields:
 
     Attributes:
         numbers: Field to what it is in all shards that have it.
-        texts: Field to its text, one a sample of all parts; empty for samples that do not have it, or not as INLINE.
+        texts: Field to its text, one per sample of all parts; empty for samples that do not have it, or not as INLINE.
         sizes: Field to int64 arrays, by the place of a part in which its rows are INLINE: bytes of each text.
         lists: Field to what its values are, where not all samples that have it hold just one: none of `numbers`.
         notes: What the user should know.
@@ -69,11 +69,11 @@ def find_numbers(
     stored = {name: kind for name, some in having.items() if (kind := _stored_kind(name, some)) is not None}
     lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, having[name])}
     numbers = {name: kind for name, kind in stored.items() if kind != "bytes" and name not in lists}
-    told = {name: _told_kinds(name, some) for name, some in having.items() if name not in stored}
-    maybe = {name: kinds[0] for name, kinds in told.items() if len(kinds) == 1 and to_format == "tfrecord"}
+    recorded = {name: _recorded_kinds(name, some) for name, some in having.items() if name not in stored}
+    maybe = {name: kinds[0] for name, kinds in recorded.items() if len(kinds) == 1 and to_format == "tfrecord"}
     notes = [
         f"{name!r} stays text: it stands for {' and '.join(kinds)} in different datasets"
-        for name, kinds in told.items()
+        for name, kinds in recorded.items()
         if len(kinds) > 1 and to_format == "tfrecord"
     ]
     of_tar = {**numbers, **maybe} if to_format == "tfrecord" else {}
@@ -98,7 +98,7 @@ def find_numbers(
 
 
 def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> None:
-    """See that the values of each field of a part are of one kind, and single where a tar is to hold them."""
+    """Check that the values of each field of a part are of one kind, and single where a tar is to hold them."""
     for name, one in part.unlike.items():
         if not wanted(name):
             continue
@@ -154,7 +154,7 @@ def _other_kind(part: Part, sample: int, name: str, kind: str, expected: str) ->
     )  # fmt: skip
 
 
-def _told_kinds(name: str, having: Sequence[Part]) -> list[Number]:
+def _recorded_kinds(name: str, having: Sequence[Part]) -> list[Number]:
     """Return what the texts of a field of tar shards are said to stand for."""
     return sorted({part.shard.numbers[name] for part in having if name in part.shard.numbers})
 

@@ -1,4 +1,4 @@
-"""The shards of datasets, each as columns: what its sidecar tells, or what a walk over it found.
+"""The shards of datasets, each as columns: what its sidecar says, or what a walk over it found.
 
 A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
 for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.values import Dots, Number
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
-_REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
+_REMEDY = "`shardtool verify` shows what is wrong, and --repair mends what it can."
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
@@ -59,7 +59,7 @@ class Seen:
 
     @property
     def identity(self) -> str:
-        """What tells these files, in their order, from any others."""
+        """A digest of these files, in their order."""
         return self._hash.hexdigest()
 
 
@@ -72,9 +72,9 @@ class Shard:
         name: Its file name.
         dataset: The place of its dataset among those that were given.
         format: `tar` or `tfrecord`.
-        entry: What a dataset file of ours tells of it.
+        entry: Its entry in a dataset file of ours.
         dots: Where keys end in its members' names.
-        kinds: Of a TFRecord: field to `int64` or `float`; None where only a walk can tell.
+        kinds: Of a TFRecord: field to `int64` or `float`; None: only a walk can find them.
         numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
         index_folder: Where its sidecar lies; None: beside it.
     """
@@ -110,19 +110,19 @@ class Part:
     """The samples of one shard, as columns.
 
     Attributes:
-        shard: Which.
-        keys: One a sample: an Arrow array of strings.
-        counts: A sample, fields; uint16 once they are arranged.
+        shard: The shard.
+        keys: One per sample: an Arrow array of strings.
+        counts: Fields per sample; uint16 once they are arranged.
         names: The field names that `codes` stands for.
-        codes: A field, likewise.
-        offsets: A field, uint32 in a shard that it is wide enough for.
-        lengths: Likewise.
-        crcs: uint32 a field, the CRC-32C of its bytes; None where nobody knows.
+        codes: One per field; uint16 once they are arranged.
+        offsets: One per field, where its payload starts; uint32 where that is wide enough.
+        lengths: One per field, bytes of its payload; of the same type.
+        crcs: uint32 per field, the CRC-32C of its bytes; None: unknown.
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         skipped: What the shard holds that is no part of a sample.
-        columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
-        whole: bool a field: whether its bytes are all that a list holds; None: none are, as far as was walked.
+        columns: Metadata, a row per sample: a `pyarrow.Table`; None where there is none.
+        whole: bool per field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
 
     shard: Shard
@@ -181,7 +181,7 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
 
 
 def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
-    """Return what the sidecar of a shard tells; None where it has none.
+    """Return what the sidecar of a shard says; None where it has none.
 
     Raises:
         CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
@@ -213,16 +213,16 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     )  # fmt: skip
 
 
-def needs_walk(shard: Shard, told: Part | None) -> bool:
+def needs_walk(shard: Shard, indexed: Part | None) -> bool:
     """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
-    return told is None or (shard.format == "tfrecord" and shard.kinds is None) or told.crcs is None
+    return indexed is None or (shard.format == "tfrecord" and shard.kinds is None) or indexed.crcs is None
 
 
-def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
-    """Return what a walk found, with the metadata that a sidecar tells.
+def walked_part(shard: Shard, found: Survey, indexed: Part | None) -> Part:
+    """Return what a walk found, with the metadata from its sidecar.
 
     Raises:
-        CorruptShard: The shard is damaged, or is another one than its sidecar tells of.
+        CorruptShard: The shard is damaged, or is not the one of its sidecar.
     """
     if found.error is not None:
         raise found.error
@@ -243,14 +243,14 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
         skipped=tuple(_skipped(shard, found)),
         whole=_whole(found),
     )
-    if told is None:
+    if indexed is None:
         return part
-    if not _same(arranged(part), arranged(told)):
+    if not _same(arranged(part), arranged(indexed)):
         raise CorruptShard(
-            shard.path, "other samples, places or checksums than its sidecar tells of",
+            shard.path, "other samples, offsets or checksums than in its sidecar",
             remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
         )  # fmt: skip
-    return replace(part, columns=told.columns)
+    return replace(part, columns=indexed.columns)
 
 
 def arranged(part: Part) -> Part:
@@ -283,7 +283,7 @@ def arranged(part: Part) -> Part:
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
-    """See that there are not more different fields than can be counted.
+    """Check that there are not more different fields than can be counted.
 
     Raises:
         InvalidRequest: There are.
@@ -318,14 +318,14 @@ def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
             yield Skipped("", path, "special-file", "a link, device or sparse file")
 
 
-def _same(found: Part, told: Part) -> bool:
+def _same(found: Part, indexed: Part) -> bool:
     """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
     return bool(
-        found.names == told.names
-        and found.keys.equals(told.keys)
+        found.names == indexed.names
+        and found.keys.equals(indexed.keys)
         and all(
-            np.array_equal(getattr(found, column), getattr(told, column))
+            np.array_equal(getattr(found, column), getattr(indexed, column))
             for column in ("counts", "codes", "offsets", "lengths")
         )
-        and (found.crcs is None or told.crcs is None or np.array_equal(found.crcs, told.crcs))
+        and (found.crcs is None or indexed.crcs is None or np.array_equal(found.crcs, indexed.crcs))
     )

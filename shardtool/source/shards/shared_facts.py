@@ -1,4 +1,4 @@
-"""What datasets tell of their samples besides payloads, as of one: classes, metadata, and the content fingerprint."""
+"""What datasets say of their samples besides payloads, joined: classes, metadata, and the content fingerprint."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def joined_classes(
             having.setdefault(name, {})[part.shard.dataset] = None
     notes = []
     for name, places in having.items():
-        told = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
-        for at, classes in told.items():
+        known = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
+        for at, classes in known.items():
             if classes != found.setdefault(name, classes):
-                first = datasets[next(iter(told))].name
+                first = datasets[next(iter(known))].name
                 raise InvalidRequest(
                     f"the field {name!r}", f"other classes in {datasets[at].name} ({listing(classes)})",
                     expected=f"those of {first}: {listing(found[name])}",
                     remedy=f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
                     f"--drop-fields {name}.",
                 )  # fmt: skip
-        if told and len(told) < len(places):
-            others = [datasets[at].name for at in places if at not in told]
+        if known and len(known) < len(places):
+            others = [datasets[at].name for at in places if at not in known]
             notes.append(
                 f"the classes of {name!r} are those of the datasets that name them: {listing(others)} does not"
             )
@@ -76,7 +76,7 @@ def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
 
 
 def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) -> None:
-    """See that the values of a column can be one column."""
+    """Check that the values of a column can be one column."""
     kinds: dict[str, str] = {}
     columns = []
     for part in parts:

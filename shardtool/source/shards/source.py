@@ -143,7 +143,7 @@ class ShardSource(Source):
         from shardtool.select.duplicates import resolve_duplicates
 
         before, asked = listed.entries, self._options.on_duplicate
-        # An error tells where shards lie, for two may have one name; `out.skipped` must not.
+        # An error says where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
         entries, _, notes = resolve_duplicates(before, asked, names, taken)
         if entries is before:
@@ -167,7 +167,7 @@ class ShardSource(Source):
 
 
 def _check_tar(listed: Listing) -> None:
-    """Refuse fields that cannot be the ends of members' names, or that cannot be told from keys there."""
+    """Refuse fields that cannot be the ends of members' names, or that would be read as parts of keys there."""
     entries = listed.entries
     fields = [name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count]
     dotted = [name for name in fields if "." in name]
@@ -186,7 +186,7 @@ def _check_tar(listed: Listing) -> None:
 
 
 def _unchecked(entries: Entries) -> list[str]:
-    """Return what the user should know of payloads whose damage nothing would tell."""
+    """Return what the user should know of payloads whose damage nothing would show."""
     import numpy as np
 
     if entries.expected is None or entries.file is None:
@@ -196,7 +196,7 @@ def _unchecked(entries: Entries) -> list[str]:
         return []
     samples = np.searchsorted(entries.first, rows, "right") - 1
     shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
-    what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told"
+    what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be seen"
     return [f"{what}: `shardtool index --checksum` adds them"]
 
 

@@ -295,7 +295,7 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n1,a.jpg\n", {"key": "ID"}, "--key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
     ("id,path\n1,a.jpg\n", {"path": "paht"}, "no column 'paht'; expected one of id, path. Did you mean 'path'?"),
     ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "--meta: no column 'zzz'; expected one of id, path"),
-    ("id,path\n", {}, "no rows; expected a row a sample"),
+    ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
     ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
     ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one called"),
