@@ -84,7 +84,7 @@ class DatasetFile:
         classes: Field to the names of its class numbers.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
         made: How it was made: the verb, the source's name, the options, the tool.
-        fingerprint: Of the content; empty: unknown, since not all was read.
+        fingerprint: The content fingerprint; empty: unknown, since not all was read.
         skipped_crc: CRC-32C of `out.skipped`; None where there is none.
         numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
         appends: The number of the first shard of each append, in the order of `appended` in `made`.

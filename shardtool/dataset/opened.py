@@ -43,7 +43,7 @@ class OpenedShard:
     """One shard of a dataset.
 
     Attributes:
-        path: Of the shard.
+        path: The path of the shard.
         number: Its place in the dataset, counted from 0.
         dots: Where keys end in its members' names.
         index_folder: Where its sidecar lies; None: beside it.
@@ -72,8 +72,8 @@ class Part:
     Attributes:
         table: A `pyarrow.Table` with the columns of a sidecar (docs/format.md); text may be dictionaries.
         samples: How many there are in the shard.
-        schema: Of all columns of the sidecar, and their types; metadata that was not asked for included.
-        kinds: Of a TFRecord that was walked: field to `bytes`, `int64` or `float`.
+        schema: All columns of the sidecar and their types, with metadata that was not asked for.
+        kinds: In a TFRecord that was walked, field to `bytes`, `int64` or `float`.
         walked: There is no sound sidecar.
         damage: What is wrong with the sidecar, or with a shard that was walked: the table ends there.
     """
@@ -137,7 +137,7 @@ def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
     """Return the index of a shard, by a walk where there is no sound sidecar.
 
     Args:
-        shard: Which.
+        shard: The shard.
         metadata: Whether the sidecar's other columns are wanted, too.
 
     Raises:

@@ -69,7 +69,7 @@ class Footer:
     """What a footer says.
 
     Attributes:
-        rows: Of the table.
+        rows: How many rows the table has.
         leaves: In the order of the schema.
         facts: The key-value metadata.
         chunks: A row group: its rows, and what it says of each leaf.
@@ -86,7 +86,7 @@ class Extent:
     """What a leaf takes.
 
     Attributes:
-        leaf: Which.
+        leaf: The leaf.
         values: Nulls and empty lists included.
         unfolded: Bytes of all its pages, decompressed.
         coded: Whether values are places in a dictionary, so that text may be longer than its pages.

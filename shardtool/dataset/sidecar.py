@@ -68,7 +68,7 @@ class ShardFact:
         size: Bytes.
         crc: CRC-32C of the file; None: unknown, since it was not read.
         plan: The fingerprint of the shard's plan; empty where no plan is known.
-        made: Of a shard whose samples were changed on the way.
+        made: What transforms made of the samples; None: they are as in the source.
         first: The name of the first shard of its run; empty where no plan is known.
         shards: How many shards that run was to make, at least, when this one was written; None: unknown.
     """

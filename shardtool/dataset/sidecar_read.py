@@ -94,7 +94,7 @@ class Sidecar:
         rows: Where samples and fields lie.
         index: The same as a `pyarrow.Table` with the columns of `SCHEMA`; the fields' names may be dictionaries.
         metadata: The other columns, a `pyarrow.Table` of one chunk each; text may be dictionaries. Empty if not wanted.
-        schema: Of all columns in the file, without dictionaries.
+        schema: All columns in the file, without dictionaries.
     """
 
     fact: ShardFact

@@ -49,7 +49,7 @@ class SurveyTask:
     """A shard to look at.
 
     Attributes:
-        path: Of the shard.
+        path: The path of the shard.
         checksum: Whether payloads are read, for their CRC-32C and that of the file.
         dots: Where the key of a member's name ends.
     """
@@ -95,7 +95,7 @@ class Survey:
     """What lies in a shard, as columns.
 
     Attributes:
-        path: Of the shard.
+        path: The path of the shard.
         format: `tar` or `tfrecord`.
         size: Bytes of the file; -1 where it is compressed: offsets then count in what it holds.
         keys: One per sample.
@@ -104,7 +104,7 @@ class Survey:
         counts: uint32 per sample, fields.
         names: The field names that `codes` stands for.
         codes: uint32 per field.
-        kinds: Of each of `names`: `bytes`, `int64` or `float`.
+        kinds: For each of `names`: `bytes`, `int64` or `float`.
         offsets: int64 per field, where its payload starts.
         lengths: int64 per field, bytes of the payload.
         crcs: uint32 per field; empty without checksums.
@@ -116,7 +116,7 @@ class Survey:
         text_crcs: uint32 for each of these, the CRC-32C of the number's text.
         odd: Members that are no part of a sample, such as folders.
         differ: Place and kind of what readers of tars do not read alike; the first ones only.
-        unlike: Of a TFRecord: a field's code to the first feature of it that is of another kind, or else to the first
+        unlike: In a TFRecord, a field's code to the first feature of it that is of another kind, or else to the first
             that is no single value.
         whole: Rows of a TFRecord's fields whose payload is all that a list holds: see `tfrecord_read.Feature`.
         error: Where the walk ended too early; what stands before it is here.

@@ -37,12 +37,12 @@ _PAX_NAME = b"././@PaxHeader"
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
     """Write the header blocks of a member at `at`: 512 bytes, or more where pax is needed.
 
-    A hot path: 0.8 us a member. Adler-32's low half is one more than the sum of the bytes, which is
+    A hot path: 0.8 us per member. Adler-32's low half is one more than the sum of the bytes, which is
     what a header's checksum wants, for up to 256 of them.
 
     Args:
         into: Has room for `header_size` bytes.
-        at: Where.
+        at: Where it starts in `into`.
         name: The member's name, without a NUL and not ending in a slash.
         size: Payload bytes.
 

@@ -51,7 +51,7 @@ class FeatureHead:
     """What stands before the payloads of one field.
 
     Args:
-        name: Of the field.
+        name: The field's name.
         kind: What the payload is: bytes (or None), or numbers that are packed.
     """
 

@@ -178,7 +178,7 @@ class Overview:
     """What the indexes of a dataset say, added up.
 
     Args:
-        dataset: Which.
+        dataset: The dataset.
         options: How to look.
         observer: Hears of every shard.
 

@@ -235,7 +235,7 @@ def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
     """Return what is to be seen of a sample.
 
     Args:
-        sample: Which.
+        sample: The sample.
         text_limit: Bytes of text that are read; of what is longer, only the start.
 
     Raises:

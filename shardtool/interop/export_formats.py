@@ -37,7 +37,7 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
 
     Args:
         formats: Their names.
-        shard_format: Of the shards that they are for; empty: not known yet.
+        shard_format: The format of their shards; empty: not known yet.
 
     Raises:
         InvalidRequest: One is unknown, or an index of other shards.

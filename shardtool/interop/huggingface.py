@@ -125,7 +125,7 @@ def misreading(names: Iterable[str]) -> str:
     """Return what `load_dataset` does to a folder of tar shards without a `README.md`; empty: it reads them.
 
     Args:
-        names: Of all files in the folder.
+        names: The names of all files in the folder.
     """
     seen = [name for name in names if not name.startswith(".") and name not in _IGNORED and "." in name]
     splits = [[name for name in seen if _has_word(name, words)] for words in _SPLIT_WORDS]

@@ -58,7 +58,7 @@ def form_of(name: str, head: bytes, size: int) -> str:
     """Return what a file is by its name and its start, as `--export` calls it; empty where it is no index.
 
     Args:
-        name: Of the file.
+        name: The file's name.
         head: Its first bytes, `HEAD_SIZE` or all.
         size: How many it has.
     """

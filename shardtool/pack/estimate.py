@@ -44,7 +44,7 @@ def estimate_sizes(
 
     Args:
         entries: The samples.
-        pattern: Whose format they get.
+        pattern: The shards' names, which give the format.
         transform: What is done to them; None: it cannot be tried, so that their own sizes must do.
         pool: Tries it on some samples.
     """

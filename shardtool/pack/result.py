@@ -31,7 +31,7 @@ class Written:
     """A dataset that a run wrote.
 
     Attributes:
-        target: Where.
+        target: Where it was written.
         dataset: What its dataset file says.
         kept: How many shards an earlier run had finished.
         dropped: How many samples the user's function dropped.

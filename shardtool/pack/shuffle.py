@@ -119,7 +119,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     No sample is in two plans. The caller removes the spool, whatever becomes of this: `temp.discard_staged([name])`.
 
     Args:
-        plans: Of the same samples.
+        plans: Plans of the same samples.
         temp: Where the spool is written.
         name: What it is called.
         memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.

@@ -105,7 +105,7 @@ def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destin
 
     Args:
         done: The append, as the dataset has it.
-        number: Of a shard.
+        number: The number of a shard.
         shard: What this run says of it; None if there is none of that number.
         output: The dataset.
 

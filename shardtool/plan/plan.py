@@ -139,7 +139,7 @@ def make_plan(  # noqa: PLR0913 - what there is to say
 
     Args:
         entries: The samples.
-        pattern: Whose number of names is the capacity, or, where nothing bounds a shard, what is asked for.
+        pattern: The shards' names: their number is the most, or, where nothing bounds a shard, what is asked for.
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
         which: The samples to plan, where it is not all of them, in order.

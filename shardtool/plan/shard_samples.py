@@ -137,7 +137,7 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
 
     Args:
         shard_format: `tar` or `tfrecord`.
-        samples: Of the shard.
+        samples: The shard's samples.
         work: A digest of the transform of the samples; empty for none.
     """
     # Only the fields that this shard has: another one elsewhere in the source changes nothing here.

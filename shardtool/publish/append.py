@@ -245,8 +245,8 @@ def check_new_keys(keys: Names, taken: Names, where: str) -> None:
     By 64-bit hashes: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
 
     Args:
-        keys: Of the new samples.
-        taken: Of the dataset.
+        keys: The keys of the new samples.
+        taken: The keys of the dataset.
         where: What the dataset is called.
 
     Raises:

@@ -63,7 +63,7 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
 
     Args:
         folder: Where it lies.
-        pattern: Of the shards, the new ones included.
+        pattern: The names of the shards, with those of the new ones.
         existing: What is known of the files that the pattern owns.
         data: The bytes of its dataset file.
 

@@ -21,7 +21,7 @@ class Outbox:
 
     Args:
         folder: Where they go.
-        names: Of those that may be written, as paths in `folder`: what a killed run has left of them is removed.
+        names: Paths in `folder` of what may be written: what a killed run has left of them is removed.
         overwrite: Replace other files of their names.
     """
 

@@ -32,7 +32,7 @@ class StaleIndexes:
 
     Args:
         folder: The folder.
-        pattern: Of the dataset's shards.
+        pattern: The names of the dataset's shards.
         appends: Whether the shards that are there stay: then what energon knows of the folder is not wrong, only old.
 
     Attributes:

@@ -110,7 +110,7 @@ class CreateResult:
         skipped: How many files and samples were left out; `out.skipped` lists them.
         size: Bytes of all shards.
         seconds: How long it took.
-        fingerprint: Of the content: equal for the same samples in any order, number of shards, format and splits.
+        fingerprint: The content fingerprint: the same for the same samples, however ordered, sharded or divided.
         notes: What the user should know.
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.

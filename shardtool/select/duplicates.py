@@ -37,7 +37,7 @@ class _Group:
 
     Attributes:
         key: The key.
-        samples: Theirs, in order.
+        samples: Their places, ascending.
         taken: Whether the dataset appended to has it too.
     """
 

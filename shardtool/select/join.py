@@ -57,7 +57,7 @@ class Joined:
 
     Attributes:
         entries: The samples, in their order.
-        name: Of the table, without its folder.
+        name: The table's name, without its folder.
         unmatched: How many samples have no row.
         unused: How many rows have no sample.
         notes: What people should know of these.

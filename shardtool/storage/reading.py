@@ -111,7 +111,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
     """Return a whole file that must be small and plain.
 
     Args:
-        path: Of the file.
+        path: The path of the file.
         limit: Bytes that it may have.
         ending: How a large one must end, or none of it is read: large files that hold nothing are cheap to make.
         flags: `READ_FOLLOWING` or `READ_PLAIN`.
@@ -189,7 +189,7 @@ class SpanSource:
 
         Args:
             parts: `PARTS` at most.
-            offset: Where.
+            offset: Where to start in the file.
             total: What `parts` hold together.
 
         Raises:

@@ -15,7 +15,7 @@ class Spool:
     """Where the file is. A plain value that travels to workers.
 
     Attributes:
-        path: Of the file.
+        path: The path of the file.
         folder: Its folder, as the user gave it.
     """
 

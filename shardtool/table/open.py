@@ -37,7 +37,7 @@ class Table(Protocol):
     """A table that can be read.
 
     Attributes:
-        name: Of the file, or of the kind of table.
+        name: The name of the file, or of the kind of table.
         where: What the user called it.
         folder: What relative paths in it count from.
         schema: Its columns.

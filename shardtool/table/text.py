@@ -60,7 +60,7 @@ class DelimitedTable:
         where: What the user called it.
         opened: Opens it.
         separator: Between values.
-        name: Of the file.
+        name: The file's name.
         folder: What relative paths in it count from.
 
     Attributes:

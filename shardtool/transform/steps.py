@@ -39,7 +39,7 @@ class BadSample(Exception):
         code: Why, for programs.
         message: For people.
         detail: A traceback.
-        field: Whose fault it is, where it is one field's.
+        field: The field that is at fault; empty: no single one.
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
@@ -105,7 +105,7 @@ class Changed:
     Attributes:
         key: Its name.
         fields: (name, payload), in the order of the bytes of the names.
-        image: Of its first image, where images are looked at.
+        image: Size and mode of its first image, where images are looked at.
     """
 
     key: bytes

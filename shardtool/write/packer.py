@@ -154,7 +154,7 @@ class Packer:
 
         Args:
             name: The path of a file, where the plan has none for it.
-            row: Whose payload.
+            row: The row of the payload.
         """
         samples = self.task.samples
         kind = samples.kinds[row]

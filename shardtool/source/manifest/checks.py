@@ -34,10 +34,10 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
     """Refuse columns whose types cannot be what they are used for.
 
     Args:
-        rows: Of the table.
+        rows: The rows of the table.
         roles: What each column is for.
         classes: The fields whose values are numbered.
-        schema: Of the table, the columns of bytes among them.
+        schema: The columns of the table, with those of bytes.
 
     Raises:
         InvalidRequest: There are such columns.
@@ -138,7 +138,7 @@ def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
     """Refuse paths that are empty, are no files' or lead out of the root.
 
     Args:
-        rows: Of the table.
+        rows: The rows of the table.
         name: The column.
         found: Its paths, relative to the root where they lead into it.
         outside: Whether they may lead out of it.
@@ -190,7 +190,7 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     """Refuse keys that are no sound names, or not each one's own.
 
     Args:
-        rows: Of the table.
+        rows: The rows of the table.
         column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
         found: The keys.
         bad: The places of those that are no sound names.

@@ -59,7 +59,7 @@ class Manifest:
         options: What its columns are for.
 
     Attributes:
-        name: Of the file, or of the kind of table.
+        name: The name of the file, or of the kind of table.
         notes: What was chosen because nothing was said.
 
     Raises:

@@ -123,7 +123,7 @@ class RowPaths:
 
     Args:
         samples: How many there are.
-        columns: Of paths, a value per sample each.
+        columns: Columns of paths, each with a value per sample.
         roles: For each ending, which column each row of a sample takes its path from; -1 for none.
         endings: uint16[samples], or None where there is one for all.
         which: Rows, or None for all.

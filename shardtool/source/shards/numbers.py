@@ -50,7 +50,7 @@ def find_numbers(
     """Return which fields are numbers, and read their texts.
 
     Args:
-        parts: Of all shards, in order.
+        parts: The columns of all shards, in order.
         wanted: Tells of a field's name whether anybody needs to know.
         to_format: What the samples will be written as.
         run: Yields (number, result) of a function for each task: `LocalPool.map`.

@@ -74,8 +74,8 @@ class Shard:
         format: `tar` or `tfrecord`.
         entry: Its entry in a dataset file of ours.
         dots: Where keys end in its members' names.
-        kinds: Of a TFRecord: field to `int64` or `float`; None: only a walk can find them.
-        numbers: Of a tar: field to `int64` or `float`, where texts are said to stand for numbers.
+        kinds: In a TFRecord, field to `int64` or `float`; None: only a walk can find them.
+        numbers: In a tar, field to `int64` or `float`, where texts stand for numbers.
         index_folder: Where its sidecar lies; None: beside it.
     """
 

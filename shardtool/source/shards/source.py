@@ -35,7 +35,7 @@ class ShardSource(Source):
     Args:
         datasets: One, or a list of them.
         options: What is asked for.
-        to_format: Of the shards that the samples will be in.
+        to_format: The format of the shards that the samples go into.
     """
 
     by_key = False
