@@ -66,7 +66,7 @@ class OpenedShard:
 
 
 @dataclass(frozen=True)
-class Part:
+class OpenedIndex:
     """The index of a shard.
 
     Attributes:
@@ -133,7 +133,7 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     return OpenedDataset(found, file, tuple(shards))
 
 
-def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
+def read_part(shard: OpenedShard, *, metadata: bool = False) -> OpenedIndex:
     """Return the index of a shard, by a walk where there is no sound sidecar.
 
     Args:
@@ -144,12 +144,12 @@ def read_part(shard: OpenedShard, *, metadata: bool = False) -> Part:
         CorruptShard: There is no sound sidecar, and the shard cannot be opened.
     """
     found = _sidecar_part(shard, metadata=metadata)
-    if isinstance(found, Part):
+    if isinstance(found, OpenedIndex):
         return found
     return _walked_part(survey(SurveyTask(shard.path, dots=shard.dots)), found)
 
 
-def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard | None:
+def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> OpenedIndex | CorruptShard | None:
     """Return what a sidecar says, or what is wrong with it; None where there is none."""
     where, size = shard.sidecar, _size(shard.path)
     try:
@@ -164,7 +164,7 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> Part | CorruptShard 
         return error
     columns = [*found.index.columns, *found.metadata.columns]
     table = pa.table(columns, names=[*found.index.column_names, *found.metadata.column_names])
-    return Part(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
+    return OpenedIndex(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
 
 
 def _size(path: str) -> int | None:
@@ -174,11 +174,11 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _walked_part(found: Survey, damage: CorruptShard | None) -> Part:
+def _walked_part(found: Survey, damage: CorruptShard | None) -> OpenedIndex:
     """Return what a walk found; `damage` is what is wrong with the sidecar."""
     table = table_of(found)
     kinds = {walked_text(name): kind for name, kind in zip(found.names, found.kinds, strict=True)}
-    return Part(
+    return OpenedIndex(
         table=table,
         samples=table.num_rows,
         schema=table.schema,

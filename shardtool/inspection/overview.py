@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedDataset, OpenedShard, Part
+    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.request.observer import Observer
 
@@ -90,12 +90,12 @@ class ReadShard:
     """A shard, its index, and the payloads of each field."""
 
     shard: OpenedShard
-    part: Part
+    part: OpenedIndex
     fields: dict[str, Payloads]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Chosen:
     """A sample to look into: its shard, key, and field to (offset, length)."""
 
     shard: OpenedShard
@@ -208,7 +208,7 @@ class Overview:
         self.images: dict[str, ImageTally] = {}
         self.kinds = feature_kinds(dataset.file.features) if dataset.file else {}
         self.classes = class_names(dataset)
-        self._looks: list[tuple[float, int, int, Look]] = []
+        self._looks: list[tuple[float, int, int, Chosen]] = []
         self._reads_left = _MOST_READS
 
     @property
@@ -234,7 +234,7 @@ class Overview:
                 continue
             yield self._add(shard, part)
 
-    def _add(self, shard: OpenedShard, part: Part) -> ReadShard:
+    def _add(self, shard: OpenedShard, part: OpenedIndex) -> ReadShard:
         self.damage += part.damage
         self.counts[shard.number] = part.samples
         self.walked += part.walked
@@ -251,7 +251,7 @@ class Overview:
         self.observer.log(f"{shard.path}: {part.samples:,} samples{', walked' if part.walked else ''}")
         return ReadShard(shard, part, fields)
 
-    def _add_columns(self, part: Part) -> None:
+    def _add_columns(self, part: OpenedIndex) -> None:
         for one in part.schema:
             if one.name.startswith("__"):
                 continue
@@ -265,7 +265,7 @@ class Overview:
                 numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
                 self.pixels[one.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
 
-    def _payloads(self, shard: OpenedShard, part: Part) -> dict[str, Payloads]:
+    def _payloads(self, shard: OpenedShard, part: OpenedIndex) -> dict[str, Payloads]:
         """Return the payloads of each field, and count how large the samples are."""
         fields, starts = part.fields(), part.starts()
         names = fields.field("name")
@@ -307,7 +307,7 @@ class Overview:
             return None
         return found
 
-    def _choose(self, shard: OpenedShard, part: Part) -> None:
+    def _choose(self, shard: OpenedShard, part: OpenedIndex) -> None:
         """Keep those samples whose random numbers are the smallest of all."""
         most = self.options.looks
         if most < 1:
@@ -321,7 +321,7 @@ class Overview:
             one = part.table.slice(row, 1).select(["__key__", FIELDS]).to_pylist()[0]
             fields = {field["name"]: (field["offset"], field["length"]) for field in one[FIELDS]}
             push = heapq.heappush if len(self._looks) < most else heapq.heapreplace
-            push(self._looks, (rank, shard.number, row, Look(shard, one["__key__"], fields)))
+            push(self._looks, (rank, shard.number, row, Chosen(shard, one["__key__"], fields)))
 
     def look(self, *, images: bool = True) -> None:
         """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""
@@ -330,7 +330,7 @@ class Overview:
         if not looked_at and not labels:
             return
         looks = sorted(self._looks, key=lambda one: one[1:3])
-        by_shard: dict[int, list[Look]] = {}
+        by_shard: dict[int, list[Chosen]] = {}
         for _, number, _, look in looks:
             by_shard.setdefault(number, []).append(look)
         for chosen in by_shard.values():
@@ -341,7 +341,7 @@ class Overview:
             except CorruptShard as error:
                 self.damage.append(error)
 
-    def _look_into(self, look: Look, file: ShardFile | PackedFile, images: list[str], labels: list[str]) -> None:
+    def _look_into(self, look: Chosen, file: ShardFile | PackedFile, images: list[str], labels: list[str]) -> None:
         wanted = sorted((*place, name) for name, place in look.fields.items() if name in images or name in labels)
         for offset, length, name in wanted:
             is_image = name in images

@@ -37,7 +37,7 @@ from shardtool.values import output_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.dataset.opened import OpenedDataset, OpenedShard, Part
+    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
 
 _OWN = ("__key__", "__offset__", "__size__", FIELDS)
@@ -193,19 +193,19 @@ def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
     raise InvalidRequest(f"--sample {key}", "no such sample", expected=f"a key{such}, or a number below {number:,}")
 
 
-def _raise_damage(part: Part) -> None:
+def _raise_damage(part: OpenedIndex) -> None:
     if part.walked and part.damage:
         raise part.damage[-1]
 
 
-def _whole(dataset: OpenedDataset, shard: OpenedShard, part: Part | None, row: int, number: int) -> FoundSample:
+def _whole(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex | None, row: int, number: int) -> FoundSample:
     """Return a sample with all that its index says."""
     if part is None or not part.walked:
         part = read_part(shard, metadata=True)
     return _found(dataset, shard, part, row, number)
 
 
-def _found(dataset: OpenedDataset, shard: OpenedShard, part: Part, row: int, number: int) -> FoundSample:
+def _found(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex, row: int, number: int) -> FoundSample:
     shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
     one = python_rows(part.table.slice(row, 1).select(shown))[0]
     key, offset, size, fields = (one.pop(name) for name in _OWN)

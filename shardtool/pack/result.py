@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenDataset:
     """A dataset that a run wrote.
 
     Attributes:
@@ -88,7 +88,7 @@ def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator
 
 
 def result(
-    request: Request, written: Sequence[Written], changes: Changes | None, notes: Notes, seconds: float
+    request: Request, written: Sequence[WrittenDataset], changes: Changes | None, notes: Notes, seconds: float
 ) -> CreateResult:
     """Return what a run made."""
     total = sum_fingerprints(one.dataset.fingerprint for one in written)
@@ -112,7 +112,7 @@ def result(
     )
 
 
-def _appended(written: Sequence[Written]) -> AppendedPart | None:
+def _appended(written: Sequence[WrittenDataset]) -> AppendedPart | None:
     """Return what a run has added to datasets that were there; None if there were none."""
     if not any(one.target.output.appends for one in written):
         return None
@@ -120,7 +120,7 @@ def _appended(written: Sequence[Written]) -> AppendedPart | None:
     return AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
 
 
-def _with_shards(changes: Changes, written: Sequence[Written]) -> Changes:
+def _with_shards(changes: Changes, written: Sequence[WrittenDataset]) -> Changes:
     """Return what a run that resumed has changed, now that its shards are known."""
     kept, removed = sum(one.kept for one in written), 0
     for one in written:

@@ -51,7 +51,7 @@ def write_dataset(
         opened, samples = _open_and_list(request, source, pool, notes)
 
         from shardtool.pack.plans import check_output, plan_shards
-        from shardtool.pack.result import Written, check_content, removal_notes, result
+        from shardtool.pack.result import WrittenDataset, check_content, removal_notes, result
         from shardtool.pack.rounds import Packing
         from shardtool.pack.totals import publish_dataset
 
@@ -71,7 +71,7 @@ def write_dataset(
         written = []
         for target, one, publisher in zip(targets, packed, publishers, strict=True):
             dataset = publish_dataset(one, publisher, made(request, samples.listed, target.split))
-            written.append(Written(target, dataset, one.kept, one.dropped))
+            written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
         notes.add(*removal_notes(request, publishers))
         for target in targets:
             _export(request, target, pool, notes)

@@ -86,17 +86,17 @@ def lay_out(endings: Sequence[str], known: Sequence[str], codes: NDArray[np.uint
     return Layout(fields, np.array(code, np.uint16), np.array(part, np.int64), several)
 
 
-class Part(NamedTuple):
-    """A part of each sample: a value for all, or an array with one per sample."""
+class FieldColumn(NamedTuple):
+    """A field of each sample: one value for all, or an array with one per sample."""
 
     kind: Any
     size: Any
     mtime_ns: Any
     changed_ns: Any
 
-    def take(self, samples: NDArray[np.int64]) -> Part:
-        """Return the part of some samples; all values are arrays."""
-        return Part(*(values[samples] for values in self))
+    def take(self, samples: NDArray[np.int64]) -> FieldColumn:
+        """Return the field of some samples; all values are arrays."""
+        return FieldColumn(*(values[samples] for values in self))
 
 
 class ListedFiles:
@@ -121,7 +121,7 @@ class ListedFiles:
             np.concatenate([np.frombuffer(values, np.int64) for values in found]).reshape(-1, columns)
             for found in zip(*((part.sizes, part.mtimes, part.changed) for part in parts), strict=True)
         )
-        self.files = [Part(kinds[:, at], sizes[:, at], mtimes[:, at], changed[:, at]) for at in range(columns)]
+        self.files = [FieldColumn(kinds[:, at], sizes[:, at], mtimes[:, at], changed[:, at]) for at in range(columns)]
 
     def first_problem(self) -> NDArray[np.int64]:
         """Return the first file of each sample that has a problem; -1 where none has."""

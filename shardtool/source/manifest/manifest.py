@@ -27,7 +27,7 @@ from shardtool.source.manifest import binary_columns as spool
 from shardtool.source.manifest import checks
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, choose, ending_of
-from shardtool.source.manifest.layout import ListedFiles, Part, lay_out
+from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out
 from shardtool.source.manifest.options import ManifestOptions
 from shardtool.source.manifest.stat import ListedTask
 from shardtool.table import keys
@@ -172,10 +172,10 @@ class Manifest:
             skipped = self._skip(listed)
             files = listed.files
         else:
-            files = [Part(FILE, self._sizes, 0, 0) for _ in self._paths]
+            files = [FieldColumn(FILE, self._sizes, 0, 0) for _ in self._paths]
         texts, numbers = self._texts()
-        spans = [Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
-        columns = [*files, *spans, *(Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        spans = [FieldColumn(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *spans, *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
         known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
         if endings is None or roles.path is None:

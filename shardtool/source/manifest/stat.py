@@ -77,7 +77,7 @@ _NOTHING = os.stat_result(range(10))
 
 def stat_listed(task: ListedTask) -> ListedPart:
     """Look at the files of a task."""
-    part, look = ListedPart(task.samples), _Look(task.root, outside=task.outside)
+    part, look = ListedPart(task.samples), _PathChecks(task.root, outside=task.outside)
     found: dict[tuple[SkipCode, str], int] = {}
     last, folder = None, None
     for path in task.paths[:-1].split(b"\0"):
@@ -107,7 +107,7 @@ def stat_listed(task: ListedTask) -> ListedPart:
     return part
 
 
-class _Look:
+class _PathChecks:
     """Looks at folders and links, at each folder once."""
 
     def __init__(self, root: bytes, *, outside: bool) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.source.shards.datasets import Dataset
     from shardtool.source.shards.numbers import NumberFields
-    from shardtool.source.shards.shard_columns import Part
+    from shardtool.source.shards.shard_columns import ShardColumns
     from shardtool.values import Dots
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
@@ -133,11 +133,11 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     )
 
 
-def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener) -> list[Part]:
+def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener) -> list[ShardColumns]:
     """Return what lies in each shard: as its sidecar says, or a walk finds."""
     shards = [shard for dataset in datasets for shard in dataset.shards]
-    known: dict[int, Part | None] = {}
-    parts: dict[int, Part] = {}
+    known: dict[int, ShardColumns | None] = {}
+    parts: dict[int, ShardColumns] = {}
     for at, shard in enumerate(shards):
         part = read_sidecar(shard, seen)
         if part is None or needs_walk(shard, part):
@@ -153,7 +153,7 @@ def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Liste
     return [parts[at] for at in range(len(shards))]
 
 
-def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
+def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:
     """Check that fields have names, and no sample has one twice."""
     for name in filter(wanted, part.names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
@@ -171,7 +171,7 @@ def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
             )  # fmt: skip
 
 
-def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
+def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: Seen) -> Entries:
     """Return the samples of all parts, which are used up by it, without classes and metadata."""
     fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
     check_fields("DATASET", fields)
@@ -213,7 +213,7 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
     )
 
 
-def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> Part:
+def _inlined(part: ShardColumns, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> ShardColumns:
     """Return a part whose numbers are INLINE: their sizes are those of their texts.
 
     Args:
@@ -232,7 +232,7 @@ def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uin
     return replace(part, lengths=lengths)
 
 
-def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
+def _drained(parts: list[ShardColumns], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
     """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
     found = np.empty(sum(counts), kind)
     row = 0
@@ -245,7 +245,7 @@ def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -
     return found
 
 
-def _whole(parts: list[Part], rows: list[int]) -> NDArray[np.bool_] | None:
+def _whole(parts: list[ShardColumns], rows: list[int]) -> NDArray[np.bool_] | None:
     """Return which rows of all parts are all that a list holds; None where none is."""
     if all(part.whole is None for part in parts):
         return None
@@ -253,7 +253,7 @@ def _whole(parts: list[Part], rows: list[int]) -> NDArray[np.bool_] | None:
     return np.concatenate([np.zeros(count, np.bool_) if part.whole is None else part.whole for part, count in both])
 
 
-def _keys(parts: list[Part]) -> Names:
+def _keys(parts: list[ShardColumns]) -> Names:
     """Return the keys of all parts.
 
     Raises:

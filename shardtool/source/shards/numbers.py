@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.source.shards.number_text import Texts
-    from shardtool.source.shards.shard_columns import Part
+    from shardtool.source.shards.shard_columns import ShardColumns
     from shardtool.values import Kind, Number
 
 
@@ -45,7 +45,7 @@ class NumberFields:
 
 
 def find_numbers(
-    parts: Sequence[Part], wanted: Callable[[str], bool], to_format: str, run: Callable[..., Any]
+    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: Callable[..., Any]
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
@@ -62,7 +62,7 @@ def find_numbers(
     """
     for part in parts:
         _check_alike(part, wanted, to_format)
-    having: dict[str, list[Part]] = {}
+    having: dict[str, list[ShardColumns]] = {}
     for part in parts:
         for name in filter(wanted, part.names):
             having.setdefault(name, []).append(part)
@@ -97,7 +97,7 @@ def find_numbers(
     )
 
 
-def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> None:
+def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: str) -> None:
     """Check that the values of each field of a part are of one kind, and single where a tar is to hold them."""
     for name, one in part.unlike.items():
         if not wanted(name):
@@ -113,7 +113,7 @@ def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> N
             )  # fmt: skip
 
 
-def _is_list(name: str, kind: Kind, having: Sequence[Part]) -> bool:
+def _is_list(name: str, kind: Kind, having: Sequence[ShardColumns]) -> bool:
     """Tell whether some sample has not just one value of a field that these shards have.
 
     Raises:
@@ -129,13 +129,13 @@ def _is_list(name: str, kind: Kind, having: Sequence[Part]) -> bool:
     return True
 
 
-def _kind(part: Part, name: str) -> Kind:
+def _kind(part: ShardColumns, name: str) -> Kind:
     return part.kinds.get(name, "bytes")
 
 
-def _stored_kind(name: str, having: Sequence[Part]) -> Kind | None:
+def _stored_kind(name: str, having: Sequence[ShardColumns]) -> Kind | None:
     """Return what TFRecord shards have in a field that these shards have; None where none of them is a TFRecord."""
-    first: Part | None = None
+    first: ShardColumns | None = None
     for part in having:
         if part.shard.format != "tfrecord":
             continue
@@ -147,19 +147,19 @@ def _stored_kind(name: str, having: Sequence[Part]) -> Kind | None:
     return None if first is None else _kind(first, name)
 
 
-def _other_kind(part: Part, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
+def _other_kind(part: ShardColumns, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
     return InvalidRequest(
         part.where(sample), f"the field {name!r} is {kind}", expected=expected,
         remedy=f"Reshard them apart, or leave it out with --drop-fields {name}.",
     )  # fmt: skip
 
 
-def _recorded_kinds(name: str, having: Sequence[Part]) -> list[Number]:
+def _recorded_kinds(name: str, having: Sequence[ShardColumns]) -> list[Number]:
     """Return what the texts of a field of tar shards are said to stand for."""
     return sorted({part.shard.numbers[name] for part in having if name in part.shard.numbers})
 
 
-def _agreed(having: Mapping[str, Sequence[Part]]) -> dict[str, Number]:
+def _agreed(having: Mapping[str, Sequence[ShardColumns]]) -> dict[str, Number]:
     """Return the fields that are the same kind of number in all shards that have them."""
     found: dict[str, Number] = {}
     for name, parts in having.items():
@@ -174,7 +174,7 @@ def _agreed(having: Mapping[str, Sequence[Part]]) -> dict[str, Number]:
 
 
 def _read(
-    parts: Sequence[Part], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: Callable[..., Any]
+    parts: Sequence[ShardColumns], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: Callable[..., Any]
 ) -> dict[tuple[str, int], Texts]:
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []
@@ -191,13 +191,13 @@ def _read(
     }
 
 
-def _wanted(part: Part, name: str, kind: Number, rows: NDArray[np.int64]) -> Wanted:
+def _wanted(part: ShardColumns, name: str, kind: Number, rows: NDArray[np.int64]) -> Wanted:
     crcs = np.full(len(part.codes), -1) if part.crcs is None else part.crcs
     columns = [column[rows].astype(np.int64).tobytes() for column in (part.offsets, part.lengths, crcs)]
     return Wanted(name, kind, part.shard.format == "tfrecord", *columns)
 
 
-def _no_number(part: Part, name: str, texts: Texts, kind: str) -> InvalidRequest:
+def _no_number(part: ShardColumns, name: str, texts: Texts, kind: str) -> InvalidRequest:
     sample = int(part.owners()[dict(part.rows())[name][texts.first_bad]])
     return _other_kind(part, sample, name, "a text that no such number gives back", f"{kind}, as in TFRecord shards")
 
@@ -209,7 +209,9 @@ def _stays(name: str, kind: str, bad: list[Texts]) -> str:
     return f"{name!r} stays text: {counted(count, 'value')} would be another text after TFRecord's {kind}"
 
 
-def _columns(names: Collection[str], parts: Sequence[Part], found: Mapping[tuple[str, int], Texts]) -> dict[str, Names]:
+def _columns(
+    names: Collection[str], parts: Sequence[ShardColumns], found: Mapping[tuple[str, int], Texts]
+) -> dict[str, Names]:
     """Return a text for each sample of all parts, by field; empty where a sample has none."""
     blocks: dict[str, list[bytes]] = {name: [] for name in names}
     for at, part in enumerate(parts):
@@ -220,7 +222,7 @@ def _columns(names: Collection[str], parts: Sequence[Part], found: Mapping[tuple
     return {name: Names.parse(b"".join(column)) for name, column in blocks.items()}
 
 
-def _spread(texts: bytes, part: Part, rows: NDArray[np.int64]) -> bytes:
+def _spread(texts: bytes, part: ShardColumns, rows: NDArray[np.int64]) -> bytes:
     """Return a text for each sample of a part, a NUL after each, from those of some rows."""
     if len(rows) == len(part):
         return texts

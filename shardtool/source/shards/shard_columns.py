@@ -106,7 +106,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardColumns:
     """The samples of one shard, as columns.
 
     Attributes:
@@ -180,7 +180,7 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
     return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
 
 
-def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
+def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
     """Return what the sidecar of a shard says; None where it has none.
 
     Raises:
@@ -207,18 +207,18 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     if entry is not None:
         check_samples(sidecar, path, entry)
     rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
-    return Part(
+    return ShardColumns(
         shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
         rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
     )  # fmt: skip
 
 
-def needs_walk(shard: Shard, indexed: Part | None) -> bool:
+def needs_walk(shard: Shard, indexed: ShardColumns | None) -> bool:
     """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
     return indexed is None or (shard.format == "tfrecord" and shard.kinds is None) or indexed.crcs is None
 
 
-def walked_part(shard: Shard, found: Survey, indexed: Part | None) -> Part:
+def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> ShardColumns:
     """Return what a walk found, with the metadata from its sidecar.
 
     Raises:
@@ -227,7 +227,7 @@ def walked_part(shard: Shard, found: Survey, indexed: Part | None) -> Part:
     if found.error is not None:
         raise found.error
     names = tuple(walked_text(name) for name in found.names)
-    part = Part(
+    part = ShardColumns(
         shard=shard,
         keys=_texts(found.keys),
         counts=np.frombuffer(found.counts, np.uint32).astype(np.int64),
@@ -253,7 +253,7 @@ def walked_part(shard: Shard, found: Survey, indexed: Part | None) -> Part:
     return replace(part, columns=indexed.columns)
 
 
-def arranged(part: Part) -> Part:
+def arranged(part: ShardColumns) -> ShardColumns:
     """Return the part with the fields of each sample in the order of the bytes of their names, in little memory.
 
     Raises:
@@ -318,7 +318,7 @@ def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
             yield Skipped("", path, "special-file", "a link, device or sparse file")
 
 
-def _same(found: Part, indexed: Part) -> bool:
+def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
     """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
     return bool(
         found.names == indexed.names

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.source.shards.datasets import Dataset
-    from shardtool.source.shards.shard_columns import Part
+    from shardtool.source.shards.shard_columns import ShardColumns
 
 
 def joined_classes(
-    datasets: Sequence[Dataset], parts: Sequence[Part], wanted: Callable[[str], bool]
+    datasets: Sequence[Dataset], parts: Sequence[ShardColumns], wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return what the numbers of labels stand for, and notes.
 
@@ -52,7 +52,7 @@ def joined_classes(
     return found, notes
 
 
-def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
+def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> Any:
     """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
 
     Raises:
@@ -75,7 +75,7 @@ def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
         raise InvalidRequest("DATASET", f"metadata that cannot be one table: {str(error)[:200]}") from None
 
 
-def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) -> None:
+def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> None:
     """Check that the values of a column can be one column."""
     kinds: dict[str, str] = {}
     columns = []
