@@ -66,7 +66,7 @@ class ShardPattern:
 
     @property
     def base(self) -> str:
-        """What the dataset is called: `out` for `out-{000000..}.tar`."""
+        """The name of the dataset: `out` for `out-{000000..}.tar`."""
         rest = self.suffix.removesuffix(_ending(self.suffix))
         return f"{self.prefix}{rest}".strip("-_. ") or "dataset"
 

@@ -159,7 +159,7 @@ class SpanFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardSamples:
-    """What a worker must know of the samples of one shard: plain bytes that travel fast.
+    """The samples of one shard, as a worker gets them: plain bytes that travel fast.
 
     Attributes:
         root: What paths count from, ending in a slash.

@@ -25,7 +25,7 @@ _MOST = 100  # keys: the rest says nothing new, and is counted
 
 @dataclass(slots=True)
 class Sums:
-    """What is gathered over all shards.
+    """Sums over all shards.
 
     Attributes:
         hashes: The number of each shard that was read, and the hashes of its keys.

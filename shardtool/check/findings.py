@@ -27,7 +27,7 @@ _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a code means, in a few words, and what to do about it."""
+    """The meaning of a code, in a few words, and what to do about it."""
 
     meaning: str
     remedy: str
@@ -114,12 +114,12 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """The remedy."""
         return KINDS[self.code].remedy
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """The place, for people."""
         parts = [self.file]
         if self.offset is not None:
             parts.append(f"at {self.offset:,}")
@@ -129,7 +129,7 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """What is wrong, for people."""
+        """The message, for people."""
         return printable(self.found + (f"; expected {self.expected}" if self.expected else ""))
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """What one check found, or all of them.
+    """The findings of one check, or of all.
 
     Attributes:
         listed: The number of the shard that each finding is about, and the finding; -1: about the whole dataset. Of

@@ -52,7 +52,7 @@ class BesideTask:
 
 @dataclass(frozen=True, slots=True)
 class BesideFound:
-    """What was found of the index files of a shard: what is wrong, and which files are in no form that is known."""
+    """The result for the index files of a shard: findings, and the files in no known form."""
 
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
         dataset: What was verified: its dataset file, or else its folder.

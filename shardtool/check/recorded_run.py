@@ -47,7 +47,7 @@ _CHOSEN_BY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a dataset was made, as far as that is recorded and can be done again.
+    """The recorded run that made a dataset, as far as it can be done again.
 
     Attributes:
         verb: `create`, `reshard` or `index`; empty: not recorded.

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def survey(self) -> Survey | None:
-        """What lies in the shard; None where it could not be opened, or was not read."""
+        """The content of the shard; None where it could not be opened, or was not read."""
         return None if self.examined is None else self.examined.survey
 
     @property
@@ -93,13 +93,13 @@ class Subject:
 
     @property
     def dots(self) -> Dots:
-        """Where keys end in the names of members."""
+        """The dot at which keys end in the names of members."""
         recorded = self.file.made.get("options", {}) if self.file else {}
         return "last" if recorded.get("dots") == "last" else "first"
 
     @property
     def classes(self) -> dict[str, int]:
-        """How many classes the numbers of a field stand for, by field."""
+        """Field to the number of its classes."""
         return {name: len(names) for name, names in self.file.classes.items() if names} if self.file else {}
 
     @property

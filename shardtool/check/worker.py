@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(slots=True)
 class Examined:
-    """What was found in a shard.
+    """The result of walking a shard.
 
     Attributes:
         survey: What lies in it; None where it cannot be opened.
@@ -90,7 +90,7 @@ def examine(task: Task) -> Examined:
 
 
 class _Check(NamedTuple):
-    """How the payloads of a field are decoded.
+    """The check of a field's payloads by decoding them.
 
     Attributes:
         code: The code of the finding about a payload that is wrong.

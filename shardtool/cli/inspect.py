@@ -160,7 +160,7 @@ def _write_pictures(  # noqa: PLR0913 - an option each
 
 
 def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
-    """Print keys as they are read: the first ones of a large dataset at once, and no more than somebody reads."""
+    """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
     from itertools import islice
 
     from shardtool.cli.output import show_json

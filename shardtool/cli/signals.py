@@ -26,7 +26,7 @@ _PATIENCE_S = 2.0  # for what is removed after an interrupt, once the user asks 
 
 
 class Signals:
-    """What this process does about signals, from `install` on.
+    """The handling of signals, from `install` on.
 
     Args:
         at_once: Says that the run was interrupted, where nothing else will.

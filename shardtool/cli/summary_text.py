@@ -36,7 +36,7 @@ def width() -> int:
 
 
 def show_each(texts: Iterable[str]) -> None:
-    """Print texts as they come, and no more of them than somebody reads (`| head`).
+    """Print texts as they come, until the reader stops (`| head`).
 
     Raises:
         OutputFailed: stdout cannot be written.

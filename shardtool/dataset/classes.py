@@ -49,7 +49,7 @@ def _read(path: str, where: str) -> Any:
 
 
 def _encoded(found: Any) -> Any:
-    """Return names that somebody wrote down as the dataset file has them."""
+    """Return class names from a file, as the dataset file has them."""
     if isinstance(found, list):
         return [source_text(one.strip("\r").encode()) if isinstance(one, str) else one for one in found]
     return {name: _encoded(names) for name, names in found.items()} if isinstance(found, dict) else found

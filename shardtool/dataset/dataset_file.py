@@ -70,7 +70,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFile:
-    """What the dataset file says.
+    """The content of a dataset file.
 
     Attributes:
         name: The dataset's name.

@@ -47,7 +47,7 @@ class Found:
 
     @property
     def index_folder(self) -> str | None:
-        """Where all sidecars lie; None: each beside its shard."""
+        """The folder of all sidecars; None: each lies beside its shard."""
         return self.folder if self.own else None
 
     def sidecar(self, shard: str) -> str:

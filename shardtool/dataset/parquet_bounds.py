@@ -66,7 +66,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a footer says.
+    """The content of a footer.
 
     Attributes:
         rows: How many rows the table has.
@@ -83,7 +83,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a leaf takes.
+    """The memory that a leaf takes.
 
     Attributes:
         leaf: The leaf.

@@ -44,7 +44,7 @@ UNREAD = _schema(pa.struct([one.with_nullable(one.name == "crc32c") for one in F
 
 @dataclass(frozen=True, slots=True)
 class MadeFact:
-    """What the plan does not know where samples are changed on the way.
+    """Facts of a shard of changed samples, which its plan could not know.
 
     Attributes:
         content: The content fingerprint of the shard.
@@ -61,7 +61,7 @@ class MadeFact:
 
 @dataclass(frozen=True, slots=True)
 class ShardFact:
-    """What a sidecar says of its shard.
+    """The facts of a shard in its sidecar.
 
     Attributes:
         name: The shard's file name.
@@ -84,7 +84,7 @@ class ShardFact:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the dataset file lists of a shard, or adds up: `fields` is how many samples have each."""
+    """The figures of a shard that the dataset file lists or adds up: `fields` is how many samples have each."""
 
     samples: int
     first_key: str

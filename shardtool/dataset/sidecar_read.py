@@ -2,7 +2,7 @@
 
 Before pyarrow decodes a page, `parquet_bounds` has added up what all pages would take, and that must fit the
 sidecar and its shard. What was read must fit the shard too: samples follow each other in it, each payload lies in its
-sample, and no two payloads share a byte. Text in dictionaries stays there until somebody needs it, and then what it
+sample, and no two payloads share a byte. Text in dictionaries stays there until it is needed, and then what it
 takes is added up first. Where no memory is left there is `MemoryError`, which says nothing of the sidecar.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
@@ -53,7 +53,7 @@ _KEPT = 300  # characters of what pyarrow says
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where a sidecar says that its shard's samples and fields lie.
+    """The places of a shard's samples and fields, as its sidecar says.
 
     Attributes:
         keys: Their bytes, end to end.

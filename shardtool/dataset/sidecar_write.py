@@ -60,7 +60,7 @@ class ShardIndex:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What is known of a shard that was written.
+    """A shard that was written.
 
     Attributes:
         format: `tar` or `tfrecord`.

@@ -83,7 +83,7 @@ class Odd(NamedTuple):
 
 
 class Unlike(NamedTuple):
-    """A feature that is not one value of the kind that the first of its name was: its sample, kind, and values."""
+    """The first feature of a name that is a list, or of another kind than before: its sample, kind, and values."""
 
     sample: int
     kind: str
@@ -92,7 +92,7 @@ class Unlike(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What lies in a shard, as columns.
+    """The content of a shard, as columns.
 
     Attributes:
         path: The path of the shard.

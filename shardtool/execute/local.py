@@ -59,7 +59,7 @@ class _Worker:
     status: int | None = None  # once it has ended
 
     def kill(self) -> None:
-        """End the process, if it still runs: a pid that was waited for may be somebody else's by now."""
+        """End the process, if it still runs: a pid that was waited for may be another process's by now."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ NUMBERS = {"tar": False, "tfrecord": True}  # whether a format has numbers; the 
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """What a shard holds, as columns; the fields of each sample in the order of the bytes of their names.
+    """The content of a shard as columns; the fields of each sample in the order of the bytes of their names.
 
     Attributes:
         keys: One per sample.

@@ -48,7 +48,7 @@ def masked(crc: int) -> int:
 
 
 class FeatureHead:
-    """What stands before the payloads of one field.
+    """The bytes before the payloads of one field.
 
     Args:
         name: The field's name.
@@ -73,7 +73,7 @@ class FeatureHead:
 
 
 class ListHead(FeatureHead):
-    """What stands before payloads that are all that the lists of one field hold, tags and lengths included."""
+    """The bytes before payloads that are all that the lists of one field hold, tags and lengths included."""
 
     __slots__ = ()
 

@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next record starts."""
+        """The offset of the next record."""
         return self.data + self.size + FRAME_TAIL
 
 

@@ -46,7 +46,7 @@ NO_LABELS = ("split", "mode", "width", "height")
 
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
-    """How to look at a dataset.
+    """The options of `inspect`.
 
     Attributes:
         full: Read every sidecar, however many samples there are; otherwise a choice of them above four million.
@@ -175,7 +175,7 @@ def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
 
 
 class Overview:
-    """What the indexes of a dataset say, added up.
+    """The indexes of a dataset, added up.
 
     Args:
         dataset: The dataset.
@@ -213,7 +213,7 @@ class Overview:
 
     @property
     def samples(self) -> int:
-        """How many samples the indexes that were read have."""
+        """The number of samples in the indexes that were read."""
         return sum(self.counts.values())
 
     @property

@@ -74,7 +74,7 @@ class FoundSample:
 
 @dataclass(frozen=True, slots=True)
 class FieldView:
-    """What is to be seen of a field.
+    """A field, for people.
 
     Attributes:
         name: Its name.
@@ -115,7 +115,7 @@ class FieldView:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """What is to be seen of a sample; attributes as those of `FoundSample`, `shard` is a path."""
+    """A sample, for people; attributes as those of `FoundSample`, `shard` is a path."""
 
     key: str
     number: int
@@ -232,7 +232,7 @@ def to_name(name: bytes) -> str:
 
 
 def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
-    """Return what is to be seen of a sample.
+    """Return a sample for people to look at.
 
     Args:
         sample: The sample.

@@ -107,7 +107,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the statistics are about: how many samples and shards of all, and how many shards had to be walked."""
+    """The scope of the statistics: how many samples and shards of all, and how many shards had to be walked."""
 
     samples: int
     shards: int
@@ -116,7 +116,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is in a dataset.
+    """The content of a dataset.
 
     Attributes:
         dataset: What was given; of a dataset file, its path.

@@ -61,7 +61,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a shard.
+    """The decision about a shard: keep, compare or write it.
 
     Attributes:
         todo: What a worker is to do.
@@ -74,7 +74,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the sidecar of an earlier run's shard says, if it is of the same plan."""
+    """The sidecar of an earlier run's shard, if it is of the same plan."""
 
     sidecar: bytes
     fact: ShardFact

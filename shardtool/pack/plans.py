@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What is to be written.
+    """The plans of a run.
 
     Attributes:
         each: The plan of each target.
@@ -142,7 +142,7 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
 def _note_plans(
     request: Request, entries: Entries, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes
 ) -> None:
-    """Tell the user what to know before a byte is written."""
+    """Note what the user should know before a byte is written."""
     for plan in plans:
         notes.add(*plan.notes)
     notes.add(*skipped_notes(entries))

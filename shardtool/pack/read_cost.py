@@ -27,7 +27,7 @@ _LONG = 9.95  # from there on, two digits stand before the point
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What reading costs: seconds for a sample at its place, and for a byte in sequence."""
+    """The cost of reading: seconds for a sample at its place, and for a byte in sequence."""
 
     sample_s: float
     byte_s: float

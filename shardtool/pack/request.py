@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How plans are carried out.
+    """The way in which plans are carried out.
 
     Attributes:
         request: What was asked for.
@@ -83,7 +83,7 @@ class Manner:
 
     @property
     def transform(self) -> Transform | None:
-        """What is done to each sample; None: nothing."""
+        """The changes to each sample; None: none."""
         return self.request.transform
 
     @property

@@ -53,7 +53,7 @@ _COMPRESSED = tuple(ending.encode() for ending in COMPRESSED)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How the samples of plans are read.
+    """The way in which the samples of plans are read.
 
     Attributes:
         name: `order`: they lie as they are wanted; `gather`: each at its place; `scatter`: in two passes.
@@ -114,7 +114,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     besides: int = 0,
     on_error: OnError = "stop",
 ) -> list[Plan]:
-    """Copy what `plans` want into a spool, and return them for payloads that lie there.
+    """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
 
     No sample is in two plans. The caller removes the spool, whatever becomes of this: `temp.discard_staged([name])`.
 
@@ -190,7 +190,7 @@ def _which(plan: Plan) -> NDArray[np.int64]:
 
 
 class _Spans:
-    """Where the SPAN rows of each sample lie.
+    """The places of each sample's SPAN rows.
 
     Attributes:
         file: Which of the files.
@@ -257,7 +257,7 @@ def gathering_pays(samples: int, size: int, read: int, workers: int, cost: Cost)
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where payloads go.
+    """The places of payloads in the spool.
 
     Attributes:
         rows: int64: those that go into the spool, in the order in which they lie in their files.

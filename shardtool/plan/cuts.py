@@ -20,7 +20,7 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What limits a shard.
+    """The limits that were asked for.
 
     Attributes:
         max_size: Bytes of the finished file; None: no such bound was asked for.
@@ -39,7 +39,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan's shards were cut by.
+    """The limits by which a plan's shards were cut.
 
     Attributes:
         room: Bytes of records that a shard may hold; `NO_LIMIT` where nothing bounds them.
@@ -101,7 +101,7 @@ def exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> 
 
 
 class Runs:
-    """Which runs of samples make a shard: within bytes and count, or one sample alone.
+    """The runs of samples that can be a shard: within bytes and count, or one sample alone.
 
     Args:
         total: int64[samples + 1], bytes of the samples before each place.

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self.ends)
 
     def span(self, shard: int) -> tuple[int, int]:
@@ -245,7 +245,7 @@ def _why_empty(entries: Entries) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a shard has for records, what a sample may take by its format, and what ends a shard: bytes."""
+    """Bytes: a shard's room for records, the most that a sample may take by its format, and the end of a shard."""
 
     shard: int
     sample: int

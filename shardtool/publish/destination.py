@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a dataset goes, and what was there when a run looked.
+    """The place of a dataset, and what was there when a run looked.
 
     Attributes:
         folder: The folder.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnceFiles:
-    """What is to be in a folder.
+    """The index files that are to be in a folder.
 
     Attributes:
         files: Bytes by path, in the order in which they should appear.

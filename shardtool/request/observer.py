@@ -28,7 +28,7 @@ class Observer:
 
 
 class Notes:
-    """What the user should know of a run: given to the observer at once, and kept in order for its result.
+    """The notes of a run for the user: given to the observer at once, and kept in order for its result.
 
     Args:
         observer: Gets each note at once.

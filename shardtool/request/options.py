@@ -49,7 +49,7 @@ _NOT_RECORDED = {
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What every verb that writes shards can be asked for; options on the command line have the same names.
+    """The options of every verb that writes shards; options on the command line have the same names.
 
     Attributes:
         max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
@@ -127,7 +127,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions(OutputOptions):
-    """How to make a dataset; each has an option on the command line, of the same name where no other is given.
+    """The options of `create`; each has an option on the command line, of the same name where no other is given.
 
     Attributes:
         include: Folders only: globs; where there are any, a file must match one.
@@ -253,7 +253,7 @@ class CreateOptions(OutputOptions):
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """How to verify.
+    """The options of `verify`.
 
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
@@ -299,7 +299,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """How to index.
+    """The options of `index`.
 
     Attributes:
         checksum: Read the payloads too, for their checksums and the content fingerprint.

@@ -15,7 +15,7 @@ Method = Literal["auto", "gather", "scatter"]
 
 @dataclass(frozen=True, slots=True)
 class ReshardOptions(OutputOptions):
-    """How to make a dataset of others; options on the command line have the same names where no other is given.
+    """The options of `reshard`; options on the command line have the same names where no other is given.
 
     Samples are chosen and changed in this order: fields, `join`, `where`, `values`, `sample`, duplicates, `sort_by`,
     `head`; `shuffle` and `split` come after all of them.

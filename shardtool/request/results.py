@@ -24,7 +24,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a run that resumes changes of what was there; of several splits, of all.
+    """The changes that a resumed run makes to existing datasets; with splits, to all of them.
 
     Attributes:
         shards_kept: Shards that stay as they are; of a dry run, as far as sidecars show: content is not compared.
@@ -49,7 +49,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What `create` would write: the shards of all splits. `changes`: what a resume would change of what is there."""
+    """The shards that `create` would write, of all splits. `changes`: what a resume would change."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
@@ -91,7 +91,7 @@ class SplitResult:
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """What a run has added to datasets that were there; see `CreateResult`."""
+    """The part that a run has added to existing datasets; see `CreateResult`."""
 
     shards: int
     samples: int

@@ -22,7 +22,7 @@ _EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """How samples are divided.
+    """The options by which samples are divided into splits.
 
     Attributes:
         shares: Each split's name and part of the samples, 1 in all; empty where `column` says the split.

@@ -203,7 +203,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a part of a query stands for, in some rows.
+    """The value of a part of a query, in some rows.
 
     Attributes:
         kind: What it can be compared with.

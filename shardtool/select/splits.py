@@ -248,7 +248,7 @@ def _empty_notes(names: tuple[str, ...], counts: list[int]) -> Iterator[str]:
 
 
 def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> Iterator[str]:
-    """Tell shares that a hash of few keys, or of groups of unequal sizes, left far from what was asked for."""
+    """Note shares that a hash of few keys, or of groups of unequal sizes, left far from what was asked for."""
     total = sum(counts)
     far = [
         f"{name} has {count:,} of {counted(total, 'sample')} instead of {float(100 * share):.4g} %"
@@ -261,7 +261,7 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
 
 
 def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np.int64], column: str) -> Iterator[str]:
-    """Tell labels that are not in every split."""
+    """Note labels that are not in every split."""
     small = np.flatnonzero(counts.min(axis=1, initial=SHARE_UNIT) == 0)
     if len(small):
         named = [

@@ -48,7 +48,7 @@ class Listing:
 
 
 class Source(ABC):
-    """Where samples come from.
+    """A folder, a manifest or datasets, which list their samples.
 
     Attributes:
         by_key: Whether samples stand in the order of their keys, and are sorted again when their keys change.

@@ -210,7 +210,7 @@ class SpanSource:
         return done
 
     def expect_random(self) -> None:
-        """Tell the system that nothing is to be read ahead."""
+        """Ask the system to read nothing ahead."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 

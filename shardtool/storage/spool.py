@@ -12,7 +12,7 @@ SPOOL_REMEDY = "Choose another --temp-dir, or --method gather, which needs none.
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where the file is. A plain value that travels to workers.
+    """A spool's path. A plain value that travels to workers.
 
     Attributes:
         path: The path of the file.

@@ -104,7 +104,7 @@ class _Block:
 
     @cached_property
     def quotes(self) -> NDArray[np.int64]:
-        """Where quotation marks are that begin or end a text; those that a backslash makes a part of one are none."""
+        """The places of quotation marks that begin or end a text; one behind a backslash is a part of a text."""
         quotes = np.flatnonzero(self.codes == _QUOTE)
         after = quotes[(quotes > 0) & (self.codes[quotes - 1] == _BACKSLASH)] if b'\\"' in self.data else quotes[:0]
         if not len(after):
@@ -136,7 +136,7 @@ class _Block:
     def _balanced(
         self, opens: NDArray[np.int64], closes: NDArray[np.int64], last: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Tell of which lines the brackets outside of texts close at the end and not before, and are not too deep."""
+        """Return for which lines the brackets outside of texts close at the end, not before, and are not too deep."""
         starts, count = self.starts, len(self.starts)
         places = np.concatenate((opens, closes))
         steps = np.concatenate((np.ones(len(opens), np.int64), -np.ones(len(closes), np.int64)))

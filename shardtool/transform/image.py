@@ -107,7 +107,7 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())  # its remarks on dam
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """What is asked for. With neither `resize` nor `encode` images are only probed.
+    """The changes that are asked for. With neither `resize` nor `encode` images are only probed.
 
     Attributes:
         resize: Width and height wanted, in pixels of the image as a viewer shows it.
@@ -373,7 +373,7 @@ def _colours(mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where the pixels go: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
+    """The place of the pixels: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
 
     All of it is in the orientation that a viewer shows.
     """

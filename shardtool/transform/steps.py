@@ -49,7 +49,7 @@ class BadSample(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What to do to each sample. A plain value that travels to workers.
+    """The changes to each sample. A plain value that travels to workers.
 
     Attributes:
         images: What to do to images; None: nothing.

@@ -68,7 +68,7 @@ def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
 
 
 class _Mending:
-    """What is wrong with a dataset, and what is done about it.
+    """The repair of a dataset, from its findings.
 
     Attributes:
         done: What was mended, in words.

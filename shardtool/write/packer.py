@@ -255,7 +255,7 @@ class Packer:
         self.write(data)
 
     def report_progress(self, samples: int) -> None:
-        """Tell of progress, if the last time is a while ago; `samples` are done."""
+        """Report progress, if the last report is a while ago; `samples` are done."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_S or samples == len(self.keys):

@@ -65,7 +65,7 @@ class ScatterTask:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """What became of a task.
+    """The result of a task.
 
     Attributes:
         wrong: Payloads, by their number in the task, that are not what their index says, and the CRC-32C of each.

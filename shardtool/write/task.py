@@ -46,7 +46,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is done to the samples, whose sizes the plan then only estimates, and what the shard may hold.
+    """The changes to samples, whose sizes the plan then only estimates, and the limits of the shard.
 
     Attributes:
         transform: What to do to each sample.
@@ -65,7 +65,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What transforms made of a shard's samples.
+    """A shard's samples as transforms made them.
 
     Attributes:
         samples: What was written; its `inline` has the text of numbers only.
@@ -111,7 +111,7 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What became of a shard.
+    """The result of a shard's task.
 
     Attributes:
         shard: Its number in the plan.

@@ -43,7 +43,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is shown of a dataset.
+    """The samples that are shown of a dataset, and its overview.
 
     Attributes:
         overview: What its indexes say.
@@ -59,7 +59,7 @@ class Gathered:
 
     @property
     def total(self) -> str:
-        """How many samples there are, for people."""
+        """The number of samples, for people."""
         least = "at least " if self.overview.partial and self.overview.dataset.file is None else ""
         return f"{least}{self.summary.samples:,}"
 

@@ -114,14 +114,14 @@ class Shown:
 
     @property
     def best(self) -> Text | None:
-        """What the sample is about: its longest text, not a label, which is shown as one."""
+        """The caption: its longest text, not a label, which is shown as one."""
         long = [one for one in self.texts if one.kind != "bytes" and len(one.text) > 1]
         return max(long or self.texts[:1], key=lambda one: (one.kind == "text", len(one.text)), default=None)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one sample may take.
+    """The limits of one sample.
 
     Attributes:
         edge: Pixels of a thumbnail's longer side.
@@ -242,7 +242,7 @@ def _column_labels(gathered: Gathered, one: Chosen) -> dict[str, str]:
 
 
 class _Reading:
-    """How one sample is read."""
+    """The reading of one sample."""
 
     def __init__(self, file: ShardFile | PackedFile, budget: Budget, gathered: Gathered) -> None:
         self._file, self._budget, self._gathered = file, budget, gathered

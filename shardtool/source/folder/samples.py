@@ -85,7 +85,7 @@ def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
 
 
 def check_torn(entries: Entries) -> None:
-    """Refuse names that WebDataset's rule would tear apart, such as `scan.2019.01.jpg`, before anybody chose.
+    """Refuse names that WebDataset's rule would tear apart, such as `scan.2019.01.jpg`, unless a rule was asked for.
 
     A field with a dot is common (`a.seg.png`). It is suspicious where a part of it is a number, or
     where nearly every file has such a field of its own.

@@ -38,7 +38,7 @@ _CHUNK = 8192  # files of one folder that a worker takes at a time
 
 @dataclass(frozen=True)
 class ScanRules:
-    """What counts as a part of a sample.
+    """The rules by which a file is a part of a sample.
 
     Attributes:
         include: Globs; where there are any, a file must match one.

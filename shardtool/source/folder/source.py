@@ -93,7 +93,7 @@ class FolderSource(Source):
 
 
 def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Tell of what operating systems leave in folders, which is passed over as hidden names are."""
+    """Note files that operating systems leave in folders; they are passed over, as hidden names are."""
     found = sum((part.left_behind for part in parts), Counter[bytes]())
     if not found:
         return []

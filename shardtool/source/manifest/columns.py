@@ -42,7 +42,7 @@ _FORMATS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each column is for; see `ManifestOptions`.
+    """The role of each column; see `ManifestOptions`.
 
     Attributes:
         key: None: the paths' stems, or the rows' numbers where there are none.

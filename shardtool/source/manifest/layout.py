@@ -25,7 +25,7 @@ _CHUNK = 2**16  # samples at a time
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of each sample stand.
+    """The order of each sample's fields.
 
     Attributes:
         fields: All names, sorted.
@@ -100,7 +100,7 @@ class FieldColumn(NamedTuple):
 
 
 class ListedFiles:
-    """What workers found of files.
+    """The files of a manifest, as workers found them.
 
     Attributes:
         files: For each column of paths.

@@ -19,7 +19,7 @@ _STREAM = ("__arrow_c_stream__", "__arrow_c_array__")
 
 @dataclass(frozen=True, slots=True)
 class ManifestOptions:
-    """What the columns of a manifest are for.
+    """The options that say what a manifest's columns are for.
 
     Attributes:
         key: The column of keys; None: one with a usual name, or the paths without their endings. The path column

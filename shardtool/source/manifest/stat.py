@@ -40,7 +40,7 @@ class ListedTask:
 
 @dataclass(slots=True)
 class ListedPart:
-    """What was found, one per path; zeros where there is a problem.
+    """The files that were found, one per path; zeros where there is a problem.
 
     Attributes:
         samples: How many samples the paths belong to.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumberFields:
-    """What was found out.
+    """The fields that are numbers or lists.
 
     Attributes:
         numbers: Field to what it is in all shards that have it.
@@ -51,7 +51,7 @@ def find_numbers(
 
     Args:
         parts: The columns of all shards, in order.
-        wanted: Tells of a field's name whether anybody needs to know.
+        wanted: Whether a field of this name is needed.
         to_format: What the samples will be written as.
         run: Yields (number, result) of a function for each task: `LocalPool.map`.
 

@@ -42,7 +42,7 @@ _GET = "Get the file again, or make it anew from its source."
 
 
 class Seen:
-    """Which files were looked at, and when any of them changed last.
+    """The files that were looked at, and the latest time at which one of them changed.
 
     Attributes:
         changed_ns: The latest time at which anything changed in them or their names, in nanoseconds since 1970.
@@ -91,7 +91,7 @@ class Shard:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path."""
         return os.fsdecode(self.file.path)
 
     @property
