@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ class PlainError(Exception):
         }
 
 
-def _restore(kind: type[PlainError], fields: dict[str, Any]) -> PlainError:
+def _restore(kind: type[PlainError], fields: dict[str, object]) -> PlainError:
     error = kind.__new__(kind, fields["where"], fields["found"])
     vars(error).update(fields)
     return error

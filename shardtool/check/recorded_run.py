@@ -22,6 +22,7 @@ from shardtool.source.open import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
@@ -82,9 +83,9 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
     Raises:
         InvalidRequest: The dataset file tells of something that is no option, or that the user is to give.
     """
-    verb = str(file.made.get("verb", "")) if file else ""
+    verb = file.made.verb if file else ""
     if file is None or verb != "reshard":
-        recorded = _recorded(file) if file else {}
+        recorded = {**file.made.options} if file else {}
         function = recorded.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
@@ -92,7 +93,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
         return Recorded(verb, created, map=printable(function)[:80])
     if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
-    recorded = _recorded(file)
+    recorded = {**file.made.options}
     recorded.pop("dots", None)  # found in the source, not asked for
     table, found = recorded.pop("join", ""), _options(recorded, ReshardOptions)
     if table == "":
@@ -129,10 +130,6 @@ def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
-def _recorded(file: DatasetFile) -> dict[str, Any]:
-    return dict(file.made.get("options", {}))
-
-
 def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Return recorded options, as far as they are options of that kind, of the right types."""
     found: dict[str, Any] = {}
@@ -146,7 +143,7 @@ def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return found
 
 
-def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:
+def open_again(run: Recorded, source: object, outputs: Sequence[ShardPattern]) -> Source:
     """Return the source of a run.
 
     Args:
@@ -157,15 +154,14 @@ def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> S
     Raises:
         InvalidRequest: There is no such source.
     """
-    several = isinstance(source, (list, tuple))
+    several = [*source] if isinstance(source, (list, tuple)) else None
     if isinstance(run.options, ReshardOptions):
-        givens = [*source] if several else [source]
-        for one in givens:
+        for one in [source] if several is None else several:
             if not isinstance(one, (str, os.PathLike, list, tuple)):
                 found = f"a {type(one).__name__}"
                 raise InvalidRequest("--source", found, expected="what it was made from: datasets")
             find_dataset(one)  # before shards are read, where there is none
-    elif several:
-        found = f"{len(source)} sources"
+    elif several is not None:
+        found = f"{len(several)} sources"
         raise InvalidRequest("--source", found, expected="one: only `reshard` takes several")
     return open_source(source, replace(run.options, on_error="skip"), outputs)

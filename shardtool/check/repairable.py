@@ -32,7 +32,7 @@ OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "sha
 
 def why_not_again(file: DatasetFile) -> str:
     """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
-    verb = file.made.get("verb")
+    verb = file.made.verb
     if file.appends:
         return (
             "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
@@ -40,8 +40,8 @@ def why_not_again(file: DatasetFile) -> str:
         )
     if verb == "index":
         return "shards that another tool made: get them again"
-    if verb != "create" or file.made.get("split"):
-        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
+    if verb != "create" or file.made.split:
+        which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
         return f"shards {which}: run the command that made them again, with --resume"
     return ""
 

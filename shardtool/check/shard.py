@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,16 @@ from shardtool.fingerprint import crc32c
 from shardtool.values import counted
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator
-    from typing import Any
 
     from numpy.typing import NDArray
 
     from shardtool.check.subject import Case
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Odd, Survey
+
+Number = TypeVar("Number", bound=np.generic)
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
@@ -298,7 +300,7 @@ def _text(name: bytes) -> bytes:
     return walked_text(name).encode()
 
 
-def column(values: Any, kind: type[Any]) -> NDArray[Any]:
+def column(values: array[int], kind: type[Number]) -> NDArray[Number]:
     """Return a survey's column as an array."""
     return np.frombuffer(values, kind) if len(values) else np.zeros(0, kind)
 

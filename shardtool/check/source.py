@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
+
+    Rows = NDArray[np.int64]
 
 
 class Comparison:
@@ -128,9 +130,9 @@ class Comparison:
 
             values = self.source.column(listed, dividing.reads[1]) if dividing.reads else None
             splits = divide(entries.keys, dividing, values)
-            name = file.made.get("split")
+            name = file.made.split
             if name not in splits.names:
-                raise InvalidRequest("--source", f"no split {printable(str(name))[:80]!r} of it", expected="the source")
+                raise InvalidRequest("--source", f"no split {printable(name)[:80]!r} of it", expected="the source")
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
             from shardtool.select.portable import make_portable
@@ -159,7 +161,7 @@ class Comparison:
             self.findings.unchecked.append("what was left out: its list cannot be read")
             return set()
 
-    def _missing(self, entries: Entries, place: NDArray[np.int64]) -> None:
+    def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
         left_out = self._left_out()
@@ -170,7 +172,7 @@ class Comparison:
         )  # fmt: skip
         self._add("source-missing", len(lacking), found)
 
-    def _extra(self, surveys: list[Survey], numbers: list[int], ends: Any, place: NDArray[np.int64]) -> None:
+    def _extra(self, surveys: list[Survey], numbers: list[int], ends: Rows, place: Rows) -> None:
         extra = np.flatnonzero(place < 0).tolist()
 
         def each() -> Iterator[Finding]:
@@ -184,7 +186,7 @@ class Comparison:
         self._add("source-extra", len(extra), each())
 
     def _compare_fields(
-        self, entries: Entries, surveys: list[Survey], numbers: list[int], place: NDArray[np.int64], pool: LocalPool
+        self, entries: Entries, surveys: list[Survey], numbers: list[int], place: Rows, pool: LocalPool
     ) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
         known: dict[bytes, int] = {}
@@ -217,7 +219,12 @@ class Comparison:
         self._compare_payloads(entries, surveys, numbers, (mine, source), pool)
 
     def _compare_payloads(
-        self, entries: Entries, surveys: list[Survey], numbers: list[int], rows: tuple[Any, Any], pool: LocalPool
+        self,
+        entries: Entries,
+        surveys: list[Survey],
+        numbers: list[int],
+        rows: tuple[Rows, Rows],
+        pool: LocalPool,
     ) -> None:
         mine, source = rows
         lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys])
@@ -256,7 +263,7 @@ class Comparison:
         raise IndexError(row)
 
 
-def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> NDArray[np.int64]:
+def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> Rows:
     """Return what names each field's row: its sample's place, and its name; -2 where that is to be passed over."""
     codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
     out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
@@ -264,9 +271,7 @@ def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -
     return np.asarray(np.where(out[entries.code], -2, owners * len(known) + codes[entries.code]))
 
 
-def _dataset_ids(
-    surveys: list[Survey], place: NDArray[np.int64], known: dict[bytes, int], passed: set[bytes]
-) -> NDArray[np.int64]:
+def _dataset_ids(surveys: list[Survey], place: Rows, known: dict[bytes, int], passed: set[bytes]) -> Rows:
     """Return the same of the dataset, by its samples' places in the source; -1 where there is none."""
     parts, first = [np.zeros(0, np.int64)], 0
     for survey in surveys:
@@ -280,7 +285,7 @@ def _dataset_ids(
     return np.asarray(np.concatenate(parts))
 
 
-def _places(entries: Entries, surveys: Sequence[Survey]) -> NDArray[np.int64]:
+def _places(entries: Entries, surveys: Sequence[Survey]) -> Rows:
     """Return the place in the source of each sample of shards; -1 for those that it has not."""
     theirs = _key_column(entries.keys.data, entries.keys.starts)
     ours = _key_column(*_join([key for one in surveys for key in one.keys]))
@@ -293,12 +298,12 @@ def _of_row(entries: Entries, row: int) -> tuple[bytes, str]:
     return entries.keys[sample], entries.fields[int(entries.code[row])]
 
 
-def _join(keys: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+def _join(keys: Sequence[bytes]) -> tuple[bytes, Rows]:
     lengths = np.array([len(key) + 1 for key in keys], np.int64)
     return b"".join([key + b"\0" for key in keys]), np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
-def _key_column(data: bytes, starts: NDArray[np.int64]) -> Any:
+def _key_column(data: bytes, starts: Rows) -> pa.Array:
     """Return keys, a NUL after each, as an Arrow array."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)

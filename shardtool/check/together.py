@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
 from shardtool.check.worker import HASH_SIZE
@@ -14,6 +14,9 @@ from shardtool.fingerprint import show_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardtool.check.subject import Subject
     from shardtool.check.worker import Examined
@@ -108,7 +111,9 @@ def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> F
     return findings
 
 
-def _sample(subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: Any) -> tuple[int, str]:
+def _sample(
+    subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: NDArray[np.int64]
+) -> tuple[int, str]:
     """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
     at = int((ends <= place).sum())
     number = sums.hashes[at][0]

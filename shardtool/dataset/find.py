@@ -20,9 +20,8 @@ from shardtool.storage.reading import list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shardtool.pattern import ShardPattern
+    from shardtool.values import Given
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
@@ -65,7 +64,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
     return os.path.join(beside if folder is None else folder, sidecar_name(name))
 
 
-def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Found:
+def find_dataset(given: Given) -> Found:
     """Return the shards that `given` means.
 
     Raises:

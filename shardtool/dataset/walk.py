@@ -22,7 +22,7 @@ from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
     from shardtool.dataset.shard_file import ShardFile
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Kind
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
 _ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
@@ -86,7 +86,7 @@ class Unlike(NamedTuple):
     """A feature that is not one value of the kind that the first of its name was: its sample, kind, and values."""
 
     sample: int
-    kind: str
+    kind: Kind
     values: int
 
 
@@ -131,7 +131,7 @@ class Survey:
     counts: array[int] = field(default_factory=lambda: array("I"))
     names: list[bytes] = field(default_factory=list)
     codes: array[int] = field(default_factory=lambda: array("I"))
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     offsets: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
     crcs: array[int] = field(default_factory=lambda: array("I"))
@@ -148,7 +148,7 @@ class Survey:
     error: CorruptShard | None = None
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
-    def code(self, name: bytes, kind: str = "bytes") -> int:
+    def code(self, name: bytes, kind: Kind = "bytes") -> int:
         """Return the number of a field's name."""
         code = self._known.setdefault(name, len(self.names))
         if code == len(self.names):

@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int, int], None]
 
 Task = TypeVar("Task")
+Result = TypeVar("Result")
 _FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
@@ -135,8 +136,8 @@ class LocalPool:
         self._workers = []
 
     def map(  # noqa: C901 - one loop over what workers say
-        self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
-    ) -> Iterator[tuple[int, Any]]:
+        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
 
         Args:
@@ -179,7 +180,7 @@ class LocalPool:
                 yield number, value
 
     def _feed(
-        self, one: _Worker, function: Callable[..., Any], queue: Iterator[tuple[int, object]], *, reports: bool
+        self, one: _Worker, function: Callable[..., object], queue: Iterator[tuple[int, object]], *, reports: bool
     ) -> None:
         for number, task in queue:
             one.number = number

@@ -18,6 +18,8 @@ from shardtool.format.varint import count_varints, read_varint, signed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardtool.values import Kind
+
     Read = Callable[[int, int], bytes | memoryview]
     Hold = Callable[[int, int], None]
     Data: TypeAlias = "bytes | memoryview | Far"
@@ -64,7 +66,7 @@ class Feature(NamedTuple):
     """
 
     name: bytes
-    kind: str
+    kind: Kind
     offset: int
     size: int
     values: int

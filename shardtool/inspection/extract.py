@@ -17,10 +17,10 @@ from shardtool.storage.tree import Tree
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator
 
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
     from shardtool.inspection.samples import FoundSample
 
 _NAME_LIMIT = 255  # bytes of a name in a folder
@@ -63,7 +63,7 @@ def _parts(sample: FoundSample, field: str) -> list[bytes]:
     return parts
 
 
-def _blocks(sample: FoundSample, one: Mapping[str, Any], file: ShardFile | PackedFile) -> Iterator[bytes]:
+def _blocks(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile) -> Iterator[bytes]:
     """Yield what goes into a field's file."""
     where = f"{sample.shard.path}, field {one['name']!r} of {sample.key}"
     blocks, crc = payload(file, one["offset"], one["length"], where), 0

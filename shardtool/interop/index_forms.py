@@ -154,7 +154,7 @@ def _hub_difference(data: bytes, shard: IndexedShard) -> str:
         for key, fields in zip(keys, _places(shard), strict=True)
         for name, offset, length in fields
     }
-    files: dict[str, Any] = document["files"]
+    files: dict[str, dict[str, object]] = document["files"]
     found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
     if document.get("filesize", shard.size) != shard.size or found != wanted:
         return "the places of other samples"

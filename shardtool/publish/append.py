@@ -5,17 +5,16 @@ And the dataset file that tells of both. The old dataset is only read: its datas
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.dataset_file import feature_kinds, feature_lists, feature_spec
+from shardtool.dataset.feature import Feature, features_of, numbers_in
 from shardtool.dataset.sidecar import SCHEMA, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
+    from shardtool.request.run_record import RunRecord
     from shardtool.storage.staging import Folder
+    from shardtool.values import Kind, Number
 
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
@@ -44,7 +45,7 @@ _REMEDY = "`shardtool verify` tells what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
-def taken_keys(destination: Destination, made: Mapping[str, object]) -> Names:
+def taken_keys(destination: Destination, made: RunRecord) -> Names:
     """Return the keys that new samples cannot have: those of the dataset that is appended to.
 
     Where this very append may have been killed when all but its end was done, its own samples are not counted.
@@ -74,7 +75,7 @@ class Appended:
 
     destination: Destination
     keys: Names
-    made: Mapping[str, object]
+    made: RunRecord
 
     def first_if_done(self, old: DatasetFile) -> int | None:
         """Return the first shard of the last append if it was this one; None if it was another, or there was none."""
@@ -86,7 +87,7 @@ class Appended:
     @property
     def mapped(self) -> bool:
         """Whether a function makes the keys, which are checked when they are known."""
-        return bool(_option(self.made, "map"))
+        return bool(self.made.options.get("map"))
 
 
 def begin(appends: Sequence[Appended]) -> list[Destination]:
@@ -121,12 +122,11 @@ def begin(appends: Sequence[Appended]) -> list[Destination]:
     return decided
 
 
-def _last_alike(destination: Destination, old: DatasetFile, made: Mapping[str, object]) -> int | None:
+def _last_alike(destination: Destination, old: DatasetFile, made: RunRecord) -> int | None:
     """Return the first shard of the last append, if that was made in the same way and may be resumed."""
-    runs = old.made.get("appended")
-    if destination.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
+    if destination.if_exists != "append-resume" or not old.appends:
         return None
-    return old.appends[-1] if runs[-1] == json.loads(json.dumps(_run(old.made, made))) else None
+    return old.appends[-1] if old.made.appended[-1] == made.as_append_to(old.made) else None
 
 
 def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: int) -> bool:
@@ -149,8 +149,8 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
     if old.format == "tfrecord":
         used = _field_counts(plan)
-        kinds = {**entries.numbers, **{name: kind for name, kind in entries.lists.items() if kind != "bytes"}}
-        _joined_kinds(old, {name: kinds.get(name, "") for name in used})
+        kinds: dict[str, Kind] = {**entries.numbers, **entries.lists}
+        _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
@@ -177,9 +177,9 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         )
 
 
-def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
+def _check_dots(old: DatasetFile, made: RunRecord) -> None:
     """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
-    before, now = _dots(old.made), _dots(made)
+    before, now = old.made.dots, made.dots
     if old.format == "tar" and before != now:
         raise InvalidRequest(
             "--append", f"keys that end at the {now} dot of members' names",
@@ -188,16 +188,7 @@ def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
         )  # fmt: skip
 
 
-def _dots(made: Mapping[str, object]) -> str:
-    return "last" if _option(made, "dots") == "last" else "first"
-
-
-def _option(made: Mapping[str, object], name: str) -> object:
-    options = made.get("options")
-    return options.get(name) if isinstance(options, dict) else None
-
-
-def _types_in_parquet(columns: Any) -> dict[str, str]:
+def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
     """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
     sink = pa.BufferOutputStream()
     pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
@@ -296,12 +287,11 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     """
     shards = (*old.shards, *new.shards)
     fields = _sums(old.fields, new.fields)
-    features: Mapping[str, str] = {}
+    features: Mapping[str, Feature] = {}
     if new.format == "tfrecord":
-        new_kinds = feature_kinds(new.features)
-        kinds = _joined_kinds(old, {name: new_kinds.get(name, "") for name in new.fields})
-        lists = feature_lists(old.features) | feature_lists(new.features)
-        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards), lists)
+        kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
+        lists = {name for file in (old, new) for name, one in file.features.items() if one.is_list}
+        features = features_of(fields, kinds, sum(shard.samples for shard in shards), lists)
     return replace(
         new,
         shards=shards,
@@ -311,7 +301,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         classes=_joined_classes(old.classes, new.classes),
         features=features,
         numbers=_joined_numbers(old, new),
-        made=_joined_made(old.made, new.made),
+        made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=_summed(old.fingerprint, new.fingerprint),
     )
@@ -322,26 +312,25 @@ def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
     return {name: old.get(name, 0) + new.get(name, 0) for name in names}
 
 
-def _joined_kinds(old: DatasetFile, new: Mapping[str, str]) -> dict[str, str]:
-    """Return what the features of TFRecords hold: `int64`, `float`, or nothing for bytes. `new`: of the new samples."""
-    before = feature_kinds(old.features)
-    kinds = {name: before.get(name, "") for name in old.fields}
+def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
+    """Return what the features of TFRecords hold. `new`: of the new samples."""
+    before = numbers_in(old.features)
+    kinds: dict[str, Kind] = {name: before.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):
         if kinds.setdefault(name, new[name]) != new[name]:
             raise InvalidRequest(
-                f"field {name}", f"{new[name] or 'bytes'} in the new samples",
-                expected=f"{kinds[name] or 'bytes'}, as in the dataset",
+                f"field {name}", f"{new[name]} in the new samples", expected=f"{kinds[name]}, as in the dataset",
                 remedy="A TFRecord's feature is read as one kind: give it as that kind, or under another name.",
             )  # fmt: skip
     return kinds
 
 
-def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, str]:
+def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, Number]:
     """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
-    told: dict[str, set[str]] = {}
+    told: dict[str, set[Number | None]] = {}
     for dataset in (old, new):
         for name in dataset.fields:
-            told.setdefault(name, set()).add(dataset.numbers.get(name, ""))
+            told.setdefault(name, set()).add(dataset.numbers.get(name))
     return {name: kind for name, (kind, *others) in sorted(told.items()) if kind and not others}
 
 
@@ -375,17 +364,6 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
             )  # fmt: skip
         classes[name] = max(before, names, key=len)
     return classes
-
-
-def _joined_made(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the dataset was made, with each append."""
-    earlier = old.get("appended", [])
-    return {**old, "appended": [*(earlier if isinstance(earlier, list) else ()), _run(old, new)]}
-
-
-def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of an append: alike for all splits of a run, so without the split, if it is the dataset's."""
-    return {name: value for name, value in made.items() if name != "split" or value != old.get("split")}
 
 
 def _summed(old: str, new: str) -> str:

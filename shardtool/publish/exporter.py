@@ -25,7 +25,8 @@ from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Any
+
+    import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.execute.local import LocalPool
@@ -180,7 +181,7 @@ class Exporter:
                 yield IndexedShard(shard.name, shard.size, self._index(shard))
                 self._done(shard, shard.sidecar_size)
             return
-        tables: dict[int, Any] = {}
+        tables: dict[int, pa.Table] = {}
 
         def tasks() -> Iterator[DigestTask]:
             for number, shard in enumerate(shards):
@@ -199,7 +200,7 @@ class Exporter:
         self.observer.advance(shard.samples, size, 1)
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: Any) -> DigestTask:
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: pa.Table) -> DigestTask:
         import numpy as np
 
         fields = table.column("__fields__").combine_chunks().flatten()
@@ -224,7 +225,7 @@ class Exporter:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
         datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
         for one in datasets:
-            if (split := one.split) and (name := split_name(split)) != split:
+            if (split := one.made.split) and (name := split_name(split)) != split:
                 self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
         if README in there:
             try:
@@ -242,7 +243,7 @@ class Exporter:
                 return None
         return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
 
-    def _index(self, shard: ShardEntry) -> Any:
+    def _index(self, shard: ShardEntry) -> pa.Table:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
         from shardtool.dataset.sidecar_read import check_listed, read_sidecar
 

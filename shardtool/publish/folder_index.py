@@ -84,14 +84,14 @@ def refuse_others(once: FolderIndex, target: Folder, owns: Callable[[str], bool]
 
 def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[DatasetFile]:
     """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
-    if "split" not in dataset.made:
+    if not dataset.made.split:
         return []
     found = []
     for other in sorted(folder.names()):
         if other.endswith(DATASET_SUFFIX) and other != name:
             with suppress(OSError, CorruptShard):
                 read = read_dataset(folder.read(other), other)
-                if dataset.is_split_with(read):
+                if dataset.made.is_split_with(read.made):
                     found.append(read)
     return found
 

@@ -18,13 +18,11 @@ from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from shardtool.dataset.find import Found
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import IndexOptions
     from shardtool.storage.staging import Folder
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Given
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
 
@@ -64,11 +62,10 @@ class IndexTarget:
 
     def dots(self, asked: Dots | None) -> Dots:
         """Return where keys end in members' names: what was asked for, or what the dataset file says."""
-        recorded = self.old.made.get("options", {}) if self.old else {}
-        return asked or ("last" if isinstance(recorded, dict) and recorded.get("dots") == "last" else "first")
+        return asked or (self.old.made.dots if self.old else "first")
 
 
-def index_target(dataset: Any, options: IndexOptions) -> IndexTarget:
+def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     """Return the shards that are to be indexed.
 
     Raises:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+from shardtool.dataset.feature import features_of
 from shardtool.dataset.walk import SurveyTask, walked_text
 from shardtool.errors import OutputExists, listing, printable
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -20,6 +21,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.index_target import read_there
 from shardtool.publish.known_sidecar import Right, Wrong, compare_sidecar
 from shardtool.request.results import IndexResult
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.publish.index_target import IndexTarget
     from shardtool.request.observer import Observer
     from shardtool.request.options import IndexOptions
+    from shardtool.values import Kind
 
 _NULL = "null"  # the type of a column without a value: it goes with any
 
@@ -49,7 +52,7 @@ class Indexer:
         self.kept = self.field_bytes = 0
         self.entries: dict[int, ShardEntry] = {}
         self.fields: Counter[str] = Counter()
-        self.kinds: dict[int, dict[str, str]] = {}
+        self.kinds: dict[int, dict[str, Kind]] = {}
         self.lists: set[str] = set()
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
@@ -179,7 +182,7 @@ class Indexer:
         target = self.target
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         samples = sum(shard.samples for shard in shards)
-        asked: dict[str, Any] = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
+        asked = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
         complete = None not in self.digests
         return DatasetFile(
             name=output_text(target.base),
@@ -191,8 +194,8 @@ class Indexer:
             skipped=0,
             schema=self._schema(),
             classes={},
-            features=feature_spec(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
-            made={"verb": "index", **asked, "tool": f"shardtool {__version__}"},
+            features=features_of(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
+            made=RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"}),
             fingerprint=show_fingerprint(sum(one or 0 for one in self.digests)) if complete else "",
             shards_folder=target.shards_folder,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,18 +23,18 @@ NAME_APART = "Name them apart."
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 
 
-def heavy_columns(schema: Any) -> list[str]:
+def heavy_columns(schema: pa.Schema) -> list[str]:
     """Return the columns that hold bytes, which are streamed."""
     return [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
 
 
-def is_bytes(kind: Any) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     """Tell whether a type is one of bytes."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
 
-def is_wrapped_bytes(kind: Any) -> bool:
+def is_wrapped_bytes(kind: pa.DataType) -> bool:
     """Tell whether a type is Hugging Face's `struct<bytes, path>`."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
 
@@ -44,7 +44,7 @@ def is_index(column: str) -> bool:
     return _INDEX.match(column) is not None
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Tell whether a type is one of text, behind a dictionary or not."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

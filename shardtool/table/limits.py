@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ MOST_LEVELS = 32  # lists and structs in each other: Parquet's reader takes 100 
 LONGEST_ROW = 2**28  # bytes of text: they are in memory several times, and a few in a compressed file may mean all
 
 
-def check_shape(where: str, schema: Any) -> None:
+def check_shape(where: str, schema: pa.Schema) -> None:
     """Refuse a table with too many columns, or with one that is nested too deep.
 
     Raises:
@@ -36,7 +36,7 @@ def check_shape(where: str, schema: Any) -> None:
                 )
 
 
-def _levels(kind: Any) -> Iterator[int]:
+def _levels(kind: pa.DataType) -> Iterator[int]:
     """Yield the level of each type within a type, 1 for what lies in a column."""
     stack = [(kind, 0)]
     while stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 _SHOWN = 5  # rows in a message
@@ -47,7 +48,7 @@ class Rows:
     """
 
     where: str
-    columns: Mapping[str, Any]
+    columns: Mapping[str, pa.ChunkedArray]
     numbers: NDArray[np.int64] | None
 
     def named(self, at: NDArray[np.int64]) -> str:
@@ -65,7 +66,7 @@ class Rows:
         if len(at):
             raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
 
-    def examples(self, column: Any, at: NDArray[np.int64]) -> str:
+    def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
         values = column.take(number_array(at[:_EXAMPLES])).to_pylist()
         return listing([f"'{short(printable(str(value)))}'" for value in values], _EXAMPLES, total=len(at))

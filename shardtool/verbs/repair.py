@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.check.look import look
 from shardtool.check.repairable import (
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from shardtool.check.look import Report
     from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.request.options import VerifyOptions
+    from shardtool.request.options import CreateOptions, VerifyOptions
     from shardtool.storage.staging import Folder, Staged
+    from shardtool.values import Given
 
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
+def repair(dataset: Given, options: VerifyOptions, observer: Observer) -> Report:
     """Look, mend what can be mended, and look again.
 
     Raises:
@@ -220,7 +221,7 @@ class _Mending:
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
 
-    def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
+    def _check_plan(self, file: DatasetFile, output: Given, options: CreateOptions) -> None:
         """Check that the source would give the shards that the dataset file lists, before anything is touched."""
         from shardtool.verbs.create import dry_run
 

@@ -11,14 +11,12 @@ from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
     from shardtool.check.look import Report
+    from shardtool.values import Given
 
 
 def verify(
-    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dataset: Given,
     options: VerifyOptions | None = None,
     *,
     observer: Observer | None = None,

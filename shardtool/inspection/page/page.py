@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.inspection.page import cards
@@ -158,7 +158,7 @@ def script_json(value: object) -> str:
     return document
 
 
-def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, Any]:
+def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, object]:
     values = one.chosen.values
     return {
         "key": one.key,
@@ -177,16 +177,16 @@ def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, Any]:
     }
 
 
-def _image(image: Thumbnail, *, with_data: bool) -> dict[str, Any]:
+def _image(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
     """Return what the script needs; the first picture stands in the tile already."""
-    shown = {
+    shown: dict[str, object] = {
         "field": shorten(image.field, 200), "full": image.full, "size": image.size, "mode": image.mode,
         "kind": image.kind,
     }  # fmt: skip
     return {**shown, "src": image.url} if with_data else shown
 
 
-def _meta(values: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
+def _meta(values: dict[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
     rows = [
         (shorten(name, 100), shorten(_value(value), 300))
         for name, value in values.items()
