@@ -114,10 +114,9 @@ def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks
     elif found.get("symlinks") == "follow":
-        raise InvalidRequest(
-            "--source", "the dataset was made with --symlinks follow, by which links may lead out of the source",
-            expected="your word for that", remedy="If the source is yours, add --symlinks follow.",
-        )  # fmt: skip
+        what = "the dataset was made with --symlinks follow, by which links may lead out of the source"
+        remedy = "If the source is yours, add --symlinks follow."
+        raise InvalidRequest("--source", what, expected="your word for that", remedy=remedy)
     return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
 
 

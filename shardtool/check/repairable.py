@@ -67,10 +67,8 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
     if not isinstance(run.options, CreateOptions):
         raise TypeError(run.verb)  # other verbs are not run again
     if run.map and given is None:
-        raise InvalidRequest(
-            "--source", f"samples made by {run.map}, which is never run because a file names it",
-            expected="--map, if that code is yours", remedy="Nothing was touched.",
-        )  # fmt: skip
+        found = f"samples made by {run.map}, which is never run because a file names it"
+        raise InvalidRequest("--source", found, expected="--map, if that code is yours", remedy="Nothing was touched.")
     if given is not None and given != run.map:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
@@ -88,17 +86,15 @@ def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> lis
         InvalidRequest: It would write or remove other files than those.
     """
     if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
-        raise InvalidRequest(
-            "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
-            expected="none, for they would be removed", remedy="Move them away first.",
-        )  # fmt: skip
+        what = f"files that the dataset file does not list ({listing(sorted(extra))})"
+        expected = "none, for they would be removed"
+        raise InvalidRequest("--repair", what, expected=expected, remedy="Move them away first.")
     output: list[str] | str = os.path.join(found.folder, file.pattern)
     if "{" not in file.pattern:
         output = [os.path.join(found.folder, one.name) for one in file.shards]
     base, own = parse_pattern(output).base, os.path.basename(found.dataset_file or "").removesuffix(DATASET_SUFFIX)
     if {base, file.name} != {own}:
-        raise InvalidRequest(
-            "--repair", f"a dataset file called {own}, of a dataset called {file.name}",
-            expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
-        )  # fmt: skip
+        what = f"a dataset file called {own}, of a dataset called {file.name}"
+        expected = f"{base}, as its shards are"
+        raise InvalidRequest("--repair", what, expected=expected, remedy="Give the dataset file its own name again.")
     return output

@@ -140,8 +140,8 @@ def _below(name: bytes, links: set[bytes]) -> bytes:
 
 
 def _below_link(shard: str, offset: int, name: bytes, link: bytes) -> Finding:
-    return Finding("member-unsafe", shard, f"{printable(name)}: a name that leads through the link {printable(link)}",
-                   offset=offset)  # fmt: skip
+    found = f"{printable(name)}: a name that leads through the link {printable(link)}"
+    return Finding("member-unsafe", shard, found, offset=offset)
 
 
 def _is_text(key: bytes) -> bool:
@@ -164,8 +164,8 @@ def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]
     for row in rows[:_MOST].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = walked_text(survey.names[survey.codes[row]])
-        yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row],
-                      key=walked_text(survey.keys[sample]), field=field)  # fmt: skip
+        key = walked_text(survey.keys[sample])
+        yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row], key=key, field=field)
 
 
 def read_sidecar(case: Case) -> Iterator[Finding]:
@@ -227,8 +227,8 @@ def check_rows(case: Case) -> Iterator[Finding]:
         return
     whole = survey.error is None
     if whole and len(rows.counts) != len(survey.keys):
-        yield Finding("index-differs", case.sidecar, counted(len(rows.counts), "sample"),
-                      f"{len(survey.keys):,}, as the shard holds")  # fmt: skip
+        found = counted(len(rows.counts), "sample")
+        yield Finding("index-differs", case.sidecar, found, f"{len(survey.keys):,}, as the shard holds")
     samples = min(len(rows.counts), len(survey.keys))
     if not whole:
         samples = max(0, samples - 1)  # the last one may be cut
@@ -311,11 +311,11 @@ def check_entry(case: Case) -> Iterator[Finding]:
     if entry is None or survey is None or survey.error is not None:
         return
     if entry.samples != len(survey.keys):
-        yield Finding("totals-differ", case.name, counted(len(survey.keys), "sample"),
-                      f"{entry.samples:,}, as the dataset file says")  # fmt: skip
+        found = counted(len(survey.keys), "sample")
+        yield Finding("totals-differ", case.name, found, f"{entry.samples:,}, as the dataset file says")
         return
     ends = [walked_text(survey.keys[at]) for at in (0, -1)] if survey.keys else ["", ""]
     for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
         if recorded != key:
-            yield Finding("totals-differ", case.name, f"the {what} key {printable(key)}",
-                          f"{printable(recorded)}, as the dataset file says")  # fmt: skip
+            found = f"the {what} key {printable(key)}"
+            yield Finding("totals-differ", case.name, found, f"{printable(recorded)}, as the dataset file says")

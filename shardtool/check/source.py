@@ -180,8 +180,11 @@ class Comparison:
                 shard = int((ends <= at).sum())
                 row = at - (int(ends[shard - 1]) if shard else 0)
                 survey, case = surveys[shard], self.subject.cases[numbers[shard]]
-                yield Finding("source-extra", case.name, "not in the source", "no such sample", survey.starts[row],
-                              walked_text(survey.keys[row]))  # fmt: skip
+                found = "not in the source"
+                expected = "no such sample"
+                yield Finding(
+                    "source-extra", case.name, found, expected, survey.starts[row], walked_text(survey.keys[row])
+                )
 
         self._add("source-extra", len(extra), each())
 

@@ -171,10 +171,8 @@ def _of_dataset_file(path: str) -> Found:
         or (":" in name if urls else "://" in name)
     ]  # fmt: skip
     if bad:
-        raise CorruptShard(
-            path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",
-            expected="names of files", remedy="Nothing was read from there.",
-        )  # fmt: skip
+        found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
+        raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
     names = [os.fsdecode(to_bytes(name)) for name in names]
     check_below(path, {os.path.dirname(name) for name in names})
     return Found(tuple(os.path.join(folder, name) for name in names), path, folder, own=listed is not None)
@@ -190,10 +188,9 @@ def check_below(path: str, folders: set[str]) -> None:
     top = os.path.join(os.path.realpath(folder or "."), "")
     for below in sorted(folders - {""}):
         if not os.path.join(os.path.realpath(os.path.join(folder, below)), "").startswith(top):
-            raise CorruptShard(
-                path, f"the folder {printable(below)} is a link out of {printable(folder or '.')}",
-                expected="shards in the dataset file's folder, or below it", remedy="Nothing was read from there.",
-            )  # fmt: skip
+            found = f"the folder {printable(below)} is a link out of {printable(folder or '.')}"
+            expected = "shards in the dataset file's folder, or below it"
+            raise CorruptShard(path, found, expected=expected, remedy="Nothing was read from there.")
 
 
 def _wids_names(data: bytes) -> list[str] | None:

@@ -204,9 +204,8 @@ def _digest(found: Survey) -> int:
             for column in (lengths, crcs, codes):
                 column[first:end] = array(column.typecode, [column[first + at] for at in order])
     return content_digest(
-        found.keys, found.counts, found.names,
-        codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes(),
-    )  # fmt: skip
+        found.keys, found.counts, found.names, codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes()
+    )
 
 
 def walked_text(name: bytes) -> str:
@@ -398,10 +397,9 @@ def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_
             if found.size <= _KEY_LIMIT:
                 return found
             if name == _KEY_FEATURES[0]:
-                raise CorruptShard(
-                    where, f"a key of {found.size:,} bytes", offset=found.offset, expected=f"at most {_KEY_LIMIT:,}",
-                    remedy=tfrecord_walk.REMEDY,
-                )  # fmt: skip
+                what = f"a key of {found.size:,} bytes"
+                expected = f"at most {_KEY_LIMIT:,}"
+                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord_walk.REMEDY)
     return None
 
 

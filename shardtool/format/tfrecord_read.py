@@ -88,14 +88,12 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
     offset = 0
     while head := bytes(read(offset, FRAME_HEAD)):
         if len(head) < FRAME_HEAD:
-            raise CorruptShard(where, f"{len(head)} bytes", offset=offset, expected="a record of 16 bytes or more",
-                               remedy=REMEDY)  # fmt: skip
+            found = f"{len(head)} bytes"
+            raise CorruptShard(where, found, offset=offset, expected="a record of 16 bytes or more", remedy=REMEDY)
         size, stored = _head(head)
         if stored != masked(crc32c(head[:8])):
-            raise CorruptShard(
-                where, f"a record's length of {size:,}, whose checksum is {stored:08x}", offset=offset,
-                expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
-            )  # fmt: skip
+            found = f"a record's length of {size:,}, whose checksum is {stored:08x}"
+            raise CorruptShard(where, found, offset=offset, expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY)
         if size > DATA_LIMIT:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD
@@ -130,10 +128,8 @@ def check_crc(record: Record, crc: int, where: str) -> None:
     """
     found = masked(crc)
     if found != record.crc:
-        raise CorruptShard(
-            where, f"a record's data with the checksum {found:08x}", offset=record.offset,
-            expected=f"{record.crc:08x}", remedy=REMEDY,
-        )  # fmt: skip
+        what = f"a record's data with the checksum {found:08x}"
+        raise CorruptShard(where, what, offset=record.offset, expected=f"{record.crc:08x}", remedy=REMEDY)
 
 
 class Far:

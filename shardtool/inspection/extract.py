@@ -56,10 +56,8 @@ def _parts(sample: FoundSample, field: str) -> list[bytes]:
     leads_out = any(part in (b"", b".", b"..") or b"\0" in part for part in parts)
     if leads_out or len(name) > _PATH_LIMIT or max(map(len, parts)) > _NAME_LIMIT:
         what = "no path below a folder" if leads_out else "too long for a file"
-        raise CorruptShard(
-            sample.shard.path, f"sample {sample.number:,}: {printable(name)[:_NAME_LIMIT]} is {what}",
-            remedy="Nothing of it was written.",
-        )  # fmt: skip
+        found = f"sample {sample.number:,}: {printable(name)[:_NAME_LIMIT]} is {what}"
+        raise CorruptShard(sample.shard.path, found, remedy="Nothing of it was written.")
     return parts
 
 

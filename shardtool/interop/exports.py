@@ -47,8 +47,6 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
             raise InvalidRequest("--export", repr(name), expected=f"one of {', '.join(EXPORTS)}")
         if shard_format and EXPORTS[name].shard_format != shard_format:
             others = [one for one, other in EXPORTS.items() if other.shard_format == shard_format]
-            raise InvalidRequest(
-                f"--export {name}", f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}",
-                expected=f"one of {', '.join(others)}",
-            )  # fmt: skip
+            found = f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}"
+            raise InvalidRequest(f"--export {name}", found, expected=f"one of {', '.join(others)}")
     return {name: EXPORTS[name] for name in formats}

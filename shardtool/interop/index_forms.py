@@ -140,9 +140,7 @@ def _places_of_lines(data: bytes) -> list[list[tuple[bytes, int, int]]]:
     for words in map(bytes.split, lines):
         if len(words) % step:
             raise ValueError(len(words))
-        samples.append([
-            (words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)
-        ])  # fmt: skip
+        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
     return samples
 
 

@@ -181,11 +181,9 @@ def _check_dots(old: DatasetFile, made: RunRecord) -> None:
     """See that one rule tells keys from fields in the names of all members: readers know of one a dataset."""
     before, now = old.made.dots, made.dots
     if old.format == "tar" and before != now:
-        raise InvalidRequest(
-            "--append", f"keys that end at the {now} dot of members' names",
-            expected=f"at the {before}, as those of the dataset",
-            remedy=f"`create` has --dots {before}; `reshard` makes one dataset of both.",
-        )  # fmt: skip
+        found = f"keys that end at the {now} dot of members' names"
+        remedy = f"`create` has --dots {before}; `reshard` makes one dataset of both."
+        raise InvalidRequest("--append", found, expected=f"at the {before}, as those of the dataset", remedy=remedy)
 
 
 def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
@@ -318,10 +316,9 @@ def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {name: before.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):
         if kinds.setdefault(name, new[name]) != new[name]:
-            raise InvalidRequest(
-                f"field {name}", f"{new[name]} in the new samples", expected=f"{kinds[name]}, as in the dataset",
-                remedy="A TFRecord's feature is read as one kind: give it as that kind, or under another name.",
-            )  # fmt: skip
+            found = f"{new[name]} in the new samples"
+            remedy = "A TFRecord's feature is read as one kind: give it as that kind, or under another name."
+            raise InvalidRequest(f"field {name}", found, expected=f"{kinds[name]}, as in the dataset", remedy=remedy)
     return kinds
 
 
@@ -342,10 +339,9 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
         if before == _NULL:
             schema[name] = kind
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
-            raise InvalidRequest(
-                f"column {name}", f"{kind} in the new samples", expected=f"{before}, as in the dataset",
-                remedy="Give it that type, or another name, or leave it out with --meta.",
-            )  # fmt: skip
+            found = f"{kind} in the new samples"
+            remedy = "Give it that type, or another name, or leave it out with --meta."
+            raise InvalidRequest(f"column {name}", found, expected=f"{before}, as in the dataset", remedy=remedy)
     return schema
 
 
@@ -357,11 +353,10 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
         shared = min(len(before), len(names))
         if before[:shared] != names[:shared]:
             at = next(at for at in range(shared) if before[at] != names[at])
-            raise InvalidRequest(
-                f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
-                expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
-                remedy="--classes-from, with the dataset file of the dataset, gives the new labels the same numbers.",
-            )  # fmt: skip
+            found = f"{at} stands for {names[at]!r} in the new samples"
+            expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
+            remedy = "--classes-from, with the dataset file of the dataset, gives the new labels the same numbers."
+            raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
         classes[name] = max(before, names, key=len)
     return classes
 

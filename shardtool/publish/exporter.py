@@ -62,10 +62,8 @@ def check_exports(
             refuse_others(export.once, folder, owns)
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
-        raise OutputExists(
-            folder.path or ".", f"{counted(len(found), 'file')} there already: {listing(found, 3)}",
-            remedy="Remove them, choose another folder, or --overwrite.",
-        )  # fmt: skip
+        what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
+        raise OutputExists(folder.path or ".", what, remedy="Remove them, choose another folder, or --overwrite.")
 
 
 class Exporter:
@@ -284,9 +282,8 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
             index = index_name(shard, export)
             if index == dataset_file or index in owners:
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
-                raise InvalidRequest(
-                    f"--export {name}", f"the index of {shard} and {other} would both be {index}",
-                    expected="shards with a number in their names, such as out-{000..}.tar",
-                )  # fmt: skip
+                found = f"the index of {shard} and {other} would both be {index}"
+                expected = "shards with a number in their names, such as out-{000..}.tar"
+                raise InvalidRequest(f"--export {name}", found, expected=expected)
             owners[index] = shard
     return [*owners]

@@ -74,11 +74,10 @@ def refuse_others(once: FolderIndex, target: Folder, owns: Callable[[str], bool]
         return None
     listed, there = set(once.shards(info)), {output_text(name) for name in target.names()}
     if others := sorted(name for name in listed if not owns(name) and ("/" in name or name in there)):
-        raise OutputExists(
-            target.full_path(once.info), f"that of other shards: {listing(others, 3)}",
-            expected="one dataset in a folder, or the splits of one",
-            remedy=f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}.",
-        )  # fmt: skip
+        found = f"that of other shards: {listing(others, 3)}"
+        expected = "one dataset in a folder, or the splits of one"
+        remedy = f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}."
+        raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
     return listed
 
 

@@ -122,10 +122,8 @@ def _format_of(found: Found) -> str:
         InvalidRequest: There are none, they are compressed, or of two formats.
     """
     if packed := [path for path in found.shards if path.endswith(COMPRESSED)]:
-        raise InvalidRequest(
-            packed[0], "a compressed shard", expected="a plain one",
-            remedy="Decompress it: nothing can be read at an offset of a compressed file.",
-        )  # fmt: skip
+        remedy = "Decompress it: nothing can be read at an offset of a compressed file."
+        raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
     if not found.shards:
         raise InvalidRequest(found.dataset_file or "DATASET", "no shards", expected="one at least")
     formats = sorted({shard_format(path) for path in found.shards})
@@ -160,10 +158,9 @@ def _below(folder: str, shards: list[str]) -> str:
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
-        raise InvalidRequest(
-            "--output", f"{folder or '.'}, which does not hold the shards", expected="their folder, or one above it",
-            remedy="A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere.",
-        )  # fmt: skip
+        what = f"{folder or '.'}, which does not hold the shards"
+        remedy = "A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere."
+        raise InvalidRequest("--output", what, expected="their folder, or one above it", remedy=remedy)
     name = output_text(path)
     if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
@@ -175,10 +172,9 @@ def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if format_of(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own):
-        raise OutputExists(
-            folder.path or ".", f"other shards whose sidecars have these names: {listing(rivals, 3)}",
-            expected="none that would share their indexes", remedy="Move one of the datasets away.",
-        )  # fmt: skip
+        found = f"other shards whose sidecars have these names: {listing(rivals, 3)}"
+        expected = "none that would share their indexes"
+        raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one of the datasets away.")
 
 
 def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
@@ -223,10 +219,8 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
 def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> None:
     """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
-        raise OutputExists(
-            path, found, expected="the dataset file of these shards",
-            remedy=f"--overwrite replaces it; {lost} is lost then.",
-        )  # fmt: skip
+        expected = "the dataset file of these shards"
+        raise OutputExists(path, found, expected=expected, remedy=f"--overwrite replaces it; {lost} is lost then.")
 
 
 def _dataset_at(path: str) -> DatasetFile | None:

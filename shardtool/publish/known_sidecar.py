@@ -68,10 +68,9 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *,
     if not checksum:
         return Right(table, fact, data)
     if fact.crc is not None and fact.crc != found.crc:
-        raise CorruptShard(
-            found.path, f"the checksum {found.crc:08x}", expected=f"{fact.crc:08x}, as its sidecar says",
-            remedy="`shardtool verify` tells what is damaged.",
-        )  # fmt: skip
+        what = f"the checksum {found.crc:08x}"
+        expected = f"{fact.crc:08x}, as its sidecar says"
+        raise CorruptShard(found.path, what, expected=expected, remedy="`shardtool verify` tells what is damaged.")
     new = _with_checksums(table, walked)
     if new is None:
         return Wrong("checksums of other payloads", lost)

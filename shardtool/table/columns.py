@@ -59,11 +59,9 @@ def check_names(name: str, columns: list[str]) -> None:
     """
     without = [str(at) for at, column in enumerate(columns, 1) if not column.strip()]
     if without:
-        raise InvalidRequest(
-            name, f"column {listing(without)} without a name",
-            expected="a name for each",
-            remedy="pandas writes its index like that: df.to_csv(..., index=False) does not.",
-        )  # fmt: skip
+        found = f"column {listing(without)} without a name"
+        remedy = "pandas writes its index like that: df.to_csv(..., index=False) does not."
+        raise InvalidRequest(name, found, expected="a name for each", remedy=remedy)
     twice = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
     if twice:
         raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
@@ -85,10 +83,8 @@ def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave 
     """
     own = [repr(name) for name in columns if name.startswith("__")]
     if own:
-        raise InvalidRequest(
-            where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
-            remedy=f"Rename them, or {remedy}.",
-        )  # fmt: skip
+        found = f"column {listing(own)}: names that start with two underscores are the sidecar's own"
+        raise InvalidRequest(where, found, remedy=f"Rename them, or {remedy}.")
 
 
 def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) -> None:

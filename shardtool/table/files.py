@@ -68,10 +68,9 @@ class _Files:
         except OSError:
             same = False
         if not same:
-            raise SampleFailed(
-                self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy="Run it again; `create --resume` keeps what is finished.",
-            )  # fmt: skip
+            expected = "a table that stays as it was when the run began"
+            remedy = "Run it again; `create --resume` keeps what is finished."
+            raise SampleFailed(self._path, "changed while it was read", expected=expected, remedy=remedy)
 
 
 class ParquetTable(_Files):

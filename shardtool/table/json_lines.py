@@ -274,11 +274,9 @@ def _check_names(where: str, opened: Opened) -> None:
             size += len(data)
             if _too_many(len(names), rows, size):
                 found = f"{len(names):,} different names in objects of the first {rows:,} rows"
-                raise InvalidRequest(
-                    where, f"{found}, most of them without a value",
-                    expected=f"the same names in most rows, {MOST_COLUMNS:,} at most",
-                    remedy="Write what differs from row to row as lists of names and of values.",
-                )  # fmt: skip
+                expected = f"the same names in most rows, {MOST_COLUMNS:,} at most"
+                remedy = "Write what differs from row to row as lists of names and of values."
+                raise InvalidRequest(where, f"{found}, most of them without a value", expected=expected, remedy=remedy)
 
 
 def _add_names(value: object, path: tuple[str, ...], names: set[tuple[str, ...]]) -> None:

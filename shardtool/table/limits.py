@@ -53,23 +53,18 @@ def _levels(kind: pa.DataType) -> Iterator[int]:
 def too_many_columns(where: str, count: int | None = None) -> InvalidRequest:
     """Return the error for a table with too many columns."""
     found = f"more than {MOST_COLUMNS:,} columns" if count is None else f"{count:,} columns"
-    return InvalidRequest(
-        where, found, expected=f"at most {MOST_COLUMNS:,}",
-        remedy="Put numbers that belong together into one column of lists.",
-    )  # fmt: skip
+    remedy = "Put numbers that belong together into one column of lists."
+    return InvalidRequest(where, found, expected=f"at most {MOST_COLUMNS:,}", remedy=remedy)
 
 
 def too_deep(where: str) -> InvalidRequest:
     """Return the error for values that are nested too deep."""
-    return InvalidRequest(
-        where, f"lists or objects more than {MOST_LEVELS} deep in each other", expected=f"at most {MOST_LEVELS}",
-        remedy="Write such a value as text.",
-    )  # fmt: skip
+    found = f"lists or objects more than {MOST_LEVELS} deep in each other"
+    return InvalidRequest(where, found, expected=f"at most {MOST_LEVELS}", remedy="Write such a value as text.")
 
 
 def too_long(where: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
-    return InvalidRequest(
-        where, f"a row of more than {LONGEST_ROW >> 20} MiB", expected="less text in a row",
-        remedy="Write it to a file, and its path into the table (--file FIELD=COLUMN).",
-    )  # fmt: skip
+    found = f"a row of more than {LONGEST_ROW >> 20} MiB"
+    remedy = "Write it to a file, and its path into the table (--file FIELD=COLUMN)."
+    return InvalidRequest(where, found, expected="less text in a row", remedy=remedy)

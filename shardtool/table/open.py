@@ -220,9 +220,8 @@ def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
         if len(kinds) > 1:
             raise mixed_types(name, column, kinds) from None
         held = printable(next(iter(kinds), "nothing"))
-        raise InvalidRequest(
-            name, f"column {column!r} holds {held} in {counted(len(values), 'row')}", expected="values that Arrow knows"
-        ) from None  # fmt: skip
+        found = f"column {column!r} holds {held} in {counted(len(values), 'row')}"
+        raise InvalidRequest(name, found, expected="values that Arrow knows") from None
 
 
 def check_sound(where: str, name: str, column: pa.ChunkedArray) -> None:
@@ -237,17 +236,15 @@ def check_sound(where: str, name: str, column: pa.ChunkedArray) -> None:
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate()
-            Rows(where, {}, None).refuse(
-                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
-                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
-            )  # fmt: skip
+            found = f"column {name!r}: text that is no UTF-8"
+            remedy = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+            Rows(where, {}, None).refuse(_undecodable(column), found, expected="UTF-8", remedy=remedy)
         raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
     if pa.types.is_timestamp(column.type) and column.type.unit == "s":
         seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
-        Rows(where, {}, None).refuse(
-            np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), f"column {name!r}: a time that Parquet cannot hold",
-            expected="milliseconds since 1970 of 63 bits",
-        )  # fmt: skip
+        found = f"column {name!r}: a time that Parquet cannot hold"
+        expected = "milliseconds since 1970 of 63 bits"
+        Rows(where, {}, None).refuse(np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), found, expected=expected)
 
 
 def _undecodable(column: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -25,10 +25,8 @@ def mixed_types(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidR
     """Return the error for a column with values of several types; `kinds` gives the rows of each."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {rows_text(kinds[kind])}" for kind in rare]
-    return InvalidRequest(
-        name, f"column {column!r} mixes types: {most} in {counted(len(kinds[most]), 'row')}, {listing(found)}",
-        expected="values of one type",
-    )  # fmt: skip
+    what = f"column {column!r} mixes types: {most} in {counted(len(kinds[most]), 'row')}, {listing(found)}"
+    return InvalidRequest(name, what, expected="values of one type")
 
 
 def rows_text(rows: list[int], *, total: int | None = None) -> str:

@@ -168,10 +168,9 @@ class DelimitedTable:
             while data := stream.read(_BLOCK):
                 tail = (tail + data)[-_TAIL:]
         if not tail.rstrip(b"\r\n").endswith(b'"'):
-            raise InvalidRequest(
-                self.where, f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file",
-                expected="text between two quotation marks, with those inside of it doubled",
-            )  # fmt: skip
+            found = f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file"
+            expected = "text between two quotation marks, with those inside of it doubled"
+            raise InvalidRequest(self.where, found, expected=expected)
 
     def _ragged(self) -> InvalidRequest:
         """Return the error for rows with another number of values than the header, found in a second pass."""
@@ -210,10 +209,8 @@ class DelimitedTable:
         remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
         if '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
-        return InvalidRequest(
-            self.where, f"{counted(count, 'row')} with more or fewer values than the header: "
-            f"{listing(found, total=count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
-        )  # fmt: skip
+        what = f"{counted(count, 'row')} with more or fewer values than the header: {listing(found, total=count)}"
+        return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
 
 
 def _any(column: pa.ChunkedArray, pattern: str) -> bool:
@@ -346,10 +343,8 @@ def _header(name: str, head: bytes, separator: str) -> list[str]:
         if other:
             ending = {",": ".csv", "\t": ".tsv"}.get(other)
             remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
-            raise InvalidRequest(
-                name, f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values",
-                expected=_SEPARATORS[separator], remedy=remedy,
-            )  # fmt: skip
+            found = f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values"
+            raise InvalidRequest(name, found, expected=_SEPARATORS[separator], remedy=remedy)
     if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
         raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
     return names

@@ -229,10 +229,8 @@ class _Mending:
         if options.of_transform() is None:
             ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
             if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
-                raise InvalidRequest(
-                    "--source", "other samples than the dataset was made from", expected="those",
-                    remedy="Nothing was touched.",
-                )  # fmt: skip
+                found = "other samples than the dataset was made from"
+                raise InvalidRequest("--source", found, expected="those", remedy="Nothing was touched.")
 
     def _keep(self, file: DatasetFile) -> KeptFiles:
         """Give all files of the dataset a second name."""
