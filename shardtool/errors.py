@@ -121,12 +121,11 @@ class CorruptShard(ShardError):
     code = "corrupt-shard"
     exit_code = 4
 
-    def __init__(  # noqa: PLR0913 - the fields of an error
-        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = "",
-        detail: str = "",
-    ) -> None:  # fmt: skip
+    def __init__(
+        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = ""
+    ) -> None:
         shown = found if offset is None else f"at {offset:,}: {found}"
-        super().__init__(where, shown, expected=expected, remedy=remedy, detail=detail)
+        super().__init__(where, shown, expected=expected, remedy=remedy)
         self.offset, self.problem = offset, printable(found)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, or shards, as a caller names them
+Datasets = Given | Sequence[Given]
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 Oversize = Literal["error", "alone", "skip"]

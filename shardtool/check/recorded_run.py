@@ -22,7 +22,6 @@ from shardtool.source.open import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 OF_SIDECARS = frozenset(
     {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
 )
-OF_SHARDS = frozenset(
-    {"shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "shard-damaged", "padding-not-zero",
-     "payload-checksum"}
-)  # fmt: skip
+_UNREAD, _CHANGED = {"shard-missing", "shard-unreadable"}, {"shard-size", "shard-checksum", "payload-checksum"}
+OF_SHARDS = frozenset({*_UNREAD, *_CHANGED, "shard-damaged", "padding-not-zero"})
 OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
 OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 
@@ -73,10 +71,8 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
-    return replace(
-        run.options, map=given, if_exists="resume", on_error=on_error, workers=asked.workers,
-        start_method=asked.start_method,
-    )  # fmt: skip
+    options = replace(run.options, workers=asked.workers, start_method=asked.start_method)
+    return replace(options, map=given, if_exists="resume", on_error=on_error)
 
 
 def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> list[str] | str:

@@ -276,12 +276,9 @@ def _check_fields(case: Case, rows: Rows, survey: Survey, fields: int) -> Iterat
     crcs = column(survey.crcs, np.uint32)
     if rows.crcs is not None:
         for row in np.flatnonzero(rows.crcs[:fields] != crcs[:fields]).tolist():
-            yield Finding(
-                "payload-checksum", case.name, f"the checksum {int(crcs[row]):08x}",
-                f"{int(rows.crcs[row]):08x}, as its sidecar says",
-                survey.offsets[row], walked_text(survey.keys[int(owner[row])]),
-                walked_text(survey.names[survey.codes[row]]),
-            )  # fmt: skip
+            what, expected = f"the checksum {int(crcs[row]):08x}", f"{int(rows.crcs[row]):08x}, as its sidecar says"
+            key, field = walked_text(survey.keys[int(owner[row])]), walked_text(survey.names[survey.codes[row]])
+            yield Finding("payload-checksum", case.name, what, expected, survey.offsets[row], key, field)
 
 
 def _differs(case: Case, sample: int, found: str, expected: str, field: str = "") -> Finding:

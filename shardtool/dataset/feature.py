@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardtool.values import Kind, Number
 
 _TF_KINDS: Mapping[Kind, str] = {"bytes": "tf.string", "int64": "tf.int64", "float": "tf.float32"}
+_DEFAULTS = {"bytes": '""', "int64": "-1", "float": "-1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Feature:
         """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
-        default = f", default_value={'-1' if self.kind != 'bytes' else chr(34) * 2}" if self.lacking else ""
+        default = f", default_value={_DEFAULTS[self.kind]}" if self.lacking else ""
         return f"tf.io.FixedLenFeature([], {_TF_KINDS[self.kind]}{default})"
 
     @classmethod
@@ -48,8 +49,8 @@ class Feature:
         return _BY_TEXT[text]
 
 
-_KINDS = [Feature(kind, is_list) for kind in _TF_KINDS for is_list in (False, True)]
-_BY_TEXT = {one.encode(): one for one in [*(Feature(kind, lacking=True) for kind in _TF_KINDS), *_KINDS]}
+_ALL = [Feature(kind, *how) for kind in _TF_KINDS for how in ((False, False), (False, True), (True, False))]
+_BY_TEXT = {one.encode(): one for one in _ALL}
 
 
 def features_of(
@@ -65,8 +66,8 @@ def features_of(
     """
     found = {"__key__": Feature()}
     for name in sorted(fields, key=to_bytes):
-        lists_it = name in lists
-        found[name] = Feature(kinds.get(name, "bytes"), lists_it, lacking=not lists_it and fields[name] < samples)
+        is_list = name in lists
+        found[name] = Feature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
     return found
 
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` tells what is wrong; `shardtool verify --repair` mends what can be mended."
-_LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
-           "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
+_FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
+_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
 _PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
 _FEW = 2**16  # samples, or fields, that any sidecar may have
@@ -248,8 +248,8 @@ def _check_counts(extents: Sequence[Extent], rows: int, most: int) -> None:
     values = {one.leaf.path: one.values for one in extents if one.leaf.top in SCHEMA.names}
     if sorted(values) != sorted(_LEAVES):
         raise ValueError("other columns than a sidecar's")
-    fields = values[_LEAVES[3]]
-    if any(values[leaf] != fields for leaf in _LEAVES[4:]):
+    fields = values[_FIELD_LEAVES[0]]
+    if any(values[leaf] != fields for leaf in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
     if rows > most or fields > most + rows:  # a sample without a field has a place in the list of its fields, too
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than a sidecar and shard of their sizes have")
@@ -398,9 +398,8 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     except ValueError as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
-        raise CorruptShard(
-            name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
-        )
+        found = f"format version {version}"
+        raise CorruptShard(name, found, expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
     return fact
 
 

@@ -244,9 +244,8 @@ class _Kept:
         self._texts += sum(len(one.name) + len(one.link) for one in found.odd[self._odd :])
         if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
             at = found.starts[found.counts.index(most)]
-            raise CorruptShard(
-                found.path, f"a sample of {most:,} fields", offset=at, expected=f"at most {FIELD_LIMIT:,}"
-            )
+            expected = f"at most {FIELD_LIMIT:,}"
+            raise CorruptShard(found.path, f"a sample of {most:,} fields", offset=at, expected=expected)
         self._long = self._long or any(len(name) > _NAME_BYTES for name in found.names[self._names :])
         if self._long:
             self._texts += sum([len(found.names[code]) for code in found.codes[self._rows :]])
@@ -256,9 +255,8 @@ class _Kept:
         kept += _NAME_BYTES * (self._names + self._odd)
         if kept > _KEPT_ALWAYS + min(self._most, _KEPT_A_BYTE * end):
             what = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} names of fields"
-            raise CorruptShard(
-                found.path, f"{what}, more than can be kept", offset=end, expected="payloads, not names alone"
-            )
+            expected = "payloads, not names alone"
+            raise CorruptShard(found.path, f"{what}, more than can be kept", offset=end, expected=expected)
         return end + _KEPT_STEP
 
 
@@ -278,9 +276,8 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if len(found.differ) < _MOST:
             found.differ.append((offset, what))
 
-    for name, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
-        if name[:2] == b"./":
-            name = name[2:]  # noqa: PLW2901 - what follows is about the rest
+    for path, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
+        name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:

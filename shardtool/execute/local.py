@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from shardtool.values import StartMethod
 
     Progress = Callable[[int, int, int], None]
@@ -117,7 +119,7 @@ class LocalPool:
             raise
         return self._workers[-1]
 
-    def __enter__(self) -> LocalPool:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

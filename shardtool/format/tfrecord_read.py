@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Hold = Callable[[int, int], None]
     Data: TypeAlias = "bytes | memoryview | Far"
 
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2  # the fields of an entry of a map
 REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack
 _tail = Struct("<I").unpack
@@ -104,9 +105,8 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
                 hold(data, size + FRAME_TAIL)
             tail = bytes(read(data + size, FRAME_TAIL))
         if len(tail) < FRAME_TAIL:
-            raise CorruptShard(
-                where, f"a record of {size:,} bytes, and the file ends before", offset=offset, remedy=REMEDY
-            )
+            what = f"a record of {size:,} bytes, and the file ends before"
+            raise CorruptShard(where, what, offset=offset, remedy=REMEDY)
         yield Record(offset, data, size, _tail(tail)[0])
         offset = data + size + FRAME_TAIL
 
@@ -259,9 +259,9 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
     """Return the feature in a map entry at `first` to `last`."""
     name, value = b"", (last, last)
     for tag, at, end in _parts(data, first, last):
-        if tag == 1:
+        if tag == _ENTRY_KEY:
             name = _name(data, at, end)
-        elif tag == 2:  # noqa: PLR2004 - the value of a map entry
+        elif tag == _ENTRY_VALUE:
             value = (at, end)
     kind, inner, count = _BYTES_LIST, (value[1], value[1]), 0
     for tag, at, end in _parts(data, *value):

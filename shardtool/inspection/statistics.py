@@ -246,9 +246,7 @@ class Column:
         known = self.counts.values if self._counted else None
         alike = len(self._kinds) == 1
         low, high = (self._smallest, self._largest) if alike else (None, None)
-        return ColumnSummary(
-            self.type, self.filled, None if known is None else len(known), low, high,
-            self._total / self._numbers if self._numbers and alike else None,
-            tuple(ColumnValue(str(value), count) for value, count in self.counts.most()[:most])
-            if known and len(known) < self.filled else (),
-        )  # fmt: skip
+        mean = self._total / self._numbers if self._numbers and alike else None
+        shown = self.counts.most()[:most] if known and len(known) < self.filled else []
+        values = tuple(ColumnValue(str(value), count) for value, count in shown)
+        return ColumnSummary(self.type, self.filled, None if known is None else len(known), low, high, mean, values)

@@ -282,10 +282,8 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
         modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
         found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
     for name, tally in overview.images.items():
-        found[name] = ImageSummary(
-            "sampled", tally.images, tally.width.spread(), tally.height.spread(),
-            dict(tally.modes.most_common()), tuple(tally.unreadable),
-        )  # fmt: skip
+        width, height, modes = tally.width.spread(), tally.height.spread(), dict(tally.modes.most_common())
+        found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
     return found
 
 

@@ -100,7 +100,6 @@ def by_split(split: SplitShards) -> tuple[int, str]:
 
 def _quoted(name: str) -> str:
     if _NO_NAME.search(name):
-        raise InvalidRequest(
-            "--export energon", f"the name {name!r}", expected="one without quotes, backslashes and braces"
-        )
+        found = f"the name {name!r}"
+        raise InvalidRequest("--export energon", found, expected="one without quotes, backslashes and braces")
     return f'"{name}"'

@@ -24,6 +24,7 @@ from shardtool.values import to_bytes
 if TYPE_CHECKING:
     from shardtool.interop.export import Export, IndexedShard
 
+_LEAST_OFFSETS = 16  # bytes of the offsets of a sample and of the end
 HEAD_SIZE = 64  # bytes from the start of a file that tell its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
 _FORMS = {
@@ -69,7 +70,7 @@ def form_of(name: str, head: bytes, size: int) -> str:
 def _has_form(export: str, head: bytes, size: int) -> bool:
     if export in _FORMS:
         return _FORMS[export].match(head) is not None
-    if size % 8 or len(head) < 16:  # noqa: PLR2004 - a sample and the end
+    if size % 8 or len(head) < _LEAST_OFFSETS:
         return False
     first, second = struct.unpack("<QQ", head[:16])
     return first < min(second, _FIRST_LIMIT) and not first % _BLOCK and not second % _BLOCK

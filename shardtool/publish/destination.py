@@ -18,7 +18,7 @@ from shardtool.publish.appended import (
     later_files,
     names_left,
     nothing_there,
-)  # fmt: skip
+)
 from shardtool.publish.foreign_indexes import Beside
 from shardtool.publish.skipped_file import check_ledger, encode_skipped, read_skipped
 from shardtool.values import IfExists, counted, to_bytes
@@ -124,11 +124,9 @@ def look(before: Destination) -> Destination:
     if pattern.dataset_file in found.existing:
         _check_dataset_file(found)
     if rivals := sorted(name for name in there if pattern.rivals(name)):
-        expected = "none that would share their indexes"
+        what = f"shards of another format under these names: {listing(rivals, 3)}"
         remedy = "Choose another name, or move them away."
-        raise OutputExists(
-            where, f"shards of another format under these names: {listing(rivals, 3)}", expected=expected, remedy=remedy
-        )
+        raise OutputExists(where, what, expected="none that would share their indexes", remedy=remedy)
     if found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":

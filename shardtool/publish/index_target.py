@@ -204,10 +204,8 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
     others = sorted(listed - given)
     folder = os.path.join(os.path.dirname(path), os.fsdecode(to_bytes(old.shards_folder)))
     if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
-        raise OutputExists(
-            path, f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}",
-            remedy="Give all shards of the dataset, or choose another --output.",
-        )  # fmt: skip
+        what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
+        raise OutputExists(path, what, remedy="Give all shards of the dataset, or choose another --output.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
         check_finished(found.folder, found.shards)
     if listed != given or old.shards_folder != shards_folder:

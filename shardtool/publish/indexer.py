@@ -111,10 +111,9 @@ class Indexer:
         from shardtool.dataset.sidecar import tally_of, types_of
 
         tally, name = tally_of(one.table), self.target.names[number]
-        self.entries[number] = ShardEntry(
-            output_text(name), tally.samples, one.fact.size, one.fact.crc, output_text(sidecar_name(name)),
-            len(data), crc32c(data), tally.first_key, tally.last_key,
-        )  # fmt: skip
+        shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
+        sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
+        self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
         self.fields.update(tally.fields)
         self.field_bytes += tally.field_bytes
         self.schemas[number] = types_of(one.table.schema)
@@ -153,11 +152,8 @@ class Indexer:
                 return self._result(shards)
         file = self._dataset_file(shards)
         if same and old is not None:  # the shards are the ones that it tells of
-            file = replace(
-                file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
-                fingerprint=old.fingerprint, appends=old.appends,
-                features=old.features, numbers=old.numbers, fields=old.fields, pattern=old.pattern, name=old.name,
-            )  # fmt: skip
+            known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
+            file = replace(known, shards_folder=file.shards_folder)
         else:
             self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
         if not file.fingerprint:
@@ -171,11 +167,11 @@ class Indexer:
             return
         columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
         where = self.target.folder.path or "."
-        raise OutputExists(
-            where, f"not what the shards hold: {listing(self.wrong)}", expected="right ones, or none",
-            remedy="--overwrite makes them again from the shards; what only they know is lost then: checksums"
-            f"{columns}, how the dataset was made. `shardtool verify` tells whether the shards are right.",
-        )  # fmt: skip
+        lost = f"what only they know is lost then: checksums{columns}, how the dataset was made."
+        right = "`shardtool verify` tells whether the shards are right."
+        remedy = f"--overwrite makes them again from the shards; {lost} {right}"
+        found = f"not what the shards hold: {listing(self.wrong)}"
+        raise OutputExists(where, found, expected="right ones, or none", remedy=remedy)
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         """Return the dataset file of shards of which nothing else is known."""

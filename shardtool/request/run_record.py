@@ -61,8 +61,8 @@ class RunRecord:
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
         """Return the record of this run among `appended` of the first: alike for all splits of one run."""
-        same = bool(self.split) and self.split == first.split
-        return RunRecord({name: value for name, value in self.document.items() if name != "split" or not same})
+        left_out = "split" if self.split == first.split else ""
+        return RunRecord({name: value for name, value in self.document.items() if name != left_out})
 
     def with_append(self, run: RunRecord) -> RunRecord:
         """Return this record with one more append."""
@@ -71,11 +71,8 @@ class RunRecord:
 
     def is_split_with(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
-        runs = [
-            {name: value for name, value in one.document.items() if name not in ("split", "appended")}
-            for one in (self, other)
-        ]
-        return runs[0] == runs[1] and self.split != other.split and bool(self.split and other.split)
+        mine, theirs = ({**one.document, "split": "", "appended": []} for one in (self, other))
+        return mine == theirs and self.split != other.split and bool(self.split and other.split)
 
     def _text(self, name: str) -> str:
         found = self.document.get(name)

@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.entries.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
+from shardtool.entries import arrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+numbers = arrow.numbers  # it stands there for modules below this one
 _STRING_LIMIT = 2**31 - 1  # bytes that the offsets of a `string` array reach
 
 

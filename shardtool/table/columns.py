@@ -95,9 +95,8 @@ def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) 
     """
     for name in names:
         if BAD_FIELD.search(name):
-            raise InvalidRequest(
-                f"field {name!r}", "no name for a field", expected="an ending, such as jpg, cls or seg.png"
-            )
+            found = "no name for a field"
+            raise InvalidRequest(f"field {name!r}", found, expected="an ending, such as jpg, cls or seg.png")
     twice = sorted({repr(name) for name in names if names.count(name) > 1})
     if twice:
         raise InvalidRequest(where, f"several columns become the field {listing(twice)}", remedy=remedy)

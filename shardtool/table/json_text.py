@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Render = Callable[[pa.Table], pa.Array]  # from a table to a large_string array: each row's text and a NUL
 
+_CONTROLS = 32  # characters below it are control characters
 _CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
 _EMPTY = buffers.text("")
 _NULL = buffers.text("null")
@@ -221,7 +222,7 @@ def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
 def _escape(array: pa.Array) -> pa.Array:
     """Return text as it stands between the quotes of JSON."""
     data = np.frombuffer(buffers.payload(array), np.uint8)
-    special = [92, 34] if not (data < 32).any() else [92, 34, *range(32)]  # noqa: PLR2004 - backslash first, quote, control
+    special = [*b'\\"', *range(_CONTROLS if (data < _CONTROLS).any() else 0)]  # the backslash first
     for code in special:
         if (data == code).any():
             char = chr(code)

@@ -27,11 +27,8 @@ _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is
 
 def is_key(kind: pa.DataType) -> bool:
     """Tell whether values of an Arrow type can be keys: text, whole numbers, and floats that happen to be whole."""
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        or (pa.types.is_decimal(kind) and kind.scale == 0)
-    )  # fmt: skip
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating)
+    return any(test(kind) for test in tests) or bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
 def broken_numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:

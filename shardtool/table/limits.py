@@ -31,9 +31,8 @@ def check_shape(where: str, schema: pa.Schema) -> None:
                 raise too_deep(f"{where}, column {one.name!r}")
             left -= 1
             if left < 0:
-                raise InvalidRequest(
-                    where, f"column {one.name!r} with more than {MOST_COLUMNS:,} parts", expected="fewer"
-                )
+                found = f"column {one.name!r} with more than {MOST_COLUMNS:,} parts"
+                raise InvalidRequest(where, found, expected="fewer")
 
 
 def _levels(kind: pa.DataType) -> Iterator[int]:

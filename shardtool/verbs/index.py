@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
-def index(
-    dataset: Given,
-    options: IndexOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> IndexResult:
+def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
 
     Args:

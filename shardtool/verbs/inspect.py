@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
-def inspect(
-    dataset: Given,
-    options: InspectOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> Summary:
+def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
     """Return what is in a dataset.
 
     Args:

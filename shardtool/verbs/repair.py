@@ -119,8 +119,9 @@ class _Mending:
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
         bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
-        proven = [case for case in bad if case.sound and case.entry is not None and case.survey is not None
-                  and case.survey.crc == case.entry.crc]  # fmt: skip
+        proven = [
+            case for case in bad if case.sound and case.survey and case.entry and case.survey.crc == case.entry.crc
+        ]
         for case in bad:
             if case not in proven:
                 self._leave(f"{case.sidecar}: its shard is not proven to be sound")
@@ -183,10 +184,8 @@ class _Mending:
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
-            options = IndexOptions(
-                checksum=True, dots=self.seen.dots, workers=self.options.workers,
-                overwrite="dataset-file-damaged" in self.codes,
-            )  # fmt: skip
+            overwrite, workers = "dataset-file-damaged" in self.codes, self.options.workers
+            options = IndexOptions(checksum=True, dots=self.seen.dots, workers=workers, overwrite=overwrite)
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")

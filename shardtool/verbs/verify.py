@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
-def verify(
-    dataset: Given,
-    options: VerifyOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> Report:
+def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
     """Return what is wrong with a dataset. Nothing is written, but for `repair`.
 
     Args:

@@ -36,14 +36,8 @@ _FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "
 _NO_GLYPH = "\U0010fffd"  # a private character: what a font draws for what it lacks
 
 
-def write_contact_sheet(  # noqa: PLR0913 - each is an option of the command
-    dataset: OpenedDataset,
-    path: str,
-    *,
-    samples: int = 100,
-    columns: int = 10,
-    seed: int = 0,
-    overwrite: bool = False,
+def write_contact_sheet(
+    dataset: OpenedDataset, path: str, *, samples: int = 100, columns: int = 10, seed: int = 0, overwrite: bool = False
 ) -> None:
     """Write a picture of a dataset's samples, in the order of the dataset.
 

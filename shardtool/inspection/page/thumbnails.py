@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -18,6 +18,7 @@ from shardtool.dataset.payload import label_of, numbers_in
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
+from shardtool.format.varint import MORE
 from shardtool.inspection.overview import SHORT
 from shardtool.inspection.samples import text_of
 from shardtool.transform.image import BadImage, ImageOptions, change
@@ -178,10 +179,8 @@ def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thu
 
 
 def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    options = ImageOptions(
-        resize=(edge, edge), resize_mode="longer", only_larger=True, encode="webp", quality=_QUALITY, fields=(name,),
-        max_pixels=_MOST_PIXELS,
-    )  # fmt: skip
+    smaller = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=_MOST_PIXELS)
+    options = replace(smaller, encode="webp", quality=_QUALITY, fields=(name,))
     try:
         small, fact = change(data, name, options)
     except BadImage as error:
@@ -339,7 +338,7 @@ def _numbers(start: bytes, kind: str) -> str | None:
         return None
     end = len(start) // 4 * 4
     if kind == "int64":
-        end = max((at + 1 for at, byte in enumerate(start) if byte < 0x80), default=0)  # noqa: PLR2004 - ends a varint
+        end = max((at + 1 for at, byte in enumerate(start) if byte < MORE), default=0)  # where a varint ends
     try:
         numbers = numbers_in(start[:end], kind)
     except ValueError:
