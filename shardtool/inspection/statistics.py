@@ -6,7 +6,7 @@ It opens nothing: Arrow and NumPy in, plain values out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -219,7 +219,7 @@ class Column:
         if is_number:
             self._add_numbers(values)
         elif pt.is_temporal(kind):
-            self._add_bounds(pc.min_max(values.cast(pa.string())).as_py())
+            self._add_bounds(pc.min_max(values.cast(pa.string())))
             return
         self._counted = True
         if not pt.is_floating(kind):
@@ -230,14 +230,14 @@ class Column:
             values = values.filter(pc.is_finite(values))
             self.counts.values = None
         if len(values):
-            self._add_bounds(pc.min_max(values).as_py())
+            self._add_bounds(pc.min_max(values))
             self._total += float(pc.sum(values.cast(pa.float64())).as_py())
             self._numbers += len(values)
 
-    def _add_bounds(self, found: Mapping[str, Any]) -> None:
+    def _add_bounds(self, bounds: pa.StructScalar) -> None:
         if len(self._kinds) > 1:
             return  # of a number and a time, none is the smaller
-        low, high = found["min"], found["max"]
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
         self._smallest = low if self._smallest is None else min(self._smallest, low)
         self._largest = high if self._largest is None else max(self._largest, high)
 

@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import EXPORTS
@@ -146,7 +146,7 @@ def _places_of_lines(data: bytes) -> list[list[tuple[bytes, int, int]]]:
 
 
 def _hub_difference(data: bytes, shard: IndexedShard) -> str:
-    document: Any = json.loads(data)
+    document = json.loads(data)
     keys = shard.table.column("__key__").to_pylist()
     wanted = {
         f"{key}.{name.decode()}": (offset, length)
