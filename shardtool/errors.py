@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ class PlainError(Exception):
         }
 
 
-def _restore(kind: type[PlainError], fields: dict[str, Any]) -> PlainError:
+def _restore(kind: type[PlainError], fields: dict[str, object]) -> PlainError:
     error = kind.__new__(kind, fields["where"], fields["found"])
     vars(error).update(fields)
     return error
@@ -121,12 +121,11 @@ class CorruptShard(ShardError):
     code = "corrupt-shard"
     exit_code = 4
 
-    def __init__(  # noqa: PLR0913 - the fields of an error
-        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = "",
-        detail: str = "",
-    ) -> None:  # fmt: skip
+    def __init__(
+        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = ""
+    ) -> None:
         shown = found if offset is None else f"at {offset:,}: {found}"
-        super().__init__(where, shown, expected=expected, remedy=remedy, detail=detail)
+        super().__init__(where, shown, expected=expected, remedy=remedy)
         self.offset, self.problem = offset, printable(found)
 
 

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    class Crc32c(Protocol):  # noqa: D101 - a type, for the checker
-        def __call__(self, data: bytes | bytearray | memoryview, crc: int = 0, /) -> int: ...  # noqa: D102
+    class Crc32c(Protocol):
+        """`crc32c` of the package of that name."""
+
+        def __call__(self, data: bytes | bytearray | memoryview, crc: int = 0, /) -> int:
+            """Return the checksum of data that follows what has the checksum `crc`."""
 
 
 _MODULUS = 2**256
@@ -42,14 +45,8 @@ def _find_crc32c() -> Crc32c:
 crc32c = _find_crc32c()
 
 
-def content_digest(  # noqa: PLR0913 - columns
-    keys: Sequence[bytes],
-    counts: Sequence[int],
-    names: Sequence[bytes],
-    *,
-    codes: bytes,
-    lengths: bytes,
-    crcs: bytes,
+def content_digest(
+    keys: Sequence[bytes], counts: Sequence[int], names: Sequence[bytes], *, codes: bytes, lengths: bytes, crcs: bytes
 ) -> int:
     """Return the fingerprint of samples: the sum, modulo 2^256, of a BLAKE2b hash of each.
 

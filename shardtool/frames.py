@@ -8,7 +8,10 @@ does want it says so first. In a program of the user's, nothing is withheld.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _PANDAS = "pandas"
 
@@ -37,7 +40,7 @@ def allow_pandas() -> None:
     sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Withheld)]
 
 
-def pandas() -> Any:
+def pandas() -> ModuleType:
     """Return the module pandas."""
     allow_pandas()
     import pandas as pd

@@ -230,8 +230,12 @@ def _from_names(names: list[str]) -> ShardPattern:
     if len(plain) > 1 and _is_range(numbers):
         text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
         return ShardPattern(folder, prefix, ending, int(numbers[0]), len(numbers[0]), len(plain), None, text)
-    text = ",".join(plain if len(plain) < 3 else (plain[0], "...", plain[-1]))  # noqa: PLR2004
-    return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), text)
+    return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), text_of(plain))
+
+
+def text_of(names: Sequence[str]) -> str:
+    """Return the text of a pattern that is a list of names: a long one is shortened to its first and last."""
+    return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
 def _common(stems: list[str]) -> str:

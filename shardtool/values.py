@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -14,6 +15,8 @@ from shardtool.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, or shards, as a caller names them
+Datasets = Given | Sequence[Given]
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 Oversize = Literal["error", "alone", "skip"]

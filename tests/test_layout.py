@@ -36,7 +36,6 @@ LATE = {
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
     "execute.worker": {"errors"},
-    "inspection.page.page": {"markupsafe"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter"},
     "pack.run": {"pack.result", "publish.exporter"},
     "request.options": {"transform.steps"},

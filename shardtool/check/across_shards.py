@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
 from shardtool.check.worker import HASH_SIZE
@@ -97,7 +99,7 @@ def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> F
     order = np.lexsort((pairs["b"], pairs["a"]))
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    ends = np.cumsum([len(one) // HASH_SIZE for _, one in sums.hashes])
+    ends = [*accumulate(len(one) // HASH_SIZE for _, one in sums.hashes)]
     findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
     read = dict(surveys)
     for at in same[:_MOST].tolist():
@@ -108,12 +110,12 @@ def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> F
     return findings
 
 
-def _sample(subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: Any) -> tuple[int, str]:
+def _sample(subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: list[int]) -> tuple[int, str]:
     """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
-    at = int((ends <= place).sum())
+    at = bisect_right(ends, place)
     number = sums.hashes[at][0]
     if number not in read:
         read[number] = survey(SurveyTask(subject.cases[number].path, dots=subject.dots))
     keys = read[number].keys
-    row = place - (int(ends[at - 1]) if at else 0)
+    row = place - (ends[at - 1] if at else 0)
     return number, walked_text(keys[row]) if row < len(keys) else ""

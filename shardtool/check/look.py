@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.check.across_shards import Sums, check_together
 from shardtool.check.numbering import check_finished, check_numbering
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardtool.check.subject import Case, Subject
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
+    from shardtool.values import Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Report:
         }
 
 
-def look(dataset: Any, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
+def look(dataset: Given, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
     """Return what is wrong with a dataset, and the dataset as it was seen.
 
     Raises:
@@ -94,7 +95,7 @@ def look(dataset: Any, options: VerifyOptions, observer: Observer) -> tuple[Repo
         return _look_inside(dataset, options, observer, pool)
 
 
-def _look_outside(dataset: Any, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
+def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
     """Look at names, sizes, sidecars and numbering: no shard is read."""
     subject, findings = open_subject(dataset)
     _start(subject, observer)
@@ -106,7 +107,7 @@ def _look_outside(dataset: Any, options: VerifyOptions, observer: Observer) -> t
 
 
 def _look_inside(
-    dataset: Any, options: VerifyOptions, observer: Observer, pool: LocalPool | Here
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here
 ) -> tuple[Report, Subject]:
     """Look at every byte."""
     subject, findings = open_subject(dataset)

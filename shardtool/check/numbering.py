@@ -21,10 +21,10 @@ from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
     from shardtool.check.subject import Subject
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.values import Given
 
 _MOST_GAPS = 1000
 _MOST_NAMES = 10**7  # of a closed pattern: each is looked for
@@ -165,7 +165,7 @@ def _gaps(subject: Subject) -> Iterator[Finding]:
                 yield Finding("numbering-gap", output_text(missing), "not there", "a shard of this number")
 
 
-def _asked_for(given: Any) -> list[str]:
+def _asked_for(given: Given) -> list[str]:
     """Return the names that a closed pattern asks for; none where it is no such pattern."""
     if not isinstance(given, (str, os.PathLike)) or os.path.exists(given) or _GLOB.search(os.fspath(given)):
         return []

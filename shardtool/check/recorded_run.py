@@ -82,9 +82,9 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
     Raises:
         InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
-    verb = str(file.made.get("verb", "")) if file else ""
+    verb = file.made.verb if file else ""
     if file is None or verb != "reshard":
-        recorded = _recorded(file) if file else {}
+        recorded = {**file.made.options} if file else {}
         function = recorded.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
@@ -92,7 +92,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
         return Recorded(verb, created, map=printable(function)[:80])
     if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
-    recorded = _recorded(file)
+    recorded = {**file.made.options}
     recorded.pop("dots", None)  # found in the source, not asked for
     table, found = recorded.pop("join", ""), _options(recorded, ReshardOptions)
     if table == "":
@@ -113,10 +113,9 @@ def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks
     elif found.get("symlinks") == "follow":
-        raise InvalidRequest(
-            "--source", "the dataset was made with --symlinks follow, by which links may lead out of the source",
-            expected="your word for that", remedy="If the source is yours, add --symlinks follow.",
-        )  # fmt: skip
+        what = "the dataset was made with --symlinks follow, by which links may lead out of the source"
+        remedy = "If the source is yours, add --symlinks follow."
+        raise InvalidRequest("--source", what, expected="your word for that", remedy=remedy)
     return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
 
 
@@ -127,10 +126,6 @@ def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
     from shardtool.entries.classes import Classes
 
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
-
-
-def _recorded(file: DatasetFile) -> dict[str, Any]:
-    return dict(file.made.get("options", {}))
 
 
 def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
@@ -146,7 +141,7 @@ def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return found
 
 
-def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> Source:
+def open_again(run: Recorded, source: object, outputs: Sequence[ShardPattern]) -> Source:
     """Return the source of a run.
 
     Args:
@@ -157,15 +152,14 @@ def open_again(run: Recorded, source: Any, outputs: Sequence[ShardPattern]) -> S
     Raises:
         InvalidRequest: There is no such source.
     """
-    several = isinstance(source, (list, tuple))
+    several = [*source] if isinstance(source, (list, tuple)) else None
     if isinstance(run.options, ReshardOptions):
-        givens = [*source] if several else [source]
-        for one in givens:
+        for one in [source] if several is None else several:
             if not isinstance(one, (str, os.PathLike, list, tuple)):
                 found = f"a {type(one).__name__}"
                 raise InvalidRequest("--source", found, expected="what it was made from: datasets")
             find_dataset(one)  # before shards are read, where there is none
-    elif several:
-        found = f"{len(source)} sources"
+    elif several is not None:
+        found = f"{len(several)} sources"
         raise InvalidRequest("--source", found, expected="one: only `reshard` takes several")
     return open_source(source, replace(run.options, on_error="skip"), outputs)

@@ -22,17 +22,15 @@ if TYPE_CHECKING:
 OF_SIDECARS = frozenset(
     {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
 )
-OF_SHARDS = frozenset(
-    {"shard-missing", "shard-unreadable", "shard-size", "shard-checksum", "shard-damaged", "padding-not-zero",
-     "payload-checksum"}
-)  # fmt: skip
+_UNREAD, _CHANGED = {"shard-missing", "shard-unreadable"}, {"shard-size", "shard-checksum", "payload-checksum"}
+OF_SHARDS = frozenset({*_UNREAD, *_CHANGED, "shard-damaged", "padding-not-zero"})
 OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
 OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 
 
 def why_not_again(file: DatasetFile) -> str:
     """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
-    verb = file.made.get("verb")
+    verb = file.made.verb
     if file.appends:
         return (
             "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
@@ -40,8 +38,8 @@ def why_not_again(file: DatasetFile) -> str:
         )
     if verb == "index":
         return "shards that another tool made: get them again"
-    if verb != "create" or file.made.get("split"):
-        which = "of a split" if verb == "create" else f"made by {printable(str(verb))[:80]}"
+    if verb != "create" or file.made.split:
+        which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
         return f"shards {which}: run the command that made them again, with --resume"
     return ""
 
@@ -67,18 +65,14 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
     if not isinstance(run.options, CreateOptions):
         raise TypeError(run.verb)  # other verbs are not run again
     if run.map and given is None:
-        raise InvalidRequest(
-            "--source", f"samples made by {run.map}, which is never run because a file names it",
-            expected="--map, if that code is yours", remedy="Nothing was touched.",
-        )  # fmt: skip
+        found = f"samples made by {run.map}, which is never run because a file names it"
+        raise InvalidRequest("--source", found, expected="--map, if that code is yours", remedy="Nothing was touched.")
     if given is not None and given != run.map:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
-    return replace(
-        run.options, map=given, if_exists="resume", on_error=on_error, workers=asked.workers,
-        start_method=asked.start_method,
-    )  # fmt: skip
+    options = replace(run.options, workers=asked.workers, start_method=asked.start_method)
+    return replace(options, map=given, if_exists="resume", on_error=on_error)
 
 
 def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> list[str] | str:
@@ -88,17 +82,15 @@ def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> lis
         InvalidRequest: It would write or remove other files than those.
     """
     if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
-        raise InvalidRequest(
-            "--repair", f"files that the dataset file does not list ({listing(sorted(extra))})",
-            expected="none, for they would be removed", remedy="Move them away first.",
-        )  # fmt: skip
+        what = f"files that the dataset file does not list ({listing(sorted(extra))})"
+        expected = "none, for they would be removed"
+        raise InvalidRequest("--repair", what, expected=expected, remedy="Move them away first.")
     output: list[str] | str = os.path.join(found.folder, file.pattern)
     if "{" not in file.pattern:
         output = [os.path.join(found.folder, one.name) for one in file.shards]
     base, own = parse_pattern(output).base, os.path.basename(found.dataset_file or "").removesuffix(DATASET_SUFFIX)
     if {base, file.name} != {own}:
-        raise InvalidRequest(
-            "--repair", f"a dataset file called {own}, of a dataset called {file.name}",
-            expected=f"{base}, as its shards are", remedy="Give the dataset file its own name again.",
-        )  # fmt: skip
+        what = f"a dataset file called {own}, of a dataset called {file.name}"
+        expected = f"{base}, as its shards are"
+        raise InvalidRequest("--repair", what, expected=expected, remedy="Give the dataset file its own name again.")
     return output

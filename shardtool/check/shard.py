@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,16 @@ from shardtool.fingerprint import crc32c
 from shardtool.values import counted
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator
-    from typing import Any
 
     from numpy.typing import NDArray
 
     from shardtool.check.subject import Case
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Odd, Survey
+
+Number = TypeVar("Number", bound=np.generic)
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
@@ -138,8 +140,8 @@ def _below(name: bytes, links: set[bytes]) -> bytes:
 
 
 def _below_link(shard: str, offset: int, name: bytes, link: bytes) -> Finding:
-    return Finding("member-unsafe", shard, f"{printable(name)}: a name that leads through the link {printable(link)}",
-                   offset=offset)  # fmt: skip
+    found = f"{printable(name)}: a name that leads through the link {printable(link)}"
+    return Finding("member-unsafe", shard, found, offset=offset)
 
 
 def _is_text(key: bytes) -> bool:
@@ -162,8 +164,8 @@ def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]
     for row in rows[:_MOST].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = walked_text(survey.names[survey.codes[row]])
-        yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row],
-                      key=walked_text(survey.keys[sample]), field=field)  # fmt: skip
+        key = walked_text(survey.keys[sample])
+        yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row], key=key, field=field)
 
 
 def read_sidecar(case: Case) -> Iterator[Finding]:
@@ -225,8 +227,8 @@ def check_rows(case: Case) -> Iterator[Finding]:
         return
     whole = survey.error is None
     if whole and len(rows.counts) != len(survey.keys):
-        yield Finding("index-differs", case.sidecar, counted(len(rows.counts), "sample"),
-                      f"{len(survey.keys):,}, as the shard holds")  # fmt: skip
+        found = counted(len(rows.counts), "sample")
+        yield Finding("index-differs", case.sidecar, found, f"{len(survey.keys):,}, as the shard holds")
     samples = min(len(rows.counts), len(survey.keys))
     if not whole:
         samples = max(0, samples - 1)  # the last one may be cut
@@ -274,12 +276,9 @@ def _check_fields(case: Case, rows: Rows, survey: Survey, fields: int) -> Iterat
     crcs = column(survey.crcs, np.uint32)
     if rows.crcs is not None:
         for row in np.flatnonzero(rows.crcs[:fields] != crcs[:fields]).tolist():
-            yield Finding(
-                "payload-checksum", case.name, f"the checksum {int(crcs[row]):08x}",
-                f"{int(rows.crcs[row]):08x}, as its sidecar says",
-                survey.offsets[row], walked_text(survey.keys[int(owner[row])]),
-                walked_text(survey.names[survey.codes[row]]),
-            )  # fmt: skip
+            what, expected = f"the checksum {int(crcs[row]):08x}", f"{int(rows.crcs[row]):08x}, as its sidecar says"
+            key, field = walked_text(survey.keys[int(owner[row])]), walked_text(survey.names[survey.codes[row]])
+            yield Finding("payload-checksum", case.name, what, expected, survey.offsets[row], key, field)
 
 
 def _differs(case: Case, sample: int, found: str, expected: str, field: str = "") -> Finding:
@@ -298,7 +297,7 @@ def _text(name: bytes) -> bytes:
     return walked_text(name).encode()
 
 
-def column(values: Any, kind: type[Any]) -> NDArray[Any]:
+def column(values: array[int], kind: type[Number]) -> NDArray[Number]:
     """Return a survey's column as an array."""
     return np.frombuffer(values, kind) if len(values) else np.zeros(0, kind)
 
@@ -309,11 +308,11 @@ def check_entry(case: Case) -> Iterator[Finding]:
     if entry is None or survey is None or survey.error is not None:
         return
     if entry.samples != len(survey.keys):
-        yield Finding("totals-differ", case.name, counted(len(survey.keys), "sample"),
-                      f"{entry.samples:,}, as the dataset file says")  # fmt: skip
+        found = counted(len(survey.keys), "sample")
+        yield Finding("totals-differ", case.name, found, f"{entry.samples:,}, as the dataset file says")
         return
     ends = [walked_text(survey.keys[at]) for at in (0, -1)] if survey.keys else ["", ""]
     for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
         if recorded != key:
-            yield Finding("totals-differ", case.name, f"the {what} key {printable(key)}",
-                          f"{printable(recorded)}, as the dataset file says")  # fmt: skip
+            found = f"the {what} key {printable(key)}"
+            yield Finding("totals-differ", case.name, found, f"{printable(recorded)}, as the dataset file says")

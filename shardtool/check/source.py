@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from shardtool.storage.reading import read_small
 from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
+
+    Rows = NDArray[np.int64]
+    Surveys = Mapping[int, Survey]
 
 
 class Comparison:
@@ -59,12 +62,12 @@ class Comparison:
         self.source = open_again(self.made, options.source, outputs)
         self.findings = Findings()
 
-    def run(self, all_surveys: Mapping[int, Survey], pool: LocalPool) -> Findings:
+    def run(self, all_surveys: Surveys, pool: LocalPool) -> Findings:
         """Return what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
         self._compare(all_surveys, pool)
         return self.findings
 
-    def _compare(self, all_surveys: Mapping[int, Survey], pool: LocalPool) -> None:
+    def _compare(self, all_surveys: Surveys, pool: LocalPool) -> None:
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
             unchecked.append("the source: --map made the samples, and is not run again")
@@ -74,24 +77,22 @@ class Comparison:
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
         self._add_unchecked()
-        numbers = self._first_shards(all_surveys)
-        surveys = [all_surveys[number] for number in numbers]
+        surveys = self._first_shards(all_surveys)
         if not surveys:
             return
-        ends = np.cumsum([len(one.keys) for one in surveys])
-        place = _places(entries, surveys)
-        appended = _places(entries, [all_surveys[at] for at in sorted({*all_surveys} - {*numbers})])
+        place = _places(entries, surveys.values())
+        appended = _places(entries, [all_surveys[at] for at in sorted({*all_surveys} - {*surveys})])
         if np.any(appended >= 0) and not np.any(place >= 0):
             unchecked.append("the source: it is what samples were appended from, which is not compared")
             return
         self.findings.checked.append("the source")
         if not made.choosing:
             self._missing(entries, np.concatenate((place, appended)))
-        self._extra(surveys, numbers, ends, place)
+        self._extra(surveys, place)
         if made.changes:
             unchecked.append("payloads against the source: --resize or --encode changed them")
             return
-        self._compare_fields(entries, surveys, numbers, place, pool)
+        self._compare_fields(entries, surveys, place, pool)
 
     @property
     def _of_table(self) -> str:
@@ -110,13 +111,13 @@ class Comparison:
             what = f"--source is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
-    def _first_shards(self, surveys: Mapping[int, Survey]) -> list[int]:
-        """Return the numbers of the shards that hold samples of the source: not those that were appended."""
+    def _first_shards(self, surveys: Surveys) -> Surveys:
+        """Return, in order, the shards that hold samples of the source: not those that were appended."""
         file, found = self.subject.file, sorted(surveys)
-        if file is None or not file.appends:
-            return found
-        names = {one.name for one in file.shards[: file.appends[0]]}
-        return [number for number in found if self.subject.cases[number].name in names]
+        if file is not None and file.appends:
+            names = {one.name for one in file.shards[: file.appends[0]]}
+            found = [number for number in found if self.subject.cases[number].name in names]
+        return {number: surveys[number] for number in found}
 
     def _entries(self, pool: LocalPool) -> Entries:
         """Return the samples of the source that belong into the dataset."""
@@ -128,9 +129,9 @@ class Comparison:
 
             values = self.source.column(listed, dividing.reads[1]) if dividing.reads else None
             splits = divide(entries.keys, dividing, values)
-            name = file.made.get("split")
+            name = file.made.split
             if name not in splits.names:
-                raise InvalidRequest("--source", f"no split {printable(str(name))[:80]!r} of it", expected="the source")
+                raise InvalidRequest("--source", f"no split {printable(name)[:80]!r} of it", expected="the source")
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
             from shardtool.select.portable import make_portable
@@ -159,72 +160,65 @@ class Comparison:
             self.findings.unchecked.append("what was left out: its list cannot be read")
             return set()
 
-    def _missing(self, entries: Entries, place: NDArray[np.int64]) -> None:
+    def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
         skipped = self._skipped_keys()
         lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in skipped]
-        found = (
-            Finding("source-missing", self._name, "not in the dataset", "a sample, as in the source",
-                    key=walked_text(entries.keys[at])) for at in lacking
-        )  # fmt: skip
+        parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
+        found = (Finding(*parts, key=walked_text(entries.keys[at])) for at in lacking)
         self._add("source-missing", len(lacking), found)
 
-    def _extra(self, surveys: list[Survey], numbers: list[int], ends: Any, place: NDArray[np.int64]) -> None:
-        extra = np.flatnonzero(place < 0).tolist()
+    def _extra(self, surveys: Surveys, place: Rows) -> None:
+        extra, shards = np.flatnonzero(place < 0).tolist(), [*surveys.items()]
+        ends = np.cumsum([len(survey.keys) for _, survey in shards])
 
         def each() -> Iterator[Finding]:
             for at in extra:
                 shard = int((ends <= at).sum())
                 row = at - (int(ends[shard - 1]) if shard else 0)
-                survey, case = surveys[shard], self.subject.cases[numbers[shard]]
-                yield Finding("source-extra", case.name, "not in the source", "no such sample", survey.starts[row],
-                              walked_text(survey.keys[row]))  # fmt: skip
+                number, survey = shards[shard]
+                parts = ("source-extra", self.subject.cases[number].name, "not in the source", "no such sample")
+                yield Finding(*parts, survey.starts[row], walked_text(survey.keys[row]))
 
         self._add("source-extra", len(extra), each())
 
-    def _compare_fields(
-        self, entries: Entries, surveys: list[Survey], numbers: list[int], place: NDArray[np.int64], pool: LocalPool
-    ) -> None:
+    def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: LocalPool) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
         known: dict[bytes, int] = {}
-        for name in [*map(to_bytes, entries.fields), *(name for one in surveys for name in one.names)]:
+        for name in [*map(to_bytes, entries.fields), *(name for one in surveys.values() for name in one.names)]:
             known.setdefault(name, len(known))
         passed = {to_bytes(name) for name in self.made.made_fields}
         theirs = _source_ids(entries, known, passed)
-        ours = _dataset_ids(surveys, place, known, passed)
+        ours = _dataset_ids(surveys.values(), place, known, passed)
         _, mine, source = np.intersect1d(ours, theirs, return_indices=True)
         present = np.unique(place[place >= 0])
         has = np.isin(theirs // max(1, len(known)), present)
         lacking = np.setdiff1d(np.flatnonzero(has), source)
-        self._add("source-missing", len(lacking), (
-            Finding("source-missing", self._name, "a field that the dataset does not have", "as in the source",
-                    key=walked_text(key), field=field)
-            for key, field in (_of_row(entries, int(row)) for row in lacking)
-        ))  # fmt: skip
+        parts = ("source-missing", self._name, "a field that the dataset does not have", "as in the source")
+        rows = (_of_row(entries, int(row)) for row in lacking)
+        self._add("source-missing", len(lacking), (Finding(*parts, key=key, field=name) for key, name in rows))
         if self.made.verb not in ("create", "reshard"):
             self.findings.unchecked.append(
                 "fields that the source does not have: how the dataset was made is not recorded"
             )
-            self._compare_payloads(entries, surveys, numbers, (mine, source), pool)
+            self._compare_payloads(entries, surveys, (mine, source), pool)
             return
         here = np.flatnonzero(ours >= 0)
         extra = np.setdiff1d(here, mine)
-        self._add("source-extra", len(extra), (
-            self._finding("source-extra", surveys, numbers, int(row), "a field that the source does not have")
-            for row in extra
-        ))  # fmt: skip
-        self._compare_payloads(entries, surveys, numbers, (mine, source), pool)
+        what = "a field that the source does not have"
+        found = (self._finding("source-extra", surveys, int(row), what) for row in extra)
+        self._add("source-extra", len(extra), found)
+        self._compare_payloads(entries, surveys, (mine, source), pool)
 
-    def _compare_payloads(
-        self, entries: Entries, surveys: list[Survey], numbers: list[int], rows: tuple[Any, Any], pool: LocalPool
-    ) -> None:
+    def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: LocalPool) -> None:
         mine, source = rows
-        lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys])
-        crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys])
+        lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys.values()])
+        crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys.values()])
         sizes, sums = entries.size[source], np.full(len(source), -1, np.int64)
         inline = np.flatnonzero(entries.kind[source] == INLINE)
-        payloads = inline_payloads(entries, source[inline], as_numbers=surveys[0].format == "tfrecord")
+        as_numbers = any(one.format == "tfrecord" for one in surveys.values())
+        payloads = inline_payloads(entries, source[inline], as_numbers=as_numbers)
         for at, payload in zip(inline.tolist(), payloads, strict=True):
             sizes[at], sums[at] = len(payload), crc32c(payload)
         differ = lengths[mine] != sizes
@@ -237,26 +231,23 @@ class Comparison:
                 what, expected = f"{int(crcs[mine[at]]):08x}", "the checksum of the source's bytes"
                 if differ[at]:
                     what, expected = f"{int(lengths[mine[at]]):,} bytes", f"{int(sizes[at]):,}, as the source has"
-                yield self._finding("source-differs", surveys, numbers, int(mine[at]), what, expected)
+                yield self._finding("source-differs", surveys, int(mine[at]), what, expected)
 
         self._add("source-differs", len(bad), each())
 
-    def _finding(  # noqa: PLR0913, PLR0917 - the parts of a finding
-        self, code: str, surveys: list[Survey], numbers: list[int], row: int, found: str, expected: str = ""
-    ) -> Finding:
+    def _finding(self, code: str, surveys: Surveys, row: int, found: str, expected: str = "") -> Finding:
         """Return the finding about a field, by its row in all shards."""
-        for number, survey in zip(numbers, surveys, strict=True):
+        for number, survey in surveys.items():
             if row < len(survey.codes):
                 sample = int(np.searchsorted(np.cumsum(np.frombuffer(survey.counts, np.uint32)), row, "right"))
-                return Finding(
-                    code, self.subject.cases[number].name, found, expected, survey.offsets[row],
-                    walked_text(survey.keys[sample]), walked_text(survey.names[survey.codes[row]]),
-                )  # fmt: skip
+                key, field = walked_text(survey.keys[sample]), walked_text(survey.names[survey.codes[row]])
+                where = self.subject.cases[number].name
+                return Finding(code, where, found, expected, survey.offsets[row], key, field)
             row -= len(survey.codes)
         raise IndexError(row)
 
 
-def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> NDArray[np.int64]:
+def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> Rows:
     """Return what names each field's row: its sample's place, and its name; -2 where that is to be passed over."""
     codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
     out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
@@ -264,9 +255,7 @@ def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -
     return np.asarray(np.where(out[entries.code], -2, owners * len(known) + codes[entries.code]))
 
 
-def _dataset_ids(
-    surveys: list[Survey], place: NDArray[np.int64], known: dict[bytes, int], passed: set[bytes]
-) -> NDArray[np.int64]:
+def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int], passed: set[bytes]) -> Rows:
     """Return the same of the dataset, by its samples' places in the source; -1 where there is none."""
     parts, first = [np.zeros(0, np.int64)], 0
     for survey in surveys:
@@ -280,7 +269,7 @@ def _dataset_ids(
     return np.asarray(np.concatenate(parts))
 
 
-def _places(entries: Entries, surveys: Sequence[Survey]) -> NDArray[np.int64]:
+def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
     """Return the place in the source of each sample of shards; -1 for those that it has not."""
     theirs = _key_column(entries.keys.data, entries.keys.starts)
     ours = _key_column(*_join([key for one in surveys for key in one.keys]))
@@ -288,17 +277,17 @@ def _places(entries: Entries, surveys: Sequence[Survey]) -> NDArray[np.int64]:
     return np.asarray(found.astype(np.int64))
 
 
-def _of_row(entries: Entries, row: int) -> tuple[bytes, str]:
+def _of_row(entries: Entries, row: int) -> tuple[str, str]:
     sample = int(np.searchsorted(entries.first, row, "right")) - 1
-    return entries.keys[sample], entries.fields[int(entries.code[row])]
+    return walked_text(entries.keys[sample]), entries.fields[int(entries.code[row])]
 
 
-def _join(keys: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+def _join(keys: Sequence[bytes]) -> tuple[bytes, Rows]:
     lengths = np.array([len(key) + 1 for key in keys], np.int64)
     return b"".join([key + b"\0" for key in keys]), np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
-def _key_column(data: bytes, starts: NDArray[np.int64]) -> Any:
+def _key_column(data: bytes, starts: Rows) -> pa.Array:
     """Return keys, a NUL after each, as an Arrow array."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)

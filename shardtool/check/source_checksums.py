@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import open_shard
 from shardtool.dataset.walk import payload_crc
@@ -20,11 +20,14 @@ from shardtool.values import FILE, LINK, SPAN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.source.base import Source
+
+    Rows = NDArray[np.int64]
 
 _FILES_A_TASK = 1000
 _BLOCK = 2**20
@@ -77,7 +80,7 @@ def _sum_spans(task: Spans) -> list[int]:
         return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
 
 
-def inline_payloads(entries: Entries, rows: NDArray[Any], *, as_numbers: bool) -> Iterator[bytes]:
+def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
     """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
     import numpy as np
 
@@ -88,7 +91,7 @@ def inline_payloads(entries: Entries, rows: NDArray[Any], *, as_numbers: bool) -
         yield encode_number(text, entries.numbers[field]) if as_numbers and field in entries.numbers else text
 
 
-def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: LocalPool) -> NDArray[Any]:
+def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
 
     Raises:
@@ -98,7 +101,7 @@ def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: Loca
 
     sums, kinds = np.full(len(rows), -1, np.int64), entries.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
-    tasks: list[tuple[NDArray[Any], Files | Spans]] = []
+    tasks: list[tuple[Rows, Files | Spans]] = []
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
     for at in range(0, len(files), _FILES_A_TASK):
         chunk = files[at : at + _FILES_A_TASK]
@@ -117,7 +120,7 @@ def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: Loca
     return sums
 
 
-def _of_shards(entries: Entries, rows: NDArray[Any], places: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Spans]]:
+def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
     """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
     import numpy as np
 
@@ -137,7 +140,7 @@ def _of_shards(entries: Entries, rows: NDArray[Any], places: NDArray[Any]) -> It
 class _Sums:
     """Takes a spool's bytes in order, and keeps nothing of them but the checksums of spans."""
 
-    def __init__(self, offsets: NDArray[Any], sizes: NDArray[Any]) -> None:
+    def __init__(self, offsets: Rows, sizes: Rows) -> None:
         import numpy as np
 
         self.sums = np.zeros(len(offsets), np.int64)
@@ -145,7 +148,7 @@ class _Sums:
         self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
         self._at = self._next = 0
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Take the bytes that follow."""
         view = memoryview(data)
         first, last = self._at, self._at + len(view)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings, finding_of
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.sidecar import ShardFact
     from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Survey
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Given
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Subject:
         cases: Its shards.
     """
 
-    given: Any
+    given: Given
     found: Found
     own: bool
     file: DatasetFile | None
@@ -94,8 +94,7 @@ class Subject:
     @property
     def dots(self) -> Dots:
         """The dot at which keys end in the names of members."""
-        recorded = self.file.made.get("options", {}) if self.file else {}
-        return "last" if recorded.get("dots") == "last" else "first"
+        return self.file.made.dots if self.file else "first"
 
     @property
     def classes(self) -> dict[str, int]:
@@ -113,7 +112,7 @@ class Subject:
         return not isinstance(self.given, (str, os.PathLike)) or not os.path.isfile(self.given)
 
 
-def open_subject(given: Any) -> tuple[Subject, Findings]:
+def open_subject(given: Given) -> tuple[Subject, Findings]:
     """Return the dataset, and what is wrong with its dataset file.
 
     Raises:

@@ -139,7 +139,7 @@ def _show_summary(  # noqa: PLR0913 - an option each
         show(encodable(summary_text(summary, width())))
 
 
-def _write_pictures(  # noqa: PLR0913 - an option each
+def _write_pictures(
     opened: OpenedDataset, html: str | None, contact_sheet: str | None, *, seed: int, overwrite: bool, as_json: bool
 ) -> None:
     from shardtool.cli.output import show, show_json

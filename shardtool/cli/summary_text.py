@@ -7,16 +7,17 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.cli.output import show
 from shardtool.errors import listing, printable
 from shardtool.inspection.samples import plain
-from shardtool.request.command_line import appended_runs, command_line
+from shardtool.request.command_line import command_line
+from shardtool.request.run_record import RunRecord
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.inspection.samples import FieldView, SampleView
     from shardtool.inspection.statistics import ColumnSummary, Spread
@@ -109,7 +110,7 @@ def _head(summary: Summary, room: int) -> list[str]:
     if summary.fingerprint:
         rows.append(("fingerprint", summary.fingerprint))
     if summary.made:
-        rows += _made(summary.made)
+        rows += _made(RunRecord(summary.made))
     if summary.skipped:
         rows.append(("left out", f"{summary.skipped:,} when it was made, listed in {summary.name}.skipped"))
     if partial:
@@ -137,13 +138,13 @@ def _complete(summary: Summary) -> str:
     return f"no: {counted(len(summary.problems), 'problem')}"
 
 
-def _made(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _made(made: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield how a dataset was made, and what was appended to it since."""
-    split = f", split {made['split']}" if "split" in made else ""
-    yield "made", f"{made.get('tool', '?')}: {command_line(made)}{split}"
-    runs = appended_runs(made)
+    split = f", split {made.split}" if made.split else ""
+    yield "made", f"{made.tool or '?'}: {command_line(made)}{split}"
+    runs = made.appended
     for run in runs[:_MOST_LINES]:
-        yield "appended", f"{run.get('tool', '?')}: {command_line(run)}"
+        yield "appended", f"{run.tool or '?'}: {command_line(run)}"
     if len(runs) > _MOST_LINES:
         yield "", f"and {len(runs) - _MOST_LINES:,} more times"
 
@@ -309,7 +310,7 @@ def _field(one: FieldView, room: int) -> list[str]:
     if one.content == "json":
         body = json.dumps(plain(one.value), indent=2, ensure_ascii=False).split("\n")
     elif one.content == "text":
-        body = one.value.replace("\r\n", "\n").rstrip("\n").split("\n")
+        body = str(one.value).replace("\r\n", "\n").rstrip("\n").split("\n")
     elif one.content == "number":
         body = [f"{one.value}{f' ({one.label})' if one.label is not None else ''}"]
     else:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.entries.classes import EXPECTED, OPTION, SHOWN, Classes
@@ -16,7 +15,7 @@ from shardtool.values import source_text
 _FILE_LIMIT = 2**28  # bytes: no list of names is larger
 
 
-def open_classes(given: Any) -> Classes | None:
+def open_classes(given: object) -> Classes | None:
     """Return the classes of a file, a list of names, or such a list for each of some fields; None: none were given.
 
     Raises:
@@ -31,7 +30,7 @@ def open_classes(given: Any) -> Classes | None:
     return _checked("the list", given)
 
 
-def _read(path: str, where: str) -> Any:
+def _read(path: str, where: str) -> object:
     try:
         data = read_small(path, _FILE_LIMIT)
     except OSError as error:
@@ -48,22 +47,22 @@ def _read(path: str, where: str) -> Any:
     return _encoded(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
-def _encoded(found: Any) -> Any:
+def _encoded(found: object) -> object:
     """Return class names from a file, as the dataset file has them."""
     if isinstance(found, list):
         return [source_text(one.strip("\r").encode()) if isinstance(one, str) else one for one in found]
     return {name: _encoded(names) for name, names in found.items()} if isinstance(found, dict) else found
 
 
-def _checked(where: str, found: Any) -> Classes:
-    lists = found if isinstance(found, Mapping) else {"": found}
-    for names in lists.values():
-        if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
+def _checked(where: str, found: object) -> Classes:
+    lists: dict[str, list[str]] = {}
+    for field, given in (found if isinstance(found, Mapping) else {"": found}).items():
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
             raise InvalidRequest(OPTION, f"{where} holds no list of names", expected=EXPECTED)
-        names = [*names]  # noqa: PLW2901 - a list of it
+        names = lists[field] = [*given]
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidRequest(OPTION, f"{where} holds what is no name, or none", expected=EXPECTED)
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise InvalidRequest(OPTION, f"{where} names {twice[:SHOWN]!r} twice", expected="each class once")
-    return Classes(where, {name: [*names] for name, names in lists.items()})
+    return Classes(where, lists)

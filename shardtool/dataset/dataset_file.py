@@ -13,16 +13,23 @@ import json
 import posixpath
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
+from shardtool.dataset.feature import Feature
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.interop.export_types import SplitShards
 from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
-from shardtool.values import to_bytes
+from shardtool.request.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from shardtool.values import Number
+
+    Json = Mapping[str, object]
+
+Value = TypeVar("Value")
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
@@ -36,8 +43,7 @@ _MOST = 2**63 - 1  # what a column of whole numbers can hold
 _MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
 _MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
 _FINGERPRINT_LENGTH = 80  # ours has 67 characters
-_LIST = "tf.io.VarLenFeature("
-_TF_KINDS = {"int64": "tf.int64", "float": "tf.float32"}
+_NUMBERS = ("int64", "float")
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 
 
@@ -82,8 +88,8 @@ class DatasetFile:
         skipped: How many rows `out.skipped` has.
         schema: The sidecars' columns and their types.
         classes: Field to the names of its class numbers.
-        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
-        made: How it was made: the verb, the source's name, the options, the tool.
+        features: Only for TFRecord.
+        made: How it was made, and what was appended since.
         fingerprint: The content fingerprint; empty: unknown, since not all was read.
         skipped_crc: CRC-32C of `out.skipped`; None where there is none.
         numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
@@ -100,31 +106,17 @@ class DatasetFile:
     skipped: int
     schema: Mapping[str, str]
     classes: Mapping[str, list[str]]
-    features: Mapping[str, str]
-    made: Mapping[str, Any]
+    features: Mapping[str, Feature]
+    made: RunRecord
     fingerprint: str
     skipped_crc: int | None = None
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
     shards_folder: str = ""
 
-    @property
-    def split(self) -> str:
-        """The split that the dataset was made as; empty: of none."""
-        split = self.made.get("split")
-        return split if isinstance(split, str) else ""
-
     def split_shards(self) -> SplitShards:
         """Return the shards as other tools' index files have them."""
-        return SplitShards(self.split, {shard.name: shard.samples for shard in self.shards})
-
-    def is_split_with(self, other: DatasetFile) -> bool:
-        """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
-        runs, splits = [], []
-        for made in (self.made, other.made):
-            runs.append({name: value for name, value in made.items() if name not in ("split", "appended")})
-            splits.append(made.get("split"))
-        return runs[0] == runs[1] and splits[0] != splits[1] and all(isinstance(split, str) for split in splits)
+        return SplitShards(self.made.split, {shard.name: shard.samples for shard in self.shards})
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -149,9 +141,9 @@ class DatasetFile:
                 "fields": dict(self.fields),
                 "schema": dict(self.schema),
                 "classes": dict(self.classes),
-                **({"features": dict(self.features)} if self.features else {}),
+                **({"features": self.feature_texts()} if self.features else {}),
                 **({"numbers": dict(self.numbers)} if self.numbers else {}),
-                "made": dict(self.made),
+                "made": self.made.document,
                 **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
             },
@@ -161,42 +153,13 @@ class DatasetFile:
         )
         return body + b'%08x"\n}\n' % crc32c(body)
 
+    def feature_texts(self) -> dict[str, str]:
+        """Return what `tf.io.parse_single_example` wants for each feature, as Python source."""
+        return {name: one.encode() for name, one in self.features.items()}
+
     def _listed(self, shard: ShardEntry) -> dict[str, object]:
         """Return a shard for the list: a reader of wids finds it from the dataset file's folder."""
         return {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)}
-
-
-def feature_spec(
-    fields: Mapping[str, int], kinds: Mapping[str, str], samples: int, lists: Collection[str] = ()
-) -> dict[str, str]:
-    """Return the features by which TensorFlow parses Examples; a single value that some lack gets a default.
-
-    Args:
-        fields: How many samples have each.
-        kinds: Those that are `int64` or `float`.
-        samples: How many there are.
-        lists: Those that are lists of values.
-    """
-    found = {"__key__": "tf.io.FixedLenFeature([], tf.string)"}
-    for name in sorted(fields, key=to_bytes):
-        kind = _TF_KINDS.get(kinds.get(name, ""), "tf.string")
-        if name in lists:
-            found[name] = f"{_LIST}{kind})"
-            continue
-        default = ', default_value=""' if kind == "tf.string" else ", default_value=-1"
-        found[name] = f"tf.io.FixedLenFeature([], {kind}{default if fields[name] < samples else ''})"
-    return found
-
-
-def feature_kinds(features: Mapping[str, str]) -> dict[str, str]:
-    """Return field to `int64` or `float`, from what `feature_spec` says of the features that are numbers."""
-    found = {name: [kind for kind, of_tf in _TF_KINDS.items() if of_tf in str(spec)] for name, spec in features.items()}
-    return {name: kinds[0] for name, kinds in found.items() if kinds}
-
-
-def feature_lists(features: Mapping[str, str]) -> set[str]:
-    """Return the fields that are lists, from what `feature_spec` says of them."""
-    return {name for name, spec in features.items() if str(spec).startswith(_LIST)}
 
 
 def shard_names(data: bytes) -> list[str] | None:
@@ -252,7 +215,7 @@ def is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name
 
 
-def _check_texts(document: Any, ours: Any) -> None:
+def _check_texts(document: Json, ours: Json) -> None:
     """Check that all texts, keys among them, are Unicode, and that no number is infinite or none.
 
     An option may be the name of a file that is no UTF-8: `--exclude` takes that.
@@ -265,11 +228,11 @@ def _check_texts(document: Any, ours: Any) -> None:
         raise ValueError(found) from None
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _without_folder(document: Any, ours: Any) -> str:
+def _without_folder(document: Json, ours: Json) -> str:
     """Take the shards' folder away from their names, and return it: a path down from the dataset file's folder."""
     if "shards_folder" not in ours:
         return ""
@@ -284,7 +247,7 @@ def _without_folder(document: Any, ours: Any) -> str:
     return folder
 
 
-def _dataset(document: Any, ours: Any) -> DatasetFile:
+def _dataset(document: Json, ours: Json) -> DatasetFile:
     shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
     if not shards:
         raise ValueError("no shards")
@@ -306,7 +269,7 @@ def _dataset(document: Any, ours: Any) -> DatasetFile:
         skipped=_typed(totals, "skipped", int),
         schema=_mapping(ours, "schema", str),
         classes=_classes(ours),
-        features=_mapping(ours, "features", str) if "features" in ours else {},
+        features=_features(ours) if "features" in ours else {},
         made=_made(ours, len(appends)),
         fingerprint=_fingerprint(ours),
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
@@ -315,8 +278,8 @@ def _dataset(document: Any, ours: Any) -> DatasetFile:
     )
 
 
-def _totals(ours: Any, shards: Sequence[ShardEntry]) -> Any:
-    totals = _typed(ours, "totals", dict)
+def _totals(ours: Json, shards: Sequence[ShardEntry]) -> Json:
+    totals: Json = _typed(ours, "totals", dict)
     sums = {
         "shards": len(shards),
         "samples": sum(shard.samples for shard in shards),
@@ -328,7 +291,7 @@ def _totals(ours: Any, shards: Sequence[ShardEntry]) -> Any:
     return totals
 
 
-def _pattern(ours: Any, shards: Sequence[ShardEntry]) -> str:
+def _pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern: a range must give the names of the shards that are listed, in their order."""
     text: str = _file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
@@ -344,15 +307,15 @@ def _pattern(ours: Any, shards: Sequence[ShardEntry]) -> str:
     return text
 
 
-def _mapping(ours: Any, name: str, kind: type[Any]) -> dict[str, Any]:
+def _mapping(ours: Json, name: str, kind: type[Value]) -> dict[str, Value]:
     """Return a mapping of texts to values of a kind."""
-    found: dict[str, Any] = _typed(ours, name, dict)
+    found: dict[str, Value] = _typed(ours, name, dict)
     for key in found:
         _typed(found, key, kind)
     return found
 
 
-def _classes(ours: Any) -> dict[str, list[str]]:
+def _classes(ours: Json) -> dict[str, list[str]]:
     classes: dict[str, list[str]] = _mapping(ours, "classes", list)
     for name, names in classes.items():
         if not all(type(one) is str for one in names):
@@ -360,24 +323,28 @@ def _classes(ours: Any) -> dict[str, list[str]]:
     return classes
 
 
-def _numbers(ours: Any) -> dict[str, str]:
-    numbers: dict[str, str] = _mapping(ours, "numbers", str)
+def _features(ours: Json) -> dict[str, Feature]:
+    features: dict[str, str] = _mapping(ours, "features", str)
+    return {name: Feature.parse(text) for name, text in features.items()}
+
+
+def _numbers(ours: Json) -> dict[str, Number]:
+    numbers = cast("dict[str, Number]", _mapping(ours, "numbers", str))
     for name, kind in numbers.items():
-        if kind not in _TF_KINDS or name not in ours["fields"] or ours["format"] != "tar":
+        if kind not in _NUMBERS or name not in _typed(ours, "fields", dict) or ours["format"] != "tar":
             raise ValueError(f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
     return numbers
 
 
-def _appends(ours: Any, shards: int) -> tuple[int, ...]:
+def _appends(ours: Json, shards: int) -> tuple[int, ...]:
     appends: list[int] = _typed(ours, "appends", list)
     if any(type(number) is not int for number in appends) or sorted({0, *appends, shards}) != [0, *appends, shards]:
         raise ValueError(f"appends from the shards {appends!r:.80}, of {shards}")
     return tuple(appends)
 
 
-def _made(ours: Any, appends: int) -> dict[str, Any]:
-    """Return how the dataset was made: plain data, of which nothing is ever executed or opened."""
-    made: dict[str, Any] = _typed(ours, "made", dict)
+def _made(ours: Json, appends: int) -> RunRecord:
+    made: dict[str, object] = _typed(ours, "made", dict)
     appended = _typed(made, "appended", list) if "appended" in made else []
     if len(appended) != appends:
         raise ValueError(f"{len(appended):,} runs that appended, but {appends:,} places where they did")
@@ -392,10 +359,10 @@ def _made(ours: Any, appends: int) -> dict[str, Any]:
         if not is_plain_name(run.get("split", "-").replace("/", "-")):
             raise ValueError(f"the split {run['split']!r:.80}")
     _check_values(made)
-    return made
+    return RunRecord(made)
 
 
-def _check_values(value: Any, depth: int = 0) -> None:
+def _check_values(value: object, depth: int = 0) -> None:
     """Check that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
     if depth > _MOST_LEVELS:
         raise ValueError(f"more than {_MOST_LEVELS} levels of nested values in how it was made")
@@ -406,7 +373,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
             _check_values(one, depth + 1)
 
 
-def _fingerprint(ours: Any) -> str:
+def _fingerprint(ours: Json) -> str:
     """Return the content fingerprint; one of another form is compared with what there is, and so found."""
     text: str = _typed(ours, "fingerprint", str)
     if len(text) > _FINGERPRINT_LENGTH:
@@ -414,7 +381,7 @@ def _fingerprint(ours: Any) -> str:
     return text
 
 
-def _shard(found: Any) -> ShardEntry:
+def _shard(found: Json) -> ShardEntry:
     index, name = _typed(found, "index", dict), _file_name(found, "url")
     if (sidecar := _file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
@@ -434,21 +401,21 @@ def _shard(found: Any) -> ShardEntry:
     return shard
 
 
-def _typed(found: Any, name: str, kind: type[Any]) -> Any:
+def _typed(found: Json, name: str, kind: type[Value]) -> Value:
     """Return a value of the kind that the format says; numbers count something, in 63 bits."""
     value = found[name]
-    if type(value) is not kind or (kind is int and not 0 <= value <= _MOST):
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= _MOST):
         raise TypeError(f"{name} is {value!r:.80}")
     return value
 
 
-def _crc(found: Any, name: str = "crc32c") -> int:
+def _crc(found: Json, name: str = "crc32c") -> int:
     if not _CRC.fullmatch(text := _typed(found, name, str)):
         raise ValueError(f"the checksum {text!r:.80}")
     return int(text, 16)
 
 
-def _file_name(found: Any, key: str) -> str:
+def _file_name(found: Json, key: str) -> str:
     """Return the name of a file beside the dataset file."""
     name: str = _typed(found, key, str)
     if not is_plain_name(name):

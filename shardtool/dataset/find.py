@@ -20,9 +20,8 @@ from shardtool.storage.reading import list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shardtool.pattern import ShardPattern
+    from shardtool.values import Given
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
@@ -65,7 +64,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
     return os.path.join(beside if folder is None else folder, sidecar_name(name))
 
 
-def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Found:
+def find_dataset(given: Given) -> Found:
     """Return the shards that `given` means.
 
     Raises:
@@ -114,9 +113,8 @@ def _of_folder(folder: str) -> Found:
         raise InvalidRequest(folder, reason(error), expected=_EXPECTED) from None
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
-        raise InvalidRequest(
-            folder, f"{len(files)} datasets: {listing(files)}", expected="one", remedy="Give the dataset file."
-        )
+        found = f"{len(files)} datasets: {listing(files)}"
+        raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
     if files:
         return _of_dataset_file(os.path.join(folder, files[0]))
     shards = [os.path.join(folder, name) for name in names if name.endswith(ENDINGS) and not name.startswith(".")]
@@ -166,19 +164,18 @@ def _of_dataset_file(path: str) -> Found:
     if names is None:
         raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
     folder = os.path.dirname(path)
-    bad = [
-        name for name in names
-        if not _SHARD_NAME.fullmatch(name) or ".." in name.split("/") or printable(name) != name
-        or (":" in name if urls else "://" in name)
-    ]  # fmt: skip
-    if bad:
-        raise CorruptShard(
-            path, f"names that are no shards beside it: {listing([printable(name) for name in bad])}",
-            expected="names of files", remedy="Nothing was read from there.",
-        )  # fmt: skip
+    if bad := [name for name in names if not _is_beside(name, ":" if urls else "://")]:
+        found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
+        raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
     names = [os.fsdecode(to_bytes(name)) for name in names]
     check_below(path, {os.path.dirname(name) for name in names})
     return Found(tuple(os.path.join(folder, name) for name in names), path, folder, own=listed is not None)
+
+
+def _is_beside(name: str, of_url: str) -> bool:
+    """Tell whether a name is that of a shard beside the dataset file, or below it."""
+    inside = ".." not in name.split("/") and of_url not in name
+    return inside and bool(_SHARD_NAME.fullmatch(name)) and printable(name) == name
 
 
 def check_below(path: str, folders: set[str]) -> None:
@@ -191,10 +188,9 @@ def check_below(path: str, folders: set[str]) -> None:
     top = os.path.join(os.path.realpath(folder or "."), "")
     for below in sorted(folders - {""}):
         if not os.path.join(os.path.realpath(os.path.join(folder, below)), "").startswith(top):
-            raise CorruptShard(
-                path, f"the folder {printable(below)} is a link out of {printable(folder or '.')}",
-                expected="shards in the dataset file's folder, or below it", remedy="Nothing was read from there.",
-            )  # fmt: skip
+            found = f"the folder {printable(below)} is a link out of {printable(folder or '.')}"
+            expected = "shards in the dataset file's folder, or below it"
+            raise CorruptShard(path, found, expected=expected, remedy="Nothing was read from there.")
 
 
 def _wids_names(data: bytes) -> list[str] | None:

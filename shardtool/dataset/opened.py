@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,14 @@ from shardtool.storage.reading import file_stat, read_small
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.find import Found
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Given, Kind
 
 FIELDS = "__fields__"
 _BLOCK = 2**20
@@ -78,21 +80,21 @@ class OpenedIndex:
         damage: What is wrong with the sidecar, or with a shard that was walked: the table ends there.
     """
 
-    table: Any = field(repr=False)
+    table: pa.Table = field(repr=False)
     samples: int
-    schema: Any
-    kinds: Mapping[str, str]
+    schema: pa.Schema
+    kinds: Mapping[str, Kind]
     walked: bool
     damage: tuple[CorruptShard, ...]
 
-    def fields(self) -> Any:
+    def fields(self) -> pa.StructArray:
         """Return the fields of all samples, one after the other: a struct array."""
         column = self.table.column(FIELDS).combine_chunks()
         return column.flatten() if len(column) else pa.array([], column.type.value_type)
 
-    def starts(self) -> Any:
+    def starts(self) -> NDArray[np.int32]:
         """Return where in `fields` each sample starts, and where the last one ends."""
-        offsets = self.table.column(FIELDS).combine_chunks().offsets.to_numpy()
+        offsets: NDArray[np.int32] = self.table.column(FIELDS).combine_chunks().offsets.to_numpy()
         return offsets - offsets[0] if len(offsets) else offsets
 
 
@@ -116,7 +118,7 @@ class OpenedDataset:
         return shard_format(self.shards[0].path)
 
 
-def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> OpenedDataset:
+def open_dataset(given: Given) -> OpenedDataset:
     """Return a dataset, given as its dataset file, a pattern, a glob, a folder, or shards.
 
     Raises:
@@ -127,8 +129,7 @@ def open_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     if found.dataset_file is not None:
         data = read_small(found.dataset_file)
         file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
-    options = file.made.get("options") if file else None
-    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
+    dots = file.made.dots if file else "first"
     shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
     return OpenedDataset(found, file, tuple(shards))
 
@@ -188,7 +189,7 @@ def _walked_part(found: Survey, damage: CorruptShard | None) -> OpenedIndex:
     )
 
 
-def table_of(found: Survey) -> Any:
+def table_of(found: Survey) -> pa.Table:
     """Return what a walk found as a sidecar's table; checksums are null where payloads were not read."""
     counts = np.frombuffer(found.counts, np.uint32).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
@@ -216,7 +217,7 @@ def table_of(found: Survey) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def places_of(table: Any) -> tuple[bytes, ...]:
+def places_of(table: pa.Table) -> tuple[bytes, ...]:
     """Return where a sidecar's table says that samples and fields lie, as bytes that are equal where the places are."""
     lists = table.column("__fields__").combine_chunks()
     fields = lists.flatten()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from shardtool.format.tfrecord_read import numbers_of
 from shardtool.format.varint import count_varints, encode_varint
@@ -129,10 +128,10 @@ def json_of(data: bytes) -> object | None:
         found: object = json.loads(data)
     except ValueError:
         return None
-    level: list[Any] = [found]
+    level: list[object] = [found]
     for _ in range(MOST_LEVELS + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
-        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [part for one in nested for part in (one.values() if isinstance(one, dict) else one)]
         if not level:
             return found
     raise RecursionError

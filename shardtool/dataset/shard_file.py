@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import open_plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
 COMPRESSED = (".gz", ".tgz", ".zst")
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
-
-Self = TypeVar("Self", bound="ShardFile")
 
 
 class ShardFile:
@@ -40,7 +41,7 @@ class ShardFile:
         """Return the file's descriptor, which is closed with this object."""
         return self._fd
 
-    def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +160,7 @@ class PackedFile:
         self._held: IO[bytes] | None = None
         self._held_start = self._held_end = 0
 
-    def __enter__(self) -> PackedFile:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ Source: docs/format.md, "Sidecar".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,16 @@ FIELD = pa.struct(
 )
 
 
-def _schema(field: Any) -> Any:
+class FieldRow(TypedDict):
+    """A field of a sample, as a sidecar has it; `crc32c` is None where it is not known."""
+
+    name: str
+    offset: int
+    length: int
+    crc32c: int | None
+
+
+def _schema(field: pa.DataType) -> pa.Schema:
     return pa.schema(
         [
             pa.field("__key__", pa.string(), nullable=False),
@@ -93,7 +102,7 @@ class Tally:
     field_bytes: int
 
 
-def tally_of(table: Any) -> Tally:
+def tally_of(table: pa.Table) -> Tally:
     """Return what a sidecar's table says of its shard."""
     keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
     fields = table.column("__fields__").combine_chunks().flatten()
@@ -101,6 +110,6 @@ def tally_of(table: Any) -> Tally:
     return Tally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
 
 
-def types_of(schema: Any) -> dict[str, str]:
+def types_of(schema: pa.Schema) -> dict[str, str]:
     """Return a sidecar's columns and their types, as the dataset file lists them."""
     return {column.name: str(column.type) for column in schema}

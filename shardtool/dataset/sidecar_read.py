@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` shows what is wrong; `shardtool verify --repair` mends what can be mended."
-_LEAVES = ("__key__", "__offset__", "__size__", "__fields__.list.element.name", "__fields__.list.element.offset",
-           "__fields__.list.element.length", "__fields__.list.element.crc32c")  # fmt: skip
+_FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
+_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
 _PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
 _FEW = 2**16  # samples, or fields, that any sidecar may have
@@ -99,15 +99,15 @@ class Sidecar:
 
     fact: ShardFact
     rows: Rows = field(repr=False)
-    index: Any = field(repr=False)
-    metadata: Any = field(repr=False)
-    schema: Any = field(repr=False)
+    index: pa.Table = field(repr=False)
+    metadata: pa.Table = field(repr=False)
+    schema: pa.Schema = field(repr=False)
 
-    def decoded_metadata(self) -> Any:
+    def decoded_metadata(self) -> pa.Table:
         """Return the metadata without dictionaries."""
         return _decoded(self.metadata, self.schema)
 
-    def plain_table(self) -> Any:
+    def plain_table(self) -> pa.Table:
         """Return the columns that were read, without dictionaries, in the order of the file."""
         parts = [_decoded(table, self.schema) for table in (self.index, self.metadata)]
         columns = {name: column for part in parts for name, column in zip(part.column_names, part.columns, strict=True)}
@@ -248,8 +248,8 @@ def _check_counts(extents: Sequence[Extent], rows: int, most: int) -> None:
     values = {one.leaf.path: one.values for one in extents if one.leaf.top in SCHEMA.names}
     if sorted(values) != sorted(_LEAVES):
         raise ValueError("other columns than a sidecar's")
-    fields = values[_LEAVES[3]]
-    if any(values[leaf] != fields for leaf in _LEAVES[4:]):
+    fields = values[_FIELD_LEAVES[0]]
+    if any(values[leaf] != fields for leaf in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
     if rows > most or fields > most + rows:  # a sample without a field has a place in the list of its fields, too
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than a sidecar and shard of their sizes have")
@@ -268,7 +268,7 @@ def _check_metadata(found: int, most: int) -> None:
         raise ValueError(f"{found:,} bytes of metadata, more than {most:,} for a sidecar and shard of their sizes")
 
 
-def _decode(data: bytes, extents: Sequence[Extent], wanted: Sequence[str]) -> tuple[Any, Any]:
+def _decode(data: bytes, extents: Sequence[Extent], wanted: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
     """Return the wanted columns, one chunk each, text in dictionaries where the file has them; and the whole schema."""
     places = [at for at, one in enumerate(extents) if one.leaf.top in wanted]
     coded = [one.leaf.path for one in extents if one.coded and one.leaf.kind == TEXT]
@@ -281,7 +281,7 @@ def _decode(data: bytes, extents: Sequence[Extent], wanted: Sequence[str]) -> tu
     return table.replace_schema_metadata(None).combine_chunks().select(wanted), schema
 
 
-def _rows(table: Any, most: int) -> Rows:
+def _rows(table: pa.Table, most: int) -> Rows:
     """Return the index as arrays, if keys take no more than `most` bytes."""
     keys, lists = _chunk(table, "__key__"), _chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
@@ -312,14 +312,14 @@ def _rows(table: Any, most: int) -> Rows:
     )
 
 
-def _chunk(table: Any, name: str) -> Any:
+def _chunk(table: pa.Table, name: str) -> pa.Array:
     chunks = table.column(name).chunks
     if len(chunks) > 1:
         raise ValueError(f"{name} of more than 2 GB")
     return chunks[0] if chunks else pa.array([], table.schema.field(name).type)
 
 
-def _check_types(schema: Any) -> None:
+def _check_types(schema: pa.Schema) -> None:
     """Check that columns have the types that docs/format.md says; text may come as places in a dictionary."""
     lists = schema.field("__fields__").type
     inner = lists.value_type if pt.is_list(lists) else None
@@ -329,11 +329,11 @@ def _check_types(schema: Any) -> None:
         raise ValueError(f"columns of other types: {[str(one) for one in schema.types]}")
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 
-def _numbers(column: Any) -> NDArray[np.int64]:
+def _numbers(column: pa.Array) -> NDArray[np.int64]:
     if column.null_count:
         raise ValueError("a null where a number must be")
     values = numbers(column)
@@ -342,7 +342,7 @@ def _numbers(column: Any) -> NDArray[np.int64]:
     return np.asarray(values.view(np.int64))
 
 
-def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
+def _bytes_of(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
     """Return the bytes of strings, end to end, and where each starts."""
     if not len(column):
         return b"", np.zeros(1, np.int64)
@@ -352,7 +352,7 @@ def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
     return raw, ends - ends[0]
 
 
-def _text_bytes(array: Any) -> int:
+def _text_bytes(array: pa.Array) -> int:
     """Return how many bytes the text in an array takes once it is in no dictionary, nested columns included."""
     kind = array.type
     if pt.is_dictionary(kind):
@@ -365,7 +365,7 @@ def _text_bytes(array: Any) -> int:
     return _text_bytes(array.values) if pt.is_list(kind) else 0
 
 
-def _decoded(table: Any, schema: Any) -> Any:
+def _decoded(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.cast(pa.schema([schema.field(name) for name in table.column_names]))
 
 
@@ -398,9 +398,8 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     except ValueError as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
     if version != FORMAT_VERSION:
-        raise CorruptShard(
-            name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
-        )
+        found = f"format version {version}"
+        raise CorruptShard(name, found, expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
     return fact
 
 

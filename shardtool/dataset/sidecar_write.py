@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ class ShardIndex:
     codes: NDArray[np.uint16]
     sizes: NDArray[np.int64]
     crcs: NDArray[np.uint32]
-    columns: dict[str, Any]
+    columns: dict[str, pa.Array]
     whole: NDArray[np.bool_] | None = None
 
     def tally(self) -> Tally:
@@ -65,7 +65,7 @@ class Written:
     Attributes:
         format: `tar` or `tfrecord`.
         samples: What was planned.
-        columns: Their metadata, a `pyarrow.Table`, or None.
+        columns: Their metadata, if there are any.
         field_crcs: uint32 for each field that was written.
         skipped: The places of samples that were not.
         source_paths: Whether the source's names are a column.
@@ -73,7 +73,7 @@ class Written:
 
     format: str
     samples: ShardSamples
-    columns: Any
+    columns: pa.Table | None
     field_crcs: bytes
     skipped: tuple[int, ...]
     source_paths: bool
@@ -111,7 +111,7 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else table.schema)
 
 
-def encode_table(table: Any, shard: ShardFact) -> bytes:
+def encode_table(table: pa.Table, shard: ShardFact) -> bytes:
     """Return the bytes of a sidecar with the rows of `table`: a `pyarrow.Table` with the columns of `SCHEMA`."""
     sink = pa.BufferOutputStream()
     facts = {"format_version": f"{FORMAT_VERSION}", "shard": shard.name, "size": f"{shard.size}"}
@@ -140,7 +140,7 @@ def encode_table(table: Any, shard: ShardFact) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _table(index: ShardIndex) -> Any:
+def _table(index: ShardIndex) -> pa.Table:
     """Return the sidecar's table: what the plan knew, and the offsets that follow from it."""
     names = Names.parse(index.keys)
     keys = string_array(index.keys.replace(b"\0", b""), names.lengths())
@@ -168,7 +168,7 @@ def _table(index: ShardIndex) -> Any:
     return pa.Table.from_arrays([*columns, *index.columns.values()], schema=pa.schema([*SCHEMA, *more]))
 
 
-def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> Any:
+def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
     """Return a list of strings a sample: the source's `names` in turn, `counts` at a time."""
     names = [source_text(name).encode() for name in names]
     values = strings(names)

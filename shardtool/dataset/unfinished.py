@@ -86,10 +86,8 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
     """
     there = [path for path in shards if os.path.isfile(path)]
     for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
-        raise InvalidRequest(
-            folder or ".", str(one), expected=EXPECTED,
-            remedy="`create --resume` finishes such a run; `shardtool reshard` makes a dataset of those that are here.",
-        )  # fmt: skip
+        remedy = "`create --resume` finishes such a run; `shardtool reshard` makes a dataset of those that are here."
+        raise InvalidRequest(folder or ".", str(one), expected=EXPECTED, remedy=remedy)
 
 
 def _fact_beside(shard: str) -> ShardFact | None:

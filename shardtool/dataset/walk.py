@@ -22,7 +22,7 @@ from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
     from shardtool.dataset.shard_file import ShardFile
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Kind
 
 _KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
 _ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
@@ -86,7 +86,7 @@ class Unlike(NamedTuple):
     """The first feature of a name that is a list, or of another kind than before: its sample, kind, and values."""
 
     sample: int
-    kind: str
+    kind: Kind
     values: int
 
 
@@ -131,7 +131,7 @@ class Survey:
     counts: array[int] = field(default_factory=lambda: array("I"))
     names: list[bytes] = field(default_factory=list)
     codes: array[int] = field(default_factory=lambda: array("I"))
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     offsets: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
     crcs: array[int] = field(default_factory=lambda: array("I"))
@@ -148,7 +148,7 @@ class Survey:
     error: CorruptShard | None = None
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
-    def code(self, name: bytes, kind: str = "bytes") -> int:
+    def code(self, name: bytes, kind: Kind = "bytes") -> int:
         """Return the number of a field's name."""
         code = self._known.setdefault(name, len(self.names))
         if code == len(self.names):
@@ -204,9 +204,8 @@ def _digest(found: Survey) -> int:
             for column in (lengths, crcs, codes):
                 column[first:end] = array(column.typecode, [column[first + at] for at in order])
     return content_digest(
-        found.keys, found.counts, found.names,
-        codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes(),
-    )  # fmt: skip
+        found.keys, found.counts, found.names, codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes()
+    )
 
 
 def walked_text(name: bytes) -> str:
@@ -245,9 +244,8 @@ class _Kept:
         self._texts += sum(len(one.name) + len(one.link) for one in found.odd[self._odd :])
         if found.counts and (most := max(found.counts[max(0, self._keys - 1) :], default=0)) > FIELD_LIMIT:
             at = found.starts[found.counts.index(most)]
-            raise CorruptShard(
-                found.path, f"a sample of {most:,} fields", offset=at, expected=f"at most {FIELD_LIMIT:,}"
-            )
+            expected = f"at most {FIELD_LIMIT:,}"
+            raise CorruptShard(found.path, f"a sample of {most:,} fields", offset=at, expected=expected)
         self._long = self._long or any(len(name) > _NAME_BYTES for name in found.names[self._names :])
         if self._long:
             self._texts += sum([len(found.names[code]) for code in found.codes[self._rows :]])
@@ -257,9 +255,8 @@ class _Kept:
         kept += _NAME_BYTES * (self._names + self._odd)
         if kept > _KEPT_ALWAYS + min(self._most, _KEPT_A_BYTE * end):
             what = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} names of fields"
-            raise CorruptShard(
-                found.path, f"{what}, more than can be kept", offset=end, expected="payloads, not names alone"
-            )
+            expected = "payloads, not names alone"
+            raise CorruptShard(found.path, f"{what}, more than can be kept", offset=end, expected=expected)
         return end + _KEPT_STEP
 
 
@@ -279,9 +276,8 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if len(found.differ) < _MOST:
             found.differ.append((offset, what))
 
-    for name, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
-        if name[:2] == b"./":
-            name = name[2:]  # noqa: PLW2901 - what follows is about the rest
+    for path, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
+        name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
@@ -398,10 +394,9 @@ def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_
             if found.size <= _KEY_LIMIT:
                 return found
             if name == _KEY_FEATURES[0]:
-                raise CorruptShard(
-                    where, f"a key of {found.size:,} bytes", offset=found.offset, expected=f"at most {_KEY_LIMIT:,}",
-                    remedy=tfrecord_walk.REMEDY,
-                )  # fmt: skip
+                what = f"a key of {found.size:,} bytes"
+                expected = f"at most {_KEY_LIMIT:,}"
+                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord_walk.REMEDY)
     return None
 
 

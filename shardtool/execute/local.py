@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from shardtool.values import StartMethod
 
     Progress = Callable[[int, int, int], None]
 
 Task = TypeVar("Task")
+Result = TypeVar("Result")
 _FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
@@ -116,7 +119,7 @@ class LocalPool:
             raise
         return self._workers[-1]
 
-    def __enter__(self) -> LocalPool:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -135,8 +138,8 @@ class LocalPool:
         self._workers = []
 
     def map(  # noqa: C901 - one loop over what workers say
-        self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
-    ) -> Iterator[tuple[int, Any]]:
+        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
 
         Args:
@@ -179,7 +182,7 @@ class LocalPool:
                 yield number, value
 
     def _feed(
-        self, one: _Worker, function: Callable[..., Any], queue: Iterator[tuple[int, object]], *, reports: bool
+        self, one: _Worker, function: Callable[..., object], queue: Iterator[tuple[int, object]], *, reports: bool
     ) -> None:
         for number, task in queue:
             one.number = number

@@ -24,6 +24,7 @@ NAME_LIMIT = 100  # the ustar name field
 PREFIX_LIMIT = 155  # the ustar prefix field
 SIZE_LIMIT = 8**11 - 1  # what eleven octal digits can say: 8 GiB - 1
 
+_TOP_BITS, _GOES_ON = 0xC0, 0x80  # of a byte that goes on with a letter, in UTF-8
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
@@ -123,7 +124,7 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 def _cut(name: bytes, length: int) -> bytes:
     """Return the start of a name, cut between letters: a half one makes strict readers refuse the whole shard."""
-    while length and name[length] & 0xC0 == 0x80:  # noqa: PLR2004 - a byte that goes on with a letter, in UTF-8
+    while length and name[length] & _TOP_BITS == _GOES_ON:
         length -= 1
     return name[:length]
 

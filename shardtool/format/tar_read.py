@@ -40,7 +40,7 @@ _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _SIZE_DIGITS = 19
 _OCTAL_LIMIT = 8**11 - 1  # of a size field
 _SIZE_LIMIT = 2**62  # so that no place overflows what the system counts with
-_BASE_256 = 0x80
+_BASE_256, _NEGATIVE = 0x80, 0xFF  # the first byte of a size in binary, and of one below zero
 _BLANKS = 8 * 0x20
 _USUAL = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic and version of a plain file
 REMEDY = "Get the shard again, or make it anew from its source."
@@ -285,13 +285,12 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANKS - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):
-        raise CorruptShard(
-            where, f"a header with the checksum {stored:o}", offset=offset, expected=f"{total:o}", remedy=REMEDY
-        )
+        found = f"a header with the checksum {stored:o}"
+        raise CorruptShard(where, found, offset=offset, expected=f"{total:o}", remedy=REMEDY)
     field = block[124:136]
     if field[0] & _BASE_256:
         size = int.from_bytes(field, "big") & ~(_BASE_256 << 88)
-        if field[0] == 0xFF:  # noqa: PLR2004 - a negative number
+        if field[0] == _NEGATIVE:
             size = -1
     else:
         octal = _OCTAL.fullmatch(field)
@@ -304,7 +303,7 @@ def _checked_size(block: bytes, offset: int, where: str) -> int:
 
 def _signed_sum(block: bytes) -> int:
     """Return the checksum as some old programs took it, of signed bytes."""
-    return sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + _BLANKS  # noqa: PLR2004
+    return sum(memoryview(block[:148] + block[156:]).cast("b")) + _BLANKS
 
 
 def _name(block: bytes) -> bytes:

@@ -18,10 +18,13 @@ from shardtool.format.varint import count_varints, read_varint, signed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardtool.values import Kind
+
     Read = Callable[[int, int], bytes | memoryview]
     Hold = Callable[[int, int], None]
     Data: TypeAlias = "bytes | memoryview | Far"
 
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2  # the fields of an entry of a map
 REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack
 _tail = Struct("<I").unpack
@@ -64,7 +67,7 @@ class Feature(NamedTuple):
     """
 
     name: bytes
-    kind: str
+    kind: Kind
     offset: int
     size: int
     values: int
@@ -86,14 +89,12 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
     offset = 0
     while head := bytes(read(offset, FRAME_HEAD)):
         if len(head) < FRAME_HEAD:
-            raise CorruptShard(where, f"{len(head)} bytes", offset=offset, expected="a record of 16 bytes or more",
-                               remedy=REMEDY)  # fmt: skip
+            found = f"{len(head)} bytes"
+            raise CorruptShard(where, found, offset=offset, expected="a record of 16 bytes or more", remedy=REMEDY)
         size, stored = _head(head)
         if stored != masked(crc32c(head[:8])):
-            raise CorruptShard(
-                where, f"a record's length of {size:,}, whose checksum is {stored:08x}", offset=offset,
-                expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY,
-            )  # fmt: skip
+            found = f"a record's length of {size:,}, whose checksum is {stored:08x}"
+            raise CorruptShard(where, found, offset=offset, expected=f"{masked(crc32c(head[:8])):08x}", remedy=REMEDY)
         if size > DATA_LIMIT:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD
@@ -104,9 +105,8 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
                 hold(data, size + FRAME_TAIL)
             tail = bytes(read(data + size, FRAME_TAIL))
         if len(tail) < FRAME_TAIL:
-            raise CorruptShard(
-                where, f"a record of {size:,} bytes, and the file ends before", offset=offset, remedy=REMEDY
-            )
+            what = f"a record of {size:,} bytes, and the file ends before"
+            raise CorruptShard(where, what, offset=offset, remedy=REMEDY)
         yield Record(offset, data, size, _tail(tail)[0])
         offset = data + size + FRAME_TAIL
 
@@ -128,10 +128,8 @@ def check_crc(record: Record, crc: int, where: str) -> None:
     """
     found = masked(crc)
     if found != record.crc:
-        raise CorruptShard(
-            where, f"a record's data with the checksum {found:08x}", offset=record.offset,
-            expected=f"{record.crc:08x}", remedy=REMEDY,
-        )  # fmt: skip
+        what = f"a record's data with the checksum {found:08x}"
+        raise CorruptShard(where, what, offset=record.offset, expected=f"{record.crc:08x}", remedy=REMEDY)
 
 
 class Far:
@@ -261,9 +259,9 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
     """Return the feature in a map entry at `first` to `last`."""
     name, value = b"", (last, last)
     for tag, at, end in _parts(data, first, last):
-        if tag == 1:
+        if tag == _ENTRY_KEY:
             name = _name(data, at, end)
-        elif tag == 2:  # noqa: PLR2004 - the value of a map entry
+        elif tag == _ENTRY_VALUE:
             value = (at, end)
     kind, inner, count = _BYTES_LIST, (value[1], value[1]), 0
     for tag, at, end in _parts(data, *value):

@@ -11,9 +11,10 @@ from typing import Protocol
 
 _MOST_BYTES = 10
 _U64 = 2**64
-_HIGH, _LOW = 128, 127
-_ONE_BYTE = [bytes([number]) for number in range(_HIGH)]
-_GOES_ON = bytes(range(_HIGH, 256))  # the bytes of a varint that are not its last
+MORE = 128  # the bit of a byte that tells of another one
+_LOW = 127
+_ONE_BYTE = [bytes([number]) for number in range(MORE)]
+_GOES_ON = bytes(range(MORE, 256))  # the bytes of a varint that are not its last
 
 
 class Bytes(Protocol):
@@ -32,7 +33,7 @@ def encode_varint(number: int) -> bytes:
     number %= _U64
     parts = bytearray()
     while number > _LOW:
-        parts.append(number & _LOW | _HIGH)
+        parts.append(number & _LOW | MORE)
         number >>= 7
     parts.append(number)
     return bytes(parts)
@@ -48,8 +49,8 @@ def read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
     while at < end and shift < 7 * _MOST_BYTES:
         byte = data[at]
         at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:  # noqa: PLR2004 - the last byte
+        value |= (byte & _LOW) << shift
+        if byte < MORE:
             return value & (2**64 - 1), at
         shift += 7
     raise ValueError

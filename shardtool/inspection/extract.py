@@ -17,10 +17,10 @@ from shardtool.storage.tree import Tree
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator
 
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
     from shardtool.inspection.samples import FoundSample
 
 _NAME_LIMIT = 255  # bytes of a name in a folder
@@ -56,14 +56,12 @@ def _parts(sample: FoundSample, field: str) -> list[bytes]:
     leads_out = any(part in (b"", b".", b"..") or b"\0" in part for part in parts)
     if leads_out or len(name) > _PATH_LIMIT or max(map(len, parts)) > _NAME_LIMIT:
         what = "no path below a folder" if leads_out else "too long for a file"
-        raise CorruptShard(
-            sample.shard.path, f"sample {sample.number:,}: {printable(name)[:_NAME_LIMIT]} is {what}",
-            remedy="Nothing of it was written.",
-        )  # fmt: skip
+        found = f"sample {sample.number:,}: {printable(name)[:_NAME_LIMIT]} is {what}"
+        raise CorruptShard(sample.shard.path, found, remedy="Nothing of it was written.")
     return parts
 
 
-def _blocks(sample: FoundSample, one: Mapping[str, Any], file: ShardFile | PackedFile) -> Iterator[bytes]:
+def _blocks(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile) -> Iterator[bytes]:
     """Yield what goes into a field's file."""
     where = f"{sample.shard.path}, field {one['name']!r} of {sample.key}"
     blocks, crc = payload(file, one["offset"], one["length"], where), 0

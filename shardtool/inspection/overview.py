@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from shardtool.dataset.dataset_file import feature_kinds
+from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
 from shardtool.dataset.shard_file import COMPRESSED, open_shard
@@ -116,7 +116,7 @@ class FieldTally:
 
     def __init__(self) -> None:
         self.sizes = Sizes()
-        self.groups = Counts()
+        self.groups = Counts[int]()
         self.places: dict[int, tuple[OpenedShard, int]] = {}
         self.unknown = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
@@ -206,7 +206,7 @@ class Overview:
         self.columns: dict[str, Column] = {}
         self.pixels = (Sizes(), Sizes())
         self.images: dict[str, ImageTally] = {}
-        self.kinds = feature_kinds(dataset.file.features) if dataset.file else {}
+        self.kinds = numbers_in(dataset.file.features) if dataset.file else {}
         self.classes = class_names(dataset)
         self._looks: list[tuple[float, int, int, Chosen]] = []
         self._reads_left = _MOST_READS

@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from shardtool.dataset.dataset_file import feature_kinds
+from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import (
     IMAGE_LIMIT,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
+    from shardtool.values import Kind, Number
 
 _OWN = ("__key__", "__offset__", "__size__", FIELDS)
 _HEAD = 64  # bytes of a payload that is neither text nor an image
@@ -66,9 +68,9 @@ class FoundSample:
     key: str
     offset: int
     size: int
-    fields: Sequence[Mapping[str, Any]]
-    metadata: Mapping[str, Any]
-    kinds: Mapping[str, str]
+    fields: Sequence[FieldRow]
+    metadata: Mapping[str, object]
+    kinds: Mapping[str, Kind]
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
 
@@ -92,7 +94,7 @@ class FieldView:
     content: str
     offset: int
     length: int
-    value: Any = None
+    value: object = None
     image: tuple[int, int, str] | None = None
     head: bytes = b""
     problem: str = ""
@@ -123,7 +125,7 @@ class SampleView:
     offset: int
     size: int
     fields: tuple[FieldView, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the sample as data, the way `--json` prints it (docs/cli.md)."""
@@ -209,13 +211,13 @@ def _found(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex, row: i
     shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
     one = python_rows(part.table.slice(row, 1).select(shown))[0]
     key, offset, size, fields = (one.pop(name) for name in _OWN)
-    kinds = dict(part.kinds)
+    kinds = part.kinds
     if shard_format(shard.path) == "tfrecord" and not part.walked:
-        kinds = feature_kinds(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
+        kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
     return FoundSample(shard, number, key, offset, size, fields, one, kinds, class_names(dataset))
 
 
-def _kinds(shard: OpenedShard, offset: int, size: int) -> dict[str, str]:
+def _kinds(shard: OpenedShard, offset: int, size: int) -> dict[str, Number]:
     """Return what the features of a record are, if it is not too large to be read for that."""
     if size > IMAGE_LIMIT:
         return {}
@@ -256,9 +258,7 @@ def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
     )
 
 
-def _view_field(
-    sample: FoundSample, one: Mapping[str, Any], file: ShardFile | PackedFile, text_limit: int
-) -> FieldView:
+def _view_field(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile, text_limit: int) -> FieldView:
     name, offset, length = one["name"], one["offset"], one["length"]
     kind = sample.kinds.get(name, "bytes")
     content = content_of(name, kind)
@@ -282,7 +282,7 @@ def _view_field(
 
 def _recognized(
     data: bytes, content: str, kind: str, *, whole: bool
-) -> tuple[str, Any, tuple[int, int, str] | None, str]:
+) -> tuple[str, object, tuple[int, int, str] | None, str]:
     """Return what a payload turned out to be, its value, what image it is, and what is wrong with it."""
     if kind != "bytes":
         value = value_of(data, kind)
@@ -317,7 +317,7 @@ def text_of(data: bytes, *, whole: bool) -> str | None:
     return None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return a value as JSON has it: bytes as base64, times as text, numbers that are none (NaN) as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -6,7 +6,7 @@ It opens nothing: Arrow and NumPy in, plain values out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+Value = TypeVar("Value")
 
 _EXACT = 2**17  # values that are kept as they are, for an exact median
 _BITS = 10  # of larger numbers of values, these leading bits are kept: a median within 0.2 %
@@ -111,18 +113,18 @@ def _middle(bucket: int) -> int:
     return low + (1 << shift >> 1)
 
 
-class Counts:
+class Counts(Generic[Value]):
     """How often each value is there; None, once there are too many to be labels."""
 
     def __init__(self, most: int = _MOST_VALUES) -> None:
         self._most = most
-        self.values: dict[Any, int] | None = {}
+        self.values: dict[Value, int] | None = {}
 
-    def add(self, values: Mapping[Any, int] | Iterator[tuple[Any, int]]) -> None:
+    def add(self, values: Iterable[tuple[Value, int]]) -> None:
         """Take some more: a value and how often it is there."""
         if self.values is None:
             return
-        for value, count in values.items() if hasattr(values, "items") else values:
+        for value, count in values:
             if isinstance(value, str) and len(value) > _LONGEST:
                 self.values = None
                 return
@@ -130,7 +132,7 @@ class Counts:
         if len(self.values) > self._most:
             self.values = None
 
-    def add_array(self, values: Any) -> None:
+    def add_array(self, values: pa.Array) -> None:
         """Take the values of an Arrow array without nulls."""
         if self.values is None:
             return
@@ -142,7 +144,7 @@ class Counts:
         names = names.dictionary_decode() if pt.is_dictionary(names.type) else names
         self.add(zip(names.to_pylist(), found.field("counts").to_pylist(), strict=True))
 
-    def most(self) -> list[tuple[Any, int]]:
+    def most(self) -> list[tuple[Value, int]]:
         """Return the values, most frequent first."""
         return sorted((self.values or {}).items(), key=lambda item: (-item[1], str(item[0])))
 
@@ -178,7 +180,7 @@ class ColumnSummary:
     values: tuple[ColumnValue, ...] = ()
 
 
-def is_plain(kind: Any) -> bool:
+def is_plain(kind: pa.DataType) -> bool:
     """Tell whether a column of that type holds numbers, text, truth or times: no lists and the like."""
     flat = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
     return bool(flat or pt.is_string(kind) or pt.is_temporal(kind))
@@ -188,11 +190,11 @@ class Column:
     """The values of a column of metadata, added up to a `ColumnSummary`."""
 
     def __init__(self, kind: str) -> None:
-        self.type, self.filled, self.counts = kind, 0, Counts()
+        self.type, self.filled, self.counts = kind, 0, Counts[object]()
         self.sizes = Sizes()
         self.characters = 0
-        self._smallest: Any = None
-        self._largest: Any = None
+        self._smallest: int | float | str | None = None
+        self._largest: int | float | str | None = None
         self._total = 0.0
         self._numbers = 0
         self._counted = False
@@ -204,7 +206,7 @@ class Column:
         if kind != "null" and kind not in kinds:
             self.type = " or ".join([*kinds, kind])
 
-    def add(self, values: Any) -> None:
+    def add(self, values: pa.ChunkedArray) -> None:
         """Take a chunked array."""
         values = values.combine_chunks()
         kind = values.type
@@ -217,25 +219,25 @@ class Column:
         if is_number:
             self._add_numbers(values)
         elif pt.is_temporal(kind):
-            self._add_bounds(pc.min_max(values.cast(pa.string())).as_py())
+            self._add_bounds(pc.min_max(values.cast(pa.string())))
             return
         self._counted = True
         if not pt.is_floating(kind):
             self.counts.add_array(values)
 
-    def _add_numbers(self, values: Any) -> None:
+    def _add_numbers(self, values: pa.Array) -> None:
         if pt.is_floating(values.type):
             values = values.filter(pc.is_finite(values))
             self.counts.values = None
         if len(values):
-            self._add_bounds(pc.min_max(values).as_py())
+            self._add_bounds(pc.min_max(values))
             self._total += float(pc.sum(values.cast(pa.float64())).as_py())
             self._numbers += len(values)
 
-    def _add_bounds(self, found: Mapping[str, Any]) -> None:
+    def _add_bounds(self, bounds: pa.StructScalar) -> None:
         if len(self._kinds) > 1:
             return  # of a number and a time, none is the smaller
-        low, high = found["min"], found["max"]
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
         self._smallest = low if self._smallest is None else min(self._smallest, low)
         self._largest = high if self._largest is None else max(self._largest, high)
 
@@ -244,9 +246,7 @@ class Column:
         known = self.counts.values if self._counted else None
         alike = len(self._kinds) == 1
         low, high = (self._smallest, self._largest) if alike else (None, None)
-        return ColumnSummary(
-            self.type, self.filled, None if known is None else len(known), low, high,
-            self._total / self._numbers if self._numbers and alike else None,
-            tuple(ColumnValue(str(value), count) for value, count in self.counts.most()[:most])
-            if known and len(known) < self.filled else (),
-        )  # fmt: skip
+        mean = self._total / self._numbers if self._numbers and alike else None
+        shown = self.counts.most()[:most] if known and len(known) < self.filled else []
+        values = tuple(ColumnValue(str(value), count) for value, count in shown)
+        return ColumnSummary(self.type, self.filled, None if known is None else len(known), low, high, mean, values)

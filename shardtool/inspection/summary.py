@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class Summary:
     complete: bool | None
     problems: tuple[Problem, ...]
     fingerprint: str | None
-    made: Mapping[str, Any] | None
+    made: Mapping[str, object] | None
     looked: Looked
     shard_sizes: Spread
     shard_samples: Spread
@@ -194,7 +194,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         complete=not problems if file else None,
         problems=problems,
         fingerprint=(file.fingerprint or None) if file else None,
-        made=dict(file.made) if file else None,
+        made=file.made.document if file else None,
         looked=Looked(overview.samples, len(overview.counts), overview.walked),
         shard_sizes=sizes,
         shard_samples=counts,
@@ -279,13 +279,11 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
     found = {}
     if width.count and height.count:
         mode = overview.columns.get("mode")
-        modes = dict(mode.counts.most()[:MOST_VALUES]) if mode else {}
+        modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
         found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
     for name, tally in overview.images.items():
-        found[name] = ImageSummary(
-            "sampled", tally.images, tally.width.spread(), tally.height.spread(),
-            dict(tally.modes.most_common()), tuple(tally.unreadable),
-        )  # fmt: skip
+        width, height, modes = tally.width.spread(), tally.height.spread(), dict(tally.modes.most_common())
+        found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
     return found
 
 
@@ -325,7 +323,7 @@ def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) ->
     return LabelSummary("field", samples, overview.partial, len(groups), values)
 
 
-def _is_short(values: Mapping[Any, int]) -> bool:
+def _is_short(values: Mapping[object, int]) -> bool:
     """Tell whether texts are names, not sentences."""
     return sum(len(str(value)) for value in values) <= _NAME * len(values)
 
@@ -337,7 +335,7 @@ def _splits(overview: Overview) -> dict[str, int]:
 
 def _siblings(opened: OpenedDataset) -> dict[str, str]:
     """Return the dataset files beside this one that the same run made, for other splits."""
-    if opened.file is None or "split" not in opened.file.made:
+    if opened.file is None or not opened.file.made.split:
         return {}
     found: dict[str, str] = {}
     folder = opened.found.folder or "."
@@ -347,6 +345,6 @@ def _siblings(opened: OpenedDataset) -> dict[str, str]:
             continue
         with suppress(OSError, CorruptShard):
             other = read_dataset(read_small(path), path)
-            if opened.file.is_split_with(other):
-                found[other.made["split"]] = output_text(name)
+            if opened.file.made.is_split_with(other.made):
+                found[other.made.split] = output_text(name)
     return found

@@ -40,10 +40,8 @@ def webdataset_index(shard: IndexedShard) -> bytes:
     fields = lists.flatten()
     names = fields.field("name").cast("binary").to_pylist()
     if unsafe := sorted(name for name in set(names) if _SPACE.search(name)):
-        raise InvalidRequest(
-            shard.name, f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name",
-            remedy="Pack the samples with --portable.",
-        )  # fmt: skip
+        found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"
+        raise InvalidRequest(shard.name, found, remedy="Pack the samples with --portable.")
     offsets, lengths = (fields.field(part).to_numpy().tolist() for part in ("offset", "length"))
     lines = [b"v1.2 %d\n" % len(keys)]
     for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True):

@@ -46,10 +46,8 @@ def offsets_index(shard: IndexedShard) -> bytes:
         for _ in range(count):
             name = b"%b.%b" % (key, next(fields))
             if not _READ.match(name):
-                raise InvalidRequest(
-                    shard.name, f"{printable(name)!r}, which energon passes over",
-                    remedy="Pack the samples with --portable.",
-                )  # fmt: skip
+                found = f"{printable(name)!r}, which energon passes over"
+                raise InvalidRequest(shard.name, found, remedy="Pack the samples with --portable.")
     starts, sizes = (table.column(name).to_numpy().astype("<u8") for name in ("__offset__", "__size__"))
     end = starts[-1:] + sizes[-1:] if len(starts) else np.zeros(1, "<u8")
     return bytes(starts.tobytes() + end.tobytes())
@@ -102,7 +100,6 @@ def by_split(split: SplitShards) -> tuple[int, str]:
 
 def _quoted(name: str) -> str:
     if _NO_NAME.search(name):
-        raise InvalidRequest(
-            "--export energon", f"the name {name!r}", expected="one without quotes, backslashes and braces"
-        )
+        found = f"the name {name!r}"
+        raise InvalidRequest("--export energon", found, expected="one without quotes, backslashes and braces")
     return f'"{name}"'

@@ -18,18 +18,15 @@ from shardtool.interop.huggingface import hub_index
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
+_NV_META = FolderIndex(energon.folder_index, energon.INFO_FILE, energon.listed_shards, energon.DATASET_YAML)
 EXPORTS = {
     "dali-webdataset": Export("tar", "DALI", ".idx", webdataset_index, least=1),
-    "energon": Export(
-        "tar", "energon", ".tar.idx", energon.offsets_index,
-        once=FolderIndex(energon.folder_index, energon.INFO_FILE, energon.listed_shards, energon.DATASET_YAML),
-    ),
+    "energon": Export("tar", "energon", ".tar.idx", energon.offsets_index, once=_NV_META),
     "huggingface": Export("tar", "the Hugging Face Hub", ".json", hub_index, hashed=True, readme=True),
     "wids": Export("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
     "dali-tfrecord": Export("tfrecord", "DALI", ".idx", tfrecord_index, least=1),
     "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", tfrecord_index, least=2),
-}  # fmt: skip
+}
 
 
 def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, Export]:
@@ -47,8 +44,6 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
             raise InvalidRequest("--export", repr(name), expected=f"one of {', '.join(EXPORTS)}")
         if shard_format and EXPORTS[name].shard_format != shard_format:
             others = [one for one, other in EXPORTS.items() if other.shard_format == shard_format]
-            raise InvalidRequest(
-                f"--export {name}", f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}",
-                expected=f"one of {', '.join(others)}",
-            )  # fmt: skip
+            found = f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}"
+            raise InvalidRequest(f"--export {name}", found, expected=f"one of {', '.join(others)}")
     return {name: EXPORTS[name] for name in formats}

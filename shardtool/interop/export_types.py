@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from shardtool.interop.hashes import Digests
 
@@ -24,7 +26,7 @@ class IndexedShard:
 
     name: str
     size: int
-    table: Any
+    table: pa.Table
     digests: Digests | None = None
 
 

@@ -37,9 +37,8 @@ _IN_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
 _IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _FAVOURITES = ("csv", "json", "jsonl", "arrow", "parquet")  # in the case of a draw, the last one first
 _READ = ("txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_FAVOURITES)
-_SPLIT_WORDS = (
-    ("train", "training"), ("validation", "valid", "dev", "val"), ("test", "testing", "eval", "evaluation")
-)  # fmt: skip
+_VALIDATION, _TEST = ("validation", "valid", "dev", "val"), ("test", "testing", "eval", "evaluation")
+_SPLIT_WORDS = (("train", "training"), _VALIDATION, _TEST)
 
 
 def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:

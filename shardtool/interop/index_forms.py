@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.dali import tfrecord_index, webdataset_index
@@ -26,6 +26,7 @@ from shardtool.values import to_bytes
 if TYPE_CHECKING:
     from shardtool.interop.export_types import Export, IndexedShard
 
+_LEAST_OFFSETS = 16  # bytes of the offsets of a sample and of the end
 HEAD_SIZE = 64  # bytes from the start of a file that show its form
 _RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
 _TEXTS = {  # how an index that is text starts
@@ -72,7 +73,7 @@ def form_of(name: str, head: bytes, size: int) -> str:
 def _has_form(export: str, head: bytes, size: int) -> bool:
     if export != "energon":
         return _TEXTS[export].match(head) is not None
-    if size % 8 or len(head) < 16:  # noqa: PLR2004 - a sample and the end
+    if size % 8 or len(head) < _LEAST_OFFSETS:
         return False
     first, second = struct.unpack("<QQ", head[:16])
     return first < min(second, _FIRST_LIMIT) and not first % _BLOCK and not second % _BLOCK
@@ -147,21 +148,19 @@ def _places_of_lines(data: bytes) -> list[list[tuple[bytes, int, int]]]:
     for words in map(bytes.split, lines):
         if len(words) % step:
             raise ValueError(len(words))
-        samples.append([
-            (words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)
-        ])  # fmt: skip
+        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
     return samples
 
 
 def _hub_difference(data: bytes, shard: IndexedShard) -> str:
-    document: Any = json.loads(data)
+    document = json.loads(data)
     keys = shard.table.column("__key__").to_pylist()
     wanted = {
         f"{key}.{name.decode()}": (offset, length)
         for key, fields in zip(keys, _places(shard), strict=True)
         for name, offset, length in fields
     }
-    files: dict[str, Any] = document["files"]
+    files: dict[str, dict[str, object]] = document["files"]
     found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
     if document.get("filesize", shard.size) != shard.size or found != wanted:
         return _OTHER

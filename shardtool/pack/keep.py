@@ -150,7 +150,7 @@ def _is_sound(said: _Said, name: str) -> bool:
         return False
 
 
-def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
+def shard_fingerprint(
     plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
 ) -> str:
     """Return the fingerprint of a planned shard: what goes into it, and what is done to that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import wanted_exports
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import open_folder
 
 if TYPE_CHECKING:
@@ -126,12 +128,14 @@ def _check_names(names: tuple[str, ...], verb: Verb, *, divides: bool) -> None:
         raise InvalidRequest(names[0], "no {split} in it", expected=expected)
 
 
-def made(request: Request, listed: Listing, split: str) -> dict[str, object]:
+def made(request: Request, listed: Listing, split: str) -> RunRecord:
     """Return how a dataset is made, as its dataset file says."""
-    return {
-        "verb": request.verb,
-        "source": listed.name,
-        **({"split": split} if split else {}),
-        "options": {**request.options.recorded(), **listed.recorded},
-        "tool": f"shardtool {__version__}",
-    }
+    return RunRecord(
+        {
+            "verb": request.verb,
+            "source": listed.name,
+            **({"split": split} if split else {}),
+            "options": json.loads(json.dumps({**request.options.recorded(), **listed.recorded})),
+            "tool": f"shardtool {__version__}",
+        }
+    )

@@ -104,7 +104,7 @@ def result(
         fingerprint="" if total is None else show_fingerprint(total),
         notes=tuple(notes.said),
         dropped=sum(one.dropped for one in splits.values()),
-        features=written[0].dataset.features,
+        features=written[0].dataset.feature_texts(),
         splits={} if request.dividing is None else splits,
         appended=_appended(written),
         exported=tuple(request.exports),

@@ -6,10 +6,9 @@ Sidecars are read one at a time, and of the keys of either run only hashes are h
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from shardtool.pack.request import Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
+    from shardtool.request.run_record import RunRecord
     from shardtool.values import Dots
 
 _REMEDY = "Nothing was touched. If the source is complete and this is what you want, add --overwrite."
@@ -54,7 +54,7 @@ class Resumed:
 
     output: Destination
     plan: Plan
-    made: Mapping[str, Any]
+    made: RunRecord
     request: Request
     dots: Dots
 
@@ -136,17 +136,17 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
 def _splits_gone(resumed: Sequence[Resumed]) -> list[str]:
     """Return the splits that the first run made in this folder, and that this one has no samples for."""
     file, folder = _dataset_file(resumed[0].output), resumed[0].output.folder
-    if file is None or "split" not in file.made:
+    if file is None or not file.made.split:
         return []
-    known, found = {one.made.get("split") for one in resumed}, []
+    known, found = {one.made.split for one in resumed}, []
     for name in sorted(folder.names()):
         if name.endswith(DATASET_SUFFIX):
             try:
                 other = read_dataset(folder.read(name), name)
             except (OSError, CorruptShard):
                 continue
-            if other.is_split_with(file) and other.made["split"] not in known:
-                found.append(printable(str(other.made["split"])))
+            if other.made.is_split_with(file.made) and other.made.split not in known:
+                found.append(printable(other.made.split))
     return found
 
 
@@ -261,23 +261,21 @@ def _is_as_planned(one: Resumed, number: int, name: str) -> bool:
     return said.size == output.existing[name].size and said.plan == one.fingerprint(number)
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _differing(before: RunRecord, now: RunRecord) -> str:
     """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
 
     What `index` has made says nothing of the run before it.
     """
-    if before.get("verb") not in ("create", "reshard"):
+    if before.verb not in ("create", "reshard"):
         return ""
-    if before["verb"] != now["verb"]:
-        return f"`{before['verb']}` then, `{now['verb']}` now"
-    then = before.get("options")
-    then = then if isinstance(then, dict) else {}
-    asked = json.loads(json.dumps(now["options"]))
+    if before.verb != now.verb:
+        return f"`{before.verb}` then, `{now.verb}` now"
+    then, asked = before.options, now.options
     names = [name for name in {**then, **asked} if then.get(name) != asked.get(name)]
     return ", ".join(f"{option(name)} {_shown(then, name)} then, {_shown(asked, name)} now" for name in names)
 
 
-def _shown(options: Mapping[str, Any], name: str) -> str:
+def _shown(options: Mapping[str, object], name: str) -> str:
     value = options.get(name)
     if isinstance(value, list):
         return ",".join(map(str, value))

@@ -64,7 +64,7 @@ class Method:
     note: str = ""
 
 
-def choose_method(  # noqa: PLR0913 - what there is to say
+def choose_method(
     plans: list[Plan],
     entries: Entries,
     *,

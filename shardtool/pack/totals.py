@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, feature_spec
+from shardtool.dataset.dataset_file import DatasetFile
+from shardtool.dataset.feature import Feature, features_of
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.publish.append import joined
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
+    from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
+    from shardtool.values import Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +55,25 @@ class Packed:
     dropped: int
     misread: tuple[Misread, ...]
 
-    def features(self) -> dict[str, str]:
-        """Return what `tf.io.parse_single_example` wants for each feature."""
+    def features(self) -> dict[str, Feature]:
+        """Return the features of TFRecords."""
         samples, entries = sum(shard.samples for shard in self.shards), self.plan.entries
-        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
+        return features_of(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
 
-    def numbers(self) -> dict[str, str]:
+    def numbers(self) -> dict[str, Number]:
         """Return the fields of tar shards that are numbers as text, and their kinds."""
         numbers = self.plan.entries.numbers
         return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
 
 @memory_for("the dataset file")
-def publish_dataset(packed: Packed, publisher: Publisher, made: Mapping[str, object]) -> DatasetFile:
+def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> DatasetFile:
     """Publish what was skipped and the dataset file; return what it says.
 
     Args:
         packed: The shards.
         publisher: What published them.
-        made: How the dataset was made, or what was appended: goes into the dataset file as it is.
+        made: How the dataset was made, or what was appended.
     """
     output, pattern = publisher.destination, publisher.pattern
     last = output.first + len(packed.shards)

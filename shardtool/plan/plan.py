@@ -126,7 +126,7 @@ class Plan:
         return self.entries.rows_of(self.which(shard))
 
 
-def make_plan(  # noqa: PLR0913 - what there is to say
+def make_plan(
     entries: Entries,
     pattern: ShardPattern,
     bounds: Bounds,

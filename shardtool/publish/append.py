@@ -5,17 +5,16 @@ And the dataset file of both. The old dataset is only read: its dataset file and
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.dataset_file import feature_kinds, feature_lists, feature_spec
+from shardtool.dataset.feature import Feature, features_of, numbers_in
 from shardtool.dataset.sidecar import SCHEMA, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
+    from shardtool.request.run_record import RunRecord
     from shardtool.storage.staging import Folder
+    from shardtool.values import Kind, Number
 
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
@@ -41,7 +42,7 @@ _REMEDY = "`shardtool verify` shows what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
-def taken_keys(destination: Destination, made: Mapping[str, object]) -> Names:
+def taken_keys(destination: Destination, made: RunRecord) -> Names:
     """Return the keys that new samples cannot have: those of the dataset that is appended to.
 
     Where this very append may have been killed when all but its end was done, its own samples are not counted.
@@ -71,7 +72,7 @@ class Appended:
 
     destination: Destination
     keys: Names
-    made: Mapping[str, object]
+    made: RunRecord
 
     def first_if_done(self, old: DatasetFile) -> int | None:
         """Return the first shard of the last append if it was this one; None if it was another, or there was none."""
@@ -83,7 +84,7 @@ class Appended:
     @property
     def mapped(self) -> bool:
         """Whether a function makes the keys, which are checked when they are known."""
-        return bool(_option(self.made, "map"))
+        return bool(self.made.options.get("map"))
 
 
 def begin(appends: Sequence[Appended]) -> list[Destination]:
@@ -118,12 +119,11 @@ def begin(appends: Sequence[Appended]) -> list[Destination]:
     return decided
 
 
-def _last_alike(destination: Destination, old: DatasetFile, made: Mapping[str, object]) -> int | None:
+def _last_alike(destination: Destination, old: DatasetFile, made: RunRecord) -> int | None:
     """Return the first shard of the last append, if that was made in the same way and may be resumed."""
-    runs = old.made.get("appended")
-    if destination.if_exists != "append-resume" or not old.appends or not isinstance(runs, list) or not runs:
+    if destination.if_exists != "append-resume" or not old.appends:
         return None
-    return old.appends[-1] if runs[-1] == json.loads(json.dumps(_run(old.made, made))) else None
+    return old.appends[-1] if old.made.appended[-1] == made.as_append_to(old.made) else None
 
 
 def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: int) -> bool:
@@ -146,8 +146,8 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
     if old.format == "tfrecord":
         used = _field_counts(plan)
-        kinds = {**entries.numbers, **{name: kind for name, kind in entries.lists.items() if kind != "bytes"}}
-        _joined_kinds(old, {name: kinds.get(name, "") for name in used})
+        kinds: dict[str, Kind] = {**entries.numbers, **entries.lists}
+        _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
@@ -174,27 +174,16 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         )
 
 
-def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
+def _check_dots(old: DatasetFile, made: RunRecord) -> None:
     """Check that keys end at the same dot in all members' names: readers take one rule per dataset."""
-    before, now = _dots(old.made), _dots(made)
+    before, now = old.made.dots, made.dots
     if old.format == "tar" and before != now:
-        raise InvalidRequest(
-            "--append", f"keys that end at the {now} dot of members' names",
-            expected=f"at the {before}, as those of the dataset",
-            remedy=f"`create` has --dots {before}; `reshard` makes one dataset of both.",
-        )  # fmt: skip
+        found = f"keys that end at the {now} dot of members' names"
+        remedy = f"`create` has --dots {before}; `reshard` makes one dataset of both."
+        raise InvalidRequest("--append", found, expected=f"at the {before}, as those of the dataset", remedy=remedy)
 
 
-def _dots(made: Mapping[str, object]) -> str:
-    return "last" if _option(made, "dots") == "last" else "first"
-
-
-def _option(made: Mapping[str, object], name: str) -> object:
-    options = made.get("options")
-    return options.get(name) if isinstance(options, dict) else None
-
-
-def _types_in_parquet(columns: Any) -> dict[str, str]:
+def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
     """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
     sink = pa.BufferOutputStream()
     pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
@@ -283,12 +272,11 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     """
     shards = (*old.shards, *new.shards)
     fields = _sums(old.fields, new.fields)
-    features: Mapping[str, str] = {}
+    features: Mapping[str, Feature] = {}
     if new.format == "tfrecord":
-        new_kinds = feature_kinds(new.features)
-        kinds = _joined_kinds(old, {name: new_kinds.get(name, "") for name in new.fields})
-        lists = feature_lists(old.features) | feature_lists(new.features)
-        features = feature_spec(fields, kinds, sum(shard.samples for shard in shards), lists)
+        kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
+        lists = {name for file in (old, new) for name, one in file.features.items() if one.is_list}
+        features = features_of(fields, kinds, sum(shard.samples for shard in shards), lists)
     return replace(
         new,
         shards=shards,
@@ -298,7 +286,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         classes=_joined_classes(old.classes, new.classes),
         features=features,
         numbers=_joined_numbers(old, new),
-        made=_joined_made(old.made, new.made),
+        made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=_summed(old.fingerprint, new.fingerprint),
     )
@@ -309,26 +297,24 @@ def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
     return {name: old.get(name, 0) + new.get(name, 0) for name in names}
 
 
-def _joined_kinds(old: DatasetFile, new: Mapping[str, str]) -> dict[str, str]:
-    """Return what the features of TFRecords hold: `int64`, `float`, or nothing for bytes. `new`: of the new samples."""
-    before = feature_kinds(old.features)
-    kinds = {name: before.get(name, "") for name in old.fields}
+def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
+    """Return what the features of TFRecords hold. `new`: of the new samples."""
+    before = numbers_in(old.features)
+    kinds: dict[str, Kind] = {name: before.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):
         if kinds.setdefault(name, new[name]) != new[name]:
-            raise InvalidRequest(
-                f"field {name}", f"{new[name] or 'bytes'} in the new samples",
-                expected=f"{kinds[name] or 'bytes'}, as in the dataset",
-                remedy="A TFRecord's feature is read as one kind: give it as that kind, or under another name.",
-            )  # fmt: skip
+            found = f"{new[name]} in the new samples"
+            remedy = "A TFRecord's feature is read as one kind: give it as that kind, or under another name."
+            raise InvalidRequest(f"field {name}", found, expected=f"{kinds[name]}, as in the dataset", remedy=remedy)
     return kinds
 
 
-def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, str]:
+def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, Number]:
     """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
-    kinds: dict[str, set[str]] = {}
+    kinds: dict[str, set[Number | None]] = {}
     for dataset in (old, new):
         for name in dataset.fields:
-            kinds.setdefault(name, set()).add(dataset.numbers.get(name, ""))
+            kinds.setdefault(name, set()).add(dataset.numbers.get(name))
     return {name: kind for name, (kind, *others) in sorted(kinds.items()) if kind and not others}
 
 
@@ -340,10 +326,9 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
         if before == _NULL:
             schema[name] = kind
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
-            raise InvalidRequest(
-                f"column {name}", f"{kind} in the new samples", expected=f"{before}, as in the dataset",
-                remedy="Give it that type, or another name, or leave it out with --meta.",
-            )  # fmt: skip
+            found = f"{kind} in the new samples"
+            remedy = "Give it that type, or another name, or leave it out with --meta."
+            raise InvalidRequest(f"column {name}", found, expected=f"{before}, as in the dataset", remedy=remedy)
     return schema
 
 
@@ -355,24 +340,12 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
         shared = min(len(before), len(names))
         if before[:shared] != names[:shared]:
             at = next(at for at in range(shared) if before[at] != names[at])
-            raise InvalidRequest(
-                f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
-                expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
-                remedy="--classes-from, with the dataset file of the dataset, gives the new labels the same numbers.",
-            )  # fmt: skip
+            found = f"{at} stands for {names[at]!r} in the new samples"
+            expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
+            remedy = "--classes-from, with the dataset file of the dataset, gives the new labels the same numbers."
+            raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
         classes[name] = max(before, names, key=len)
     return classes
-
-
-def _joined_made(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the dataset was made, with each append."""
-    earlier = old.get("appended", [])
-    return {**old, "appended": [*(earlier if isinstance(earlier, list) else ()), _run(old, new)]}
-
-
-def _run(old: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is recorded of an append: the same for all splits of a run, so without the split."""
-    return {name: value for name, value in made.items() if name != "split" or value != old.get("split")}
 
 
 def _summed(old: str, new: str) -> str:

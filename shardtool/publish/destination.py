@@ -18,7 +18,7 @@ from shardtool.publish.old_dataset import (
     later_files,
     names_left,
     nothing_there,
-)  # fmt: skip
+)
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.values import IfExists, counted, to_bytes
@@ -124,10 +124,9 @@ def look(before: Destination) -> Destination:
     if pattern.dataset_file in found.existing:
         _check_dataset_file(found)
     if rivals := sorted(name for name in there if pattern.rivals(name)):
-        raise OutputExists(
-            where, f"shards of another format under these names: {listing(rivals, 3)}",
-            expected="none that would share their indexes", remedy="Choose another name, or move them away.",
-        )  # fmt: skip
+        what = f"shards of another format under these names: {listing(rivals, 3)}"
+        remedy = "Choose another name, or move them away."
+        raise OutputExists(where, what, expected="none that would share their indexes", remedy=remedy)
     if found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":
@@ -148,24 +147,18 @@ def _check_dataset_file(found: Destination) -> None:
         data = found.folder.read(name)
     shards = shard_names(data)
     if shards is None:
-        raise OutputExists(
-            found.dataset_file, "a file that is no dataset file of shardtool",
-            remedy="Choose another pattern, or move it away.",
-        )  # fmt: skip
+        what = "a file that is no dataset file of shardtool"
+        raise OutputExists(found.dataset_file, what, remedy="Choose another pattern, or move it away.")
     if found.appends:
         return  # damaged or not: `_find_append` says
     names = [os.fsdecode(to_bytes(shard)) for shard in shards]
     if foreign := [name for name in names if not found.pattern.owns(name)]:
-        raise OutputExists(
-            found.dataset_file, f"the dataset file of other shards: {listing(foreign, 3)}",
-            expected=f"those of {found.pattern.text}",
-            remedy="Choose another pattern, use that dataset's own, or remove it first.",
-        )  # fmt: skip
+        what = f"the dataset file of other shards: {listing(foreign, 3)}"
+        remedy = "Choose another pattern, use that dataset's own, or remove it first."
+        raise OutputExists(found.dataset_file, what, expected=f"those of {found.pattern.text}", remedy=remedy)
     if found.if_exists == "resume" and tells_of_appends(data):
-        raise OutputExists(
-            found.dataset_file, "shards that were appended, which this run would remove",
-            remedy="Add --append to go on with an append, or --overwrite to replace the dataset by a new one.",
-        )  # fmt: skip
+        remedy = "Add --append to go on with an append, or --overwrite to replace the dataset by a new one."
+        raise OutputExists(found.dataset_file, "shards that were appended, which this run would remove", remedy=remedy)
 
 
 def _find_append(found: Destination) -> Append:
@@ -175,10 +168,9 @@ def _find_append(found: Destination) -> Append:
         raise nothing_there(folder, pattern, found.existing)
     data = folder.read(pattern.dataset_file)
     if before is not None and before.data != data:
-        raise OutputExists(
-            found.dataset_file, "the dataset was changed meanwhile, by another run",
-            expected="the one that was there at the start", remedy="Run the same command again.",
-        )  # fmt: skip
+        what = "the dataset was changed meanwhile, by another run"
+        expected = "the one that was there at the start"
+        raise OutputExists(found.dataset_file, what, expected=expected, remedy="Run the same command again.")
     old = check_old(folder, pattern, found.existing, data)
     later = later_files(pattern, found.existing, len(old.shards))
     if not found.resumes:

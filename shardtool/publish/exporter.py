@@ -25,7 +25,8 @@ from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+
+    import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.execute.local import LocalPool
@@ -67,10 +68,8 @@ def check_exports(
             refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
-        raise OutputExists(
-            folder.path or ".", f"{counted(len(found), 'file')} there already: {listing(found, 3)}",
-            remedy="Remove them, choose another folder, or --overwrite.",
-        )  # fmt: skip
+        what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
+        raise OutputExists(folder.path or ".", what, remedy="Remove them, choose another folder, or --overwrite.")
 
 
 class Exporter:
@@ -184,7 +183,7 @@ class Exporter:
                 yield IndexedShard(shard.name, shard.size, self._index(shard))
                 self._done(shard, shard.sidecar_size)
             return
-        tables: dict[int, Any] = {}
+        tables: dict[int, pa.Table] = {}
 
         def tasks() -> Iterator[DigestTask]:
             for number, shard in enumerate(shards):
@@ -203,7 +202,7 @@ class Exporter:
         self.observer.advance(shard.samples, size, 1)
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: Any) -> DigestTask:
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: pa.Table) -> DigestTask:
         import numpy as np
 
         fields = table.column("__fields__").combine_chunks().flatten()
@@ -228,7 +227,7 @@ class Exporter:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
         datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
         for one in datasets:
-            if (split := one.split) and (name := split_name(split)) != split:
+            if (split := one.made.split) and (name := split_name(split)) != split:
                 self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
         if README in there:
             try:
@@ -246,7 +245,7 @@ class Exporter:
                 return None
         return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
 
-    def _index(self, shard: ShardEntry) -> Any:
+    def _index(self, shard: ShardEntry) -> pa.Table:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
         from shardtool.dataset.sidecar_read import check_listed, read_sidecar
 
@@ -282,9 +281,8 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
             index = index_name(shard, export)
             if index == dataset_file or index in owners:
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
-                raise InvalidRequest(
-                    f"--export {name}", f"the index of {shard} and {other} would both be {index}",
-                    expected="shards with a number in their names, such as out-{000..}.tar",
-                )  # fmt: skip
+                found = f"the index of {shard} and {other} would both be {index}"
+                expected = "shards with a number in their names, such as out-{000..}.tar"
+                raise InvalidRequest(f"--export {name}", found, expected=expected)
             owners[index] = shard
     return [*owners]

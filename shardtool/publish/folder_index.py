@@ -78,23 +78,22 @@ def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> N
     """
     there = {output_text(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in there):
-        raise OutputExists(
-            target.full_path(once.info), f"that of other shards: {listing(others, 3)}",
-            expected="one dataset in a folder, or the splits of one",
-            remedy=f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}.",
-        )  # fmt: skip
+        found = f"that of other shards: {listing(others, 3)}"
+        expected = "one dataset in a folder, or the splits of one"
+        remedy = f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}."
+        raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
 
 
 def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[DatasetFile]:
     """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
-    if "split" not in dataset.made:
+    if not dataset.made.split:
         return []
     found = []
     for other in sorted(folder.names()):
         if other.endswith(DATASET_SUFFIX) and other != name:
             with suppress(OSError, CorruptShard):
                 read = read_dataset(folder.read(other), other)
-                if dataset.is_split_with(read):
+                if dataset.made.is_split_with(read.made):
                     found.append(read)
     return found
 

@@ -18,13 +18,11 @@ from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from shardtool.dataset.find import Found
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import IndexOptions
     from shardtool.storage.staging import Folder
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Given
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
 
@@ -64,11 +62,10 @@ class IndexTarget:
 
     def dots(self, asked: Dots | None) -> Dots:
         """Return where keys end in members' names: what was asked for, or what the dataset file says."""
-        recorded = self.old.made.get("options", {}) if self.old else {}
-        return asked or ("last" if isinstance(recorded, dict) and recorded.get("dots") == "last" else "first")
+        return asked or (self.old.made.dots if self.old else "first")
 
 
-def index_target(dataset: Any, options: IndexOptions) -> IndexTarget:
+def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     """Return the shards that are to be indexed.
 
     Raises:
@@ -125,10 +122,8 @@ def _format_of(found: Found) -> str:
         InvalidRequest: There are none, they are compressed, or of two formats.
     """
     if packed := [path for path in found.shards if path.endswith(COMPRESSED)]:
-        raise InvalidRequest(
-            packed[0], "a compressed shard", expected="a plain one",
-            remedy="Decompress it: nothing can be read at an offset of a compressed file.",
-        )  # fmt: skip
+        remedy = "Decompress it: nothing can be read at an offset of a compressed file."
+        raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
     if not found.shards:
         raise InvalidRequest(found.dataset_file or "DATASET", "no shards", expected="one at least")
     formats = sorted({shard_format(path) for path in found.shards})
@@ -163,10 +158,9 @@ def _below(folder: str, shards: list[str]) -> str:
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
-        raise InvalidRequest(
-            "--output", f"{folder or '.'}, which does not hold the shards", expected="their folder, or one above it",
-            remedy="A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere.",
-        )  # fmt: skip
+        what = f"{folder or '.'}, which does not hold the shards"
+        remedy = "A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere."
+        raise InvalidRequest("--output", what, expected="their folder, or one above it", remedy=remedy)
     name = output_text(path)
     if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
@@ -178,10 +172,9 @@ def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if format_of(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own):
-        raise OutputExists(
-            folder.path or ".", f"other shards whose sidecars have these names: {listing(rivals, 3)}",
-            expected="none that would share their indexes", remedy="Move one of the datasets away.",
-        )  # fmt: skip
+        found = f"other shards whose sidecars have these names: {listing(rivals, 3)}"
+        expected = "none that would share their indexes"
+        raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one of the datasets away.")
 
 
 def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
@@ -211,10 +204,8 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
     others = sorted(listed - given)
     folder = os.path.join(os.path.dirname(path), os.fsdecode(to_bytes(old.shards_folder)))
     if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
-        raise OutputExists(
-            path, f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}",
-            remedy="Give all shards of the dataset, or choose another --output.",
-        )  # fmt: skip
+        what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
+        raise OutputExists(path, what, remedy="Give all shards of the dataset, or choose another --output.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
         check_finished(found.folder, found.shards)
     if listed != given or old.shards_folder != shards_folder:
@@ -226,10 +217,8 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
 def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> None:
     """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
-        raise OutputExists(
-            path, found, expected="the dataset file of these shards",
-            remedy=f"--overwrite replaces it; {lost} is lost then.",
-        )  # fmt: skip
+        expected = "the dataset file of these shards"
+        raise OutputExists(path, found, expected=expected, remedy=f"--overwrite replaces it; {lost} is lost then.")
 
 
 def _dataset_at(path: str) -> DatasetFile | None:

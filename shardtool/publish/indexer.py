@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, feature_spec
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+from shardtool.dataset.feature import features_of
 from shardtool.dataset.walk import SurveyTask, walked_text
 from shardtool.errors import OutputExists, listing, printable
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -20,6 +21,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.index_target import read_there
 from shardtool.publish.known_sidecar import Right, Wrong, compare_sidecar
 from shardtool.request.results import IndexResult
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.publish.index_target import IndexTarget
     from shardtool.request.observer import Observer
     from shardtool.request.options import IndexOptions
+    from shardtool.values import Kind
 
 _NULL = "null"  # the type of a column without a value: it goes with any
 
@@ -49,7 +52,7 @@ class Indexer:
         self.kept = self.field_bytes = 0
         self.entries: dict[int, ShardEntry] = {}
         self.fields: Counter[str] = Counter()
-        self.kinds: dict[int, dict[str, str]] = {}
+        self.kinds: dict[int, dict[str, Kind]] = {}
         self.lists: set[str] = set()
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
@@ -108,10 +111,9 @@ class Indexer:
         from shardtool.dataset.sidecar import tally_of, types_of
 
         tally, name = tally_of(one.table), self.target.names[number]
-        self.entries[number] = ShardEntry(
-            output_text(name), tally.samples, one.fact.size, one.fact.crc, output_text(sidecar_name(name)),
-            len(data), crc32c(data), tally.first_key, tally.last_key,
-        )  # fmt: skip
+        shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
+        sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
+        self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
         self.fields.update(tally.fields)
         self.field_bytes += tally.field_bytes
         self.schemas[number] = types_of(one.table.schema)
@@ -150,11 +152,8 @@ class Indexer:
                 return self._result(shards)
         file = self._dataset_file(shards)
         if same and old is not None:  # the shards are the ones that it lists
-            file = replace(
-                file, skipped=old.skipped, skipped_crc=old.skipped_crc, classes=old.classes, made=old.made,
-                fingerprint=old.fingerprint, appends=old.appends,
-                features=old.features, numbers=old.numbers, fields=old.fields, pattern=old.pattern, name=old.name,
-            )  # fmt: skip
+            known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
+            file = replace(known, shards_folder=file.shards_folder)
         else:
             self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
         if not file.fingerprint:
@@ -168,18 +167,18 @@ class Indexer:
             return
         columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
         where = self.target.folder.path or "."
-        raise OutputExists(
-            where, f"not what the shards hold: {listing(self.wrong)}", expected="right ones, or none",
-            remedy="--overwrite makes them again from the shards; what only they know is lost then: checksums"
-            f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right.",
-        )  # fmt: skip
+        lost = f"what only they know is lost then: checksums{columns}, how the dataset was made."
+        right = "`shardtool verify` shows whether the shards are right."
+        remedy = f"--overwrite makes them again from the shards; {lost} {right}"
+        found = f"not what the shards hold: {listing(self.wrong)}"
+        raise OutputExists(where, found, expected="right ones, or none", remedy=remedy)
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         """Return the dataset file of shards of which nothing else is known."""
         target = self.target
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         samples = sum(shard.samples for shard in shards)
-        asked: dict[str, Any] = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
+        asked = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
         complete = None not in self.digests
         return DatasetFile(
             name=output_text(target.base),
@@ -191,8 +190,8 @@ class Indexer:
             skipped=0,
             schema=self._schema(),
             classes={},
-            features=feature_spec(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
-            made={"verb": "index", **asked, "tool": f"shardtool {__version__}"},
+            features=features_of(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
+            made=RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"}),
             fingerprint=show_fingerprint(sum(one or 0 for one in self.digests)) if complete else "",
             shards_folder=target.shards_folder,
         )

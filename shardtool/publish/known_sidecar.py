@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from shardtool.dataset.sidecar import ShardFact
     from shardtool.dataset.walk import Survey
 
@@ -24,7 +26,7 @@ class Right:
         data: Its bytes; None where it gets checksums that it lacked, and is to be written.
     """
 
-    table: Any
+    table: pa.Table
     fact: ShardFact
     data: bytes | None = None
 
@@ -37,7 +39,7 @@ class Wrong:
     lost: frozenset[str] = frozenset()
 
 
-def compare_sidecar(found: Survey, where: str, data: bytes, walked: Any, *, checksum: bool) -> Right | Wrong:
+def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *, checksum: bool) -> Right | Wrong:
     """Return whether a sidecar is right.
 
     Args:
@@ -66,10 +68,9 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: Any, *, chec
     if not checksum:
         return Right(table, fact, data)
     if fact.crc is not None and fact.crc != found.crc:
-        raise CorruptShard(
-            found.path, f"the checksum {found.crc:08x}", expected=f"{fact.crc:08x}, as its sidecar says",
-            remedy="`shardtool verify` shows what is damaged.",
-        )  # fmt: skip
+        what = f"the checksum {found.crc:08x}"
+        expected = f"{fact.crc:08x}, as its sidecar says"
+        raise CorruptShard(found.path, what, expected=expected, remedy="`shardtool verify` shows what is damaged.")
     new = _with_checksums(table, walked)
     if new is None:
         return Wrong("checksums of other payloads", lost)
@@ -78,7 +79,7 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: Any, *, chec
     return Right(new[0], replace(fact, crc=found.crc))
 
 
-def _with_checksums(old: Any, walked: Any) -> tuple[Any, bool] | None:
+def _with_checksums(old: pa.Table, walked: pa.Table) -> tuple[pa.Table, bool] | None:
     """Return a sidecar's table with the checksums of the payloads that a walk has read, and whether they are new to it.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
-from shardtool.pattern import SIDECAR_SUFFIX, ShardPattern, sidecar_name
+from shardtool.pattern import SIDECAR_SUFFIX, ShardPattern, sidecar_name, text_of
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -151,8 +151,7 @@ def names_left(pattern: ShardPattern, taken: int) -> ShardPattern:
     count = None if pattern.count is None else pattern.count - taken
     if pattern.names is not None:
         names = pattern.names[taken:]
-        text = ",".join(names if len(names) < 3 else (names[0], "...", names[-1]))  # noqa: PLR2004
-        return replace(pattern, count=count, names=names, text=text)
+        return replace(pattern, count=count, names=names, text=text_of(names))
     first, width = pattern.first + taken, pattern.width
     last = "" if count is None else f"{first + count - 1:0{width}d}"
     text = f"{pattern.prefix}{{{first:0{width}d}..{last}}}{pattern.suffix}"

@@ -13,6 +13,8 @@ from shardtool.storage.staging import open_folder, write_whole
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from shardtool.storage.staging import Folder, Staged
 
 
@@ -37,7 +39,7 @@ class Outbox:
                 self._folders[below] = _below(folder, below)
             self._names.setdefault(below, []).append(name)
 
-    def __enter__(self) -> Outbox:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         self._discard()
         return self
 
@@ -106,9 +108,8 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
             if folder.read(name) == data:
                 return True
     if not overwrite:
-        raise OutputExists(
-            where, "a file there already, with other bytes", remedy=f"Replace it with --overwrite, or {remedy}"
-        )
+        found = "a file there already, with other bytes"
+        raise OutputExists(where, found, remedy=f"Replace it with --overwrite, or {remedy}")
     if name.endswith(DATASET_SUFFIX):
         with suppress(OSError):
             if shard_names(folder.read(name)) is not None:

@@ -85,11 +85,10 @@ class StaleIndexes:
         """
         left = sorted(name for shard, names in self._files.items() if shard not in there for name in names)
         if left:
-            raise OutputExists(
-                self.folder.path or ".", f"{counted(len(left), 'file')} that index earlier shards: {listing(left, 3)}",
-                expected="none that would be taken for indexes of the new ones",
-                remedy="Remove them, choose another name, or --overwrite.",
-            )  # fmt: skip
+            found = f"{counted(len(left), 'file')} that index earlier shards: {listing(left, 3)}"
+            expected = "none that would be taken for indexes of the new ones"
+            remedy = "Remove them, choose another name, or --overwrite."
+            raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: bytes, *, written: bool) -> None:
         """Find what will no longer fit a shard.

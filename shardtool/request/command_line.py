@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from shardtool.request.run_record import RunRecord
 
 _OPTION = {
     "files": "--file",
@@ -27,27 +27,19 @@ def option(name: str) -> str:
     return _OPTION.get(name, f"--{name.replace('_', '-')}")
 
 
-def command_line(run: Mapping[str, Any]) -> str:
-    """Return what was asked for, without the output.
-
-    Args:
-        run: What the dataset file says of it: `made`, or one of `appended` in it.
-    """
-    verb, source, options = str(run.get("verb", "?")), str(run.get("source", "")), run.get("options")
-    words = [verb, *(source.split(", ") if verb == "reshard" else [source] if source else [])]
-    for name, value in options.items() if isinstance(options, dict) else ():
-        if verb == "reshard" and name == "dots":
+def command_line(run: RunRecord) -> str:
+    """Return what was asked for, without the output."""
+    words = [
+        run.verb or "?",
+        *(run.source.split(", ") if run.verb == "reshard" else [run.source] if run.source else []),
+    ]
+    for name, value in run.options.items():
+        if run.verb == "reshard" and name == "dots":
             continue  # found in the source, not asked for
         values = value if isinstance(value, list) else [value]
         for one in [",".join(map(str, values))] if name in _WITH_COMMAS else values:
-            words += [option(str(name)), *([] if one is True else [str(one)])]
+            words += [option(name), *([] if one is True else [str(one)])]
     return " ".join(map(_quoted, words))
-
-
-def appended_runs(made: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a dataset file says of each append."""
-    found = made.get("appended")
-    return [run for run in found if isinstance(run, dict)] if isinstance(found, list) else []
 
 
 def _quoted(word: str) -> str:

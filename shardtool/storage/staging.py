@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from typing_extensions import Self
+
 _STAGED_SUFFIX = ".part"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -54,7 +56,7 @@ class StagedFile:
         except OSError as error:
             raise _failed(path, error) from None
 
-    def __enter__(self) -> StagedFile:  # noqa: PYI034 - typing.Self is new in 3.11
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -276,9 +278,8 @@ class Folder:
             except OSError as error:
                 os.close(fd)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
-                    raise OutputExists(
-                        path, "another run is writing this dataset", remedy="Wait for it to end, or write elsewhere."
-                    ) from None
+                    found = "another run is writing this dataset"
+                    raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.") from None
                 raise _failed(path, error) from None
             os.close(fd)
 

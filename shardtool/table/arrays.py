@@ -7,21 +7,24 @@ Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buf
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from shardtool.entries import arrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+numbers = arrow.numbers  # it stands there for modules below this one
 _STRING_LIMIT = 2**31 - 1  # bytes that the offsets of a `string` array reach
 
 
-def texts(values: Sequence[str | None]) -> Any:
+def texts(values: Sequence[str | None]) -> pa.Array:
     """Return a large_string array; None is null."""
     data = [(value or "").encode() for value in values]
     offsets = np.concatenate(([0], np.cumsum([len(one) for one in data]))).astype(np.int64)
@@ -30,18 +33,18 @@ def texts(values: Sequence[str | None]) -> Any:
     return pa.Array.from_buffers(pa.large_string(), len(data), parts)
 
 
-def text(value: str) -> Any:
+def text(value: str) -> pa.Scalar:
     """Return a large_string scalar."""
     return texts([value])[0]
 
 
-def truths(mask: NDArray[np.bool_]) -> Any:
+def truths(mask: NDArray[np.bool_]) -> pa.Array:
     """Return a boolean array."""
     bits = np.packbits(mask, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
 
 
-def places(mask: Any) -> NDArray[np.int64]:
+def places(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a boolean array, or a chunked one, is true; a null is not."""
     chunks = mask.chunks if isinstance(mask, pa.ChunkedArray) else [mask]
     found, before = [np.zeros(0, np.int64)], 0
@@ -54,20 +57,20 @@ def places(mask: Any) -> NDArray[np.int64]:
     return np.concatenate(found)
 
 
-def _bits(buffer: Any, array: Any) -> NDArray[np.uint8]:
+def _bits(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.uint8]:
     end = array.offset + len(array)
     bits = np.unpackbits(np.frombuffer(buffer or b"", np.uint8), count=end, bitorder="little")
     return bits[array.offset :]
 
 
-def lengths(array: Any) -> NDArray[np.int64]:
+def lengths(array: pa.Array) -> NDArray[np.int64]:
     """Return the bytes of each value of an array of text or bytes; a null has none."""
     kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
     offsets = np.frombuffer(array.buffers()[1] or bytes(8), kind)[array.offset : array.offset + len(array) + 1]
     return np.diff(offsets).astype(np.int64)
 
 
-def payload(array: Any) -> memoryview:
+def payload(array: pa.Array) -> memoryview:
     """Return the values of an array of text or bytes, end to end, without a copy."""
     _, offsets, data = array.buffers()
     if data is None or not len(array):
@@ -77,7 +80,7 @@ def payload(array: Any) -> memoryview:
     return memoryview(data).cast("B")[int(ends[array.offset]) : int(ends[array.offset + len(array)])]
 
 
-def plain(array: Any) -> Any:
+def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
     while True:
         kind = array.type
@@ -93,7 +96,7 @@ def plain(array: Any) -> Any:
             return array
 
 
-def plain_type(kind: Any) -> Any:
+def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that `plain` gives to what is inside of lists and the like."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         value = kind.value_field.with_type(plain_type(kind.value_type))
@@ -108,13 +111,13 @@ def plain_type(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _storage(array: Any) -> Any:
+def _storage(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([chunk.storage for chunk in array.chunks], array.type.storage_type)
     return array.storage
 
 
-def _cast(array: Any, kind: Any) -> Any:
+def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     try:
         return pc.cast(array, kind)
     except pa.ArrowNotImplementedError:  # pyarrow before 18
@@ -122,7 +125,7 @@ def _cast(array: Any, kind: Any) -> Any:
         return pa.chunked_array([made]) if isinstance(array, pa.ChunkedArray) else made
 
 
-def one_chunk(column: Any) -> Any:
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Return a chunked array as one array; text beyond 2 GiB becomes large_string."""
     if column.num_chunks == 1:
         return column.chunk(0)
@@ -132,7 +135,7 @@ def one_chunk(column: Any) -> Any:
     return found if isinstance(found, pa.Array) else found.chunk(0)
 
 
-def compact(table: Any) -> Any:
+def compact(table: pa.Table) -> pa.Table:
     """Return a table with one chunk a column; those of `table` are given up one by one, if nothing else holds it."""
     names, columns, left = table.column_names, [], table.columns[::-1]
     del table

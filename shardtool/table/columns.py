@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,18 +23,18 @@ NAME_APART = "Name them apart."
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 
 
-def heavy_columns(schema: Any) -> list[str]:
+def heavy_columns(schema: pa.Schema) -> list[str]:
     """Return the columns that hold bytes, which are streamed."""
     return [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
 
 
-def is_bytes(kind: Any) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     """Tell whether a type is one of bytes."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
 
-def is_wrapped_bytes(kind: Any) -> bool:
+def is_wrapped_bytes(kind: pa.DataType) -> bool:
     """Tell whether a type is Hugging Face's `struct<bytes, path>`."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
 
@@ -44,7 +44,7 @@ def is_index(column: str) -> bool:
     return _INDEX.match(column) is not None
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Tell whether a type is one of text, behind a dictionary or not."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -59,11 +59,9 @@ def check_names(name: str, columns: list[str]) -> None:
     """
     without = [str(at) for at, column in enumerate(columns, 1) if not column.strip()]
     if without:
-        raise InvalidRequest(
-            name, f"column {listing(without)} without a name",
-            expected="a name for each",
-            remedy="pandas writes its index like that: df.to_csv(..., index=False) does not.",
-        )  # fmt: skip
+        found = f"column {listing(without)} without a name"
+        remedy = "pandas writes its index like that: df.to_csv(..., index=False) does not."
+        raise InvalidRequest(name, found, expected="a name for each", remedy=remedy)
     twice = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
     if twice:
         raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
@@ -85,10 +83,8 @@ def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave 
     """
     own = [repr(name) for name in columns if name.startswith("__")]
     if own:
-        raise InvalidRequest(
-            where, f"column {listing(own)}: names that start with two underscores are the sidecar's own",
-            remedy=f"Rename them, or {remedy}.",
-        )  # fmt: skip
+        found = f"column {listing(own)}: names that start with two underscores are the sidecar's own"
+        raise InvalidRequest(where, found, remedy=f"Rename them, or {remedy}.")
 
 
 def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) -> None:
@@ -99,9 +95,8 @@ def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) 
     """
     for name in names:
         if BAD_FIELD.search(name):
-            raise InvalidRequest(
-                f"field {name!r}", "no name for a field", expected="an ending, such as jpg, cls or seg.png"
-            )
+            found = "no name for a field"
+            raise InvalidRequest(f"field {name!r}", found, expected="an ending, such as jpg, cls or seg.png")
     twice = sorted({repr(name) for name in names if names.count(name) > 1})
     if twice:
         raise InvalidRequest(where, f"several columns become the field {listing(twice)}", remedy=remedy)

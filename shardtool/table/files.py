@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,6 +21,8 @@ from shardtool.table.text import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+
+    import pyarrow.parquet as pq
 
 _BUFFER = 2**20  # of a file: without one, pyarrow reads a whole column of a row group at once
 _BATCH = 64  # rows of bytes at a time; a page of them, which is what a writer made it, is in memory besides
@@ -66,10 +68,9 @@ class _Files:
         except OSError:
             same = False
         if not same:
-            raise SampleFailed(
-                self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy="Run it again; `create --resume` keeps what is finished.",
-            )  # fmt: skip
+            expected = "a table that stays as it was when the run began"
+            remedy = "Run it again; `create --resume` keeps what is finished."
+            raise SampleFailed(self._path, "changed while it was read", expected=expected, remedy=remedy)
 
 
 class ParquetTable(_Files):
@@ -92,7 +93,7 @@ class ParquetTable(_Files):
             schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
         self.schema = schema
 
-    def read(self, columns: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
+    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table."""
         names = [name for name in self.schema.names if name in columns]
         folders = [name for name in names if any(name in one for one in self._partitions)]
@@ -123,7 +124,7 @@ class ParquetTable(_Files):
                     total += file.metadata.num_rows
         return total
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
         with readable(self._path):
             for path in self._files:
@@ -135,7 +136,7 @@ class ParquetTable(_Files):
         self._check_same()
 
 
-def _read_columns(file: Any, names: list[str]) -> Any:
+def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
     """Return columns of a Parquet file.
 
     A column and a row group at a time, each column made one chunk at once: of five million rows that takes 550 MB
@@ -173,7 +174,9 @@ class ArrowTable(_Files):
             self.schema = reader.schema.remove_metadata()
 
     @contextmanager
-    def _reader(self, columns: list[str] | None, opened: Callable[[str], Any] = pa.OSFile) -> Iterator[Any]:
+    def _reader(
+        self, columns: list[str] | None, opened: Callable[[str], pa.NativeFile] = pa.OSFile
+    ) -> Iterator[pa.RecordBatchReader]:
         with opened(self._path) as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
@@ -184,7 +187,7 @@ class ArrowTable(_Files):
                 reader = pa.ipc.open_stream(file, options=options)
             yield reader
 
-    def read(self, columns: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
+    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table."""
         names = [name for name in self.schema.names if name in columns]
         if not names:
@@ -198,7 +201,7 @@ class ArrowTable(_Files):
         """Return the number of rows."""
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
         with readable(self._path), self._reader(columns, pa.memory_map) as reader:  # a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):

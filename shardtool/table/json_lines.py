@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from shardtool.table.limits import LONGEST_ROW, MOST_COLUMNS, MOST_LEVELS, too_d
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     from numpy.typing import NDArray
 
-    Opened = Callable[[], Any]  # a binary stream, from the start
+    Opened = Callable[[], BinaryIO]  # a binary stream, from the start
 
 _BLOCK = 2**20  # bytes at a time
 _UTF8 = b"\xef\xbb\xbf"
@@ -58,7 +59,7 @@ def check_lines(where: str, opened: Opened) -> None:
                 names.trusted = True
 
 
-def blocks(where: str, stream: Any) -> Iterator[bytes]:
+def blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
     """Yield whole lines, about a mebibyte at a time, without a byte-order mark.
 
     Raises:
@@ -156,7 +157,7 @@ class _Block:
         return sound
 
 
-def read_line(where: str, number: int, line: bytes) -> dict[str, Any]:
+def read_line(where: str, number: int, line: bytes) -> dict[str, object]:
     """Return the object that a line is.
 
     Raises:
@@ -273,11 +274,9 @@ def _check_names(where: str, opened: Opened) -> None:
             size += len(data)
             if _too_many(len(names), rows, size):
                 found = f"{len(names):,} different names in objects of the first {rows:,} rows"
-                raise InvalidRequest(
-                    where, f"{found}, most of them without a value",
-                    expected=f"the same names in most rows, {MOST_COLUMNS:,} at most",
-                    remedy="Write what differs from row to row as lists of names and of values.",
-                )  # fmt: skip
+                expected = f"the same names in most rows, {MOST_COLUMNS:,} at most"
+                remedy = "Write what differs from row to row as lists of names and of values."
+                raise InvalidRequest(where, f"{found}, most of them without a value", expected=expected, remedy=remedy)
 
 
 def _add_names(value: object, path: tuple[str, ...], names: set[tuple[str, ...]]) -> None:

@@ -13,7 +13,7 @@ timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a dur
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Render = Callable[[Any], Any]  # from a table to a large_string array: each row's text and a NUL
+    Render = Callable[[pa.Table], pa.Array]  # from a table to a large_string array: each row's text and a NUL
 
+_CONTROLS = 32  # characters below it are control characters
 _CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
 _EMPTY = arrays.text("")
 _NULL = arrays.text("null")
@@ -49,7 +50,7 @@ class ColumnTexts:
 
     __slots__ = ("_render", "_step", "_table", "_which")
 
-    def __init__(self, table: Any, render: Render, which: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, table: pa.Table, render: Render, which: NDArray[np.int64] | None = None) -> None:
         self._table, self._render, self._which = table, render, which
         row = table.nbytes // max(1, table.num_rows) + 1
         self._step = max(1, min(_CHUNK, _CHUNK_BYTES // row))
@@ -79,19 +80,19 @@ class ColumnTexts:
         """Return the texts `which`, in that order, a NUL after each."""
         return self.take(which).span(0, len(which))
 
-    def _texts(self, first: int, last: int) -> Any:
+    def _texts(self, first: int, last: int) -> pa.Array:
         if self._which is None:
             return self._render(self._table.slice(first, last - first))
         return self._render(self._table.take(number_array(self._which[first:last])))
 
 
-def render_rows(table: Any) -> Any:
+def render_rows(table: pa.Table) -> pa.Array:
     """Return the JSON object of each row, and a NUL."""
     columns = {name: arrays.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
     return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
 
 
-def render_values(table: Any) -> Any:
+def render_values(table: pa.Table) -> pa.Array:
     """Return the value of each row of a table of one column, and a NUL; without quotes, and 0 or 1 for a truth."""
     array = arrays.plain(arrays.one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
@@ -99,7 +100,7 @@ def render_values(table: Any) -> Any:
     return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
 
 
-def has_text(kind: Any) -> bool:
+def has_text(kind: pa.DataType) -> bool:
     """Tell whether values of an Arrow type have a text: all but bytes, intervals and such."""
     try:
         _json(pa.nulls(0, kind))
@@ -108,23 +109,23 @@ def has_text(kind: Any) -> bool:
     return True
 
 
-def _is_nested(kind: Any) -> bool:
+def _is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind))
 
 
-def _join(*pieces: Any) -> Any:
+def _join(*pieces: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement="null")
 
 
-def _object(names: list[str], values: list[Any], end: str) -> Any:
-    pieces: list[Any] = []
+def _object(names: list[str], values: list[pa.Array], end: str) -> pa.Array:
+    pieces: list[pa.Array] = []
     for name, value in zip(names, values, strict=True):
         label = f"{json.dumps(name, ensure_ascii=False)}:"
         pieces += [arrays.text(("," if pieces else "{") + label), value]
     return _join(*pieces, arrays.text(end))
 
 
-def _json(array: Any) -> Any:
+def _json(array: pa.Array) -> pa.Array:
     """Return the JSON of each value, as large_string; a null may stay one."""
     array = arrays.plain(array)
     kind = array.type
@@ -148,12 +149,12 @@ def _json(array: Any) -> Any:
     return pc.binary_join_element_wise(_QUOTE, _escape(found), _QUOTE, _EMPTY)
 
 
-def _pairs(array: Any) -> Any:
+def _pairs(array: pa.Array) -> pa.Array:
     keys, values = array.flatten()
     return _join(_QUOTE, _escape(_plain(arrays.plain(keys))), arrays.text('":'), _json(values))
 
 
-def _list(array: Any, render: Render, brackets: str) -> Any:
+def _list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(array), 0)
     offsets = np.concatenate(([0], np.cumsum(arrow.numbers(counts), dtype=np.int64)))
     elements = _join(render(array.flatten()))  # so that a null in a list is the text null
@@ -161,15 +162,15 @@ def _list(array: Any, render: Render, brackets: str) -> Any:
     return _unless_null(array, _join(arrays.text(brackets[0]), joined, arrays.text(brackets[1])))
 
 
-def _unless_null(array: Any, found: Any) -> Any:
+def _unless_null(array: pa.Array, found: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_valid(array), found, _NULL) if array.null_count else found
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _plain(array: Any) -> Any:
+def _plain(array: pa.Array) -> pa.Array:
     """Return the text of each value that is no list or the like, without quotes, as large_string; a null stays one."""
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -186,12 +187,12 @@ def _plain(array: Any) -> Any:
     return _whole(found) if pa.types.is_time(kind) else found
 
 
-def _whole(found: Any) -> Any:
+def _whole(found: pa.Array) -> pa.Array:
     """Return times without a fraction of zero: the same instant has the same text, whatever the unit of its column."""
     return pc.replace_substring_regex(found, r"\.0+$", "")
 
 
-def _seconds(array: Any) -> Any:
+def _seconds(array: pa.Array) -> pa.Array:
     digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[array.type.unit]
     found: list[str | None] = []
     for count in array.view(pa.int64()).to_pylist():
@@ -204,7 +205,7 @@ def _seconds(array: Any) -> Any:
     return arrays.texts(found)
 
 
-def _as_python(array: Any, found: Any) -> Any:
+def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
     """Return what Python's `repr` says of floats whose shortest digits are `found`: 1.0 for 1, 1e-05 for 0.00001."""
     values = arrow.numbers(array)
     size = np.abs(values)
@@ -219,10 +220,10 @@ def _as_python(array: Any, found: Any) -> Any:
     return found
 
 
-def _escape(array: Any) -> Any:
+def _escape(array: pa.Array) -> pa.Array:
     """Return text as it stands between the quotes of JSON."""
     data = np.frombuffer(arrays.payload(array), np.uint8)
-    special = [92, 34] if not (data < 32).any() else [92, 34, *range(32)]  # noqa: PLR2004 - backslash first, quote, control
+    special = [*b'\\"', *range(_CONTROLS if (data < _CONTROLS).any() else 0)]  # the backslash first
     for code in special:
         if (data == code).any():
             char = chr(code)

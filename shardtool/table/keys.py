@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +26,13 @@ _END = arrays.text("\0")
 _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
 
 
-def is_key(kind: Any) -> bool:
+def is_key(kind: pa.DataType) -> bool:
     """Tell whether values of an Arrow type can be keys: text, whole numbers, and floats that happen to be whole."""
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        or (pa.types.is_decimal(kind) and kind.scale == 0)
-    )  # fmt: skip
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating)
+    return any(test(kind) for test in tests) or bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
-def broken_numbers(column: Any) -> NDArray[np.int64]:
+def broken_numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a column of floats is not a whole number that a float can distinguish from its neighbours."""
     if not pa.types.is_floating(column.type):
         return np.zeros(0, np.int64)
@@ -43,20 +40,20 @@ def broken_numbers(column: Any) -> NDArray[np.int64]:
     return np.flatnonzero(~((np.abs(values) < 2.0**53) & (values == np.floor(values))))
 
 
-def key_texts(column: Any) -> Iterator[Any]:
+def key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
     """Yield the keys that the values of a column are."""
     for first in range(0, len(column), _CHUNK):
         chunk = column.slice(first, _CHUNK)
         yield pc.cast(pc.cast(chunk, pa.int64()) if pa.types.is_floating(chunk.type) else chunk, pa.large_string())
 
 
-def row_numbers(rows: NDArray[np.int64]) -> Iterator[Any]:
+def row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
     """Yield keys that are the numbers of rows, counted from 0, with nine digits or more."""
     for first in range(0, len(rows), _CHUNK):
         yield arrays.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
 
 
-def gather(chunks: Iterable[Any]) -> tuple[Names, NDArray[np.int64]]:
+def gather(chunks: Iterable[pa.Array]) -> tuple[Names, NDArray[np.int64]]:
     """Return keys in one buffer, and the places of those that are no sound names."""
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
@@ -102,7 +99,7 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
     return found
 
 
-def _arrow(keys: Names, which: NDArray[np.int64]) -> Any:
+def _arrow(keys: Names, which: NDArray[np.int64]) -> pa.Array:
     """Return some keys, each with its NUL, as an Arrow array."""
     parts = [None, pa.py_buffer(keys.starts), pa.py_buffer(keys.data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(keys), parts).take(number_array(which))

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from shardtool.storage.reading import entries_in
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    import pandas as pd
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -13,7 +19,7 @@ PARQUET = ".parquet"
 _PACKED = (".gz", ".bz2", ".zst")
 
 
-def is_frame(source: object) -> bool:
+def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
     """Tell whether an object is a pandas DataFrame, without importing pandas."""
     kind = type(source)
     return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ MOST_LEVELS = 32  # lists and structs in each other: Parquet's reader takes 100 
 LONGEST_ROW = 2**28  # bytes of text: they are in memory several times, and a few in a compressed file may mean all
 
 
-def check_shape(where: str, schema: Any) -> None:
+def check_shape(where: str, schema: pa.Schema) -> None:
     """Refuse a table with too many columns, or with one that is nested too deep.
 
     Raises:
@@ -31,12 +31,11 @@ def check_shape(where: str, schema: Any) -> None:
                 raise too_deep(f"{where}, column {one.name!r}")
             left -= 1
             if left < 0:
-                raise InvalidRequest(
-                    where, f"column {one.name!r} with more than {MOST_COLUMNS:,} parts", expected="fewer"
-                )
+                found = f"column {one.name!r} with more than {MOST_COLUMNS:,} parts"
+                raise InvalidRequest(where, found, expected="fewer")
 
 
-def _levels(kind: Any) -> Iterator[int]:
+def _levels(kind: pa.DataType) -> Iterator[int]:
     """Yield the level of each type within a type, 1 for what lies in a column."""
     stack = [(kind, 0)]
     while stack:
@@ -53,23 +52,18 @@ def _levels(kind: Any) -> Iterator[int]:
 def too_many_columns(where: str, count: int | None = None) -> InvalidRequest:
     """Return the error for a table with too many columns."""
     found = f"more than {MOST_COLUMNS:,} columns" if count is None else f"{count:,} columns"
-    return InvalidRequest(
-        where, found, expected=f"at most {MOST_COLUMNS:,}",
-        remedy="Put numbers that belong together into one column of lists.",
-    )  # fmt: skip
+    remedy = "Put numbers that belong together into one column of lists."
+    return InvalidRequest(where, found, expected=f"at most {MOST_COLUMNS:,}", remedy=remedy)
 
 
 def too_deep(where: str) -> InvalidRequest:
     """Return the error for values that are nested too deep."""
-    return InvalidRequest(
-        where, f"lists or objects more than {MOST_LEVELS} deep in each other", expected=f"at most {MOST_LEVELS}",
-        remedy="Write such a value as text.",
-    )  # fmt: skip
+    found = f"lists or objects more than {MOST_LEVELS} deep in each other"
+    return InvalidRequest(where, found, expected=f"at most {MOST_LEVELS}", remedy="Write such a value as text.")
 
 
 def too_long(where: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
-    return InvalidRequest(
-        where, f"a row of more than {LONGEST_ROW >> 20} MiB", expected="less text in a row",
-        remedy="Write it to a file, and its path into the table (--file FIELD=COLUMN).",
-    )  # fmt: skip
+    found = f"a row of more than {LONGEST_ROW >> 20} MiB"
+    remedy = "Write it to a file, and its path into the table (--file FIELD=COLUMN)."
+    return InvalidRequest(where, found, expected="less text in a row", remedy=remedy)

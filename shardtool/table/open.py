@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,9 @@ from shardtool.values import counted, is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from typing import BinaryIO
 
+    import pandas as pd
     from numpy.typing import NDArray
 
 _MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
@@ -46,19 +48,19 @@ class Table(Protocol):
     name: str
     where: str
     folder: str
-    schema: Any
+    schema: pa.Schema
 
-    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
 
     def count(self) -> int:
         """Return the number of rows."""
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns, all rows in order."""
 
 
-def open_table(source: Any, named: Collection[str]) -> Table:
+def open_table(source: object, named: Collection[str]) -> Table:
     """Return the table that `source` is.
 
     Args:
@@ -103,11 +105,11 @@ def _open_file(path: str) -> Table:
     raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
 
 
-def _opener(path: str) -> Callable[[], Any]:
+def _opener(path: str) -> Callable[[], BinaryIO]:
     return lambda: pa.input_stream(path, compression="detect")
 
 
-def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, Any]:
+def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
     """Return columns without bytes, an array in its plain type each, in the order of the table.
 
     Args:
@@ -134,11 +136,11 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
 class MemoryTable:
     """A table in memory."""
 
-    def __init__(self, where: str, folder: str, table: Any, name: str = "") -> None:
+    def __init__(self, where: str, folder: str, table: pa.Table, name: str = "") -> None:
         self.name, self.where, self.folder, self._table = name or where, where, folder, table
         self.schema = table.schema
 
-    def read(self, columns: Collection[str], text: Collection[str]) -> Any:  # noqa: ARG002 - it has its types
+    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table."""
         return self._table.select([name for name in self.schema.names if name in columns])
 
@@ -146,7 +148,7 @@ class MemoryTable:
         """Return the number of rows."""
         return int(self._table.num_rows)
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
         yield from self._table.select(columns).to_batches()
 
@@ -167,7 +169,7 @@ def _standard_input(data: bytes, named: Collection[str]) -> Table:
     return MemoryTable(name, ".", read_list(name, data, "path"), _STDIN)
 
 
-def _in_memory(source: Any) -> MemoryTable:
+def _in_memory(source: object) -> MemoryTable:
     """Return the table that an object is, or gives."""
     name = type(source).__name__
     with readable(name):
@@ -186,7 +188,7 @@ def _in_memory(source: Any) -> MemoryTable:
     return MemoryTable(name, ".", table)
 
 
-def _from_pandas(name: str, frame: Any) -> Any:
+def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
     """Return a DataFrame as Arrow; an index with names is columns, any other is left out.
 
     Raises:
@@ -201,12 +203,13 @@ def _from_pandas(name: str, frame: Any) -> Any:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         for at, column in enumerate(columns):
-            _check_values(name, column, frame.iloc[:, at])
+            _check_values(name, column, frame, at)
         raise
 
 
-def _check_values(name: str, column: str, values: Any) -> None:
+def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
     """Refuse a column of a DataFrame that Arrow cannot hold."""
+    values = frame.iloc[:, at]
     try:
         pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
@@ -217,12 +220,11 @@ def _check_values(name: str, column: str, values: Any) -> None:
         if len(kinds) > 1:
             raise mixed_types(name, column, kinds) from None
         held = printable(next(iter(kinds), "nothing"))
-        raise InvalidRequest(
-            name, f"column {column!r} holds {held} in {counted(len(values), 'row')}", expected="values that Arrow knows"
-        ) from None  # fmt: skip
+        found = f"column {column!r} holds {held} in {counted(len(values), 'row')}"
+        raise InvalidRequest(name, found, expected="values that Arrow knows") from None
 
 
-def check_sound(where: str, name: str, column: Any) -> None:
+def check_sound(where: str, name: str, column: pa.ChunkedArray) -> None:
     """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
 
     Raises:
@@ -234,20 +236,18 @@ def check_sound(where: str, name: str, column: Any) -> None:
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate()
-            Rows(where, {}, None).refuse(
-                _undecodable(column), f"column {name!r}: text that is no UTF-8", expected="UTF-8",
-                remedy="`iconv -f CP1252 -t UTF-8` turns what Excel writes into it.",
-            )  # fmt: skip
+            found = f"column {name!r}: text that is no UTF-8"
+            remedy = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+            Rows(where, {}, None).refuse(_undecodable(column), found, expected="UTF-8", remedy=remedy)
         raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
     if pa.types.is_timestamp(column.type) and column.type.unit == "s":
         seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
-        Rows(where, {}, None).refuse(
-            np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), f"column {name!r}: a time that Parquet cannot hold",
-            expected="milliseconds since 1970 of 63 bits",
-        )  # fmt: skip
+        found = f"column {name!r}: a time that Parquet cannot hold"
+        expected = "milliseconds since 1970 of 63 bits"
+        Rows(where, {}, None).refuse(np.flatnonzero(np.abs(seconds) > _MOST_SECONDS), found, expected=expected)
 
 
-def _undecodable(column: Any) -> NDArray[np.int64]:
+def _undecodable(column: pa.ChunkedArray) -> NDArray[np.int64]:
     wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
     values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
     return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)

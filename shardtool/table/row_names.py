@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 _SHOWN = 5  # rows in a message
@@ -24,10 +25,8 @@ def mixed_types(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidR
     """Return the error for a column with values of several types; `kinds` gives the rows of each."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {rows_text(kinds[kind])}" for kind in rare]
-    return InvalidRequest(
-        name, f"column {column!r} mixes types: {most} in {counted(len(kinds[most]), 'row')}, {listing(found)}",
-        expected="values of one type",
-    )  # fmt: skip
+    what = f"column {column!r} mixes types: {most} in {counted(len(kinds[most]), 'row')}, {listing(found)}"
+    return InvalidRequest(name, what, expected="values of one type")
 
 
 def rows_text(rows: list[int], *, total: int | None = None) -> str:
@@ -47,7 +46,7 @@ class Rows:
     """
 
     where: str
-    columns: Mapping[str, Any]
+    columns: Mapping[str, pa.ChunkedArray]
     numbers: NDArray[np.int64] | None
 
     def named(self, at: NDArray[np.int64]) -> str:
@@ -65,7 +64,7 @@ class Rows:
         if len(at):
             raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
 
-    def examples(self, column: Any, at: NDArray[np.int64]) -> str:
+    def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
         values = column.take(number_array(at[:_EXAMPLES])).to_pylist()
         return listing([f"'{short(printable(str(value)))}'" for value in values], _EXAMPLES, total=len(at))

@@ -16,7 +16,7 @@ import csv
 import io
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +32,11 @@ from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from typing import BinaryIO
 
-    Opened = Callable[[], Any]  # a binary stream, from the start
+    from pyarrow.csv import InvalidRow
+
+    Opened = Callable[[], BinaryIO]  # a binary stream, from the start
 
 _HEAD = 2**20  # bytes that surely hold the header
 _BLOCK = 2**20  # bytes that a thread reads at a time; a row must fit
@@ -73,13 +76,13 @@ class DelimitedTable:
     def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
         self.name, self.where, self.folder = name, where, folder
         self._opened, self._separator = opened, separator
-        self._table: Any = None
+        self._table: pa.Table | None = None
         with opened() as stream:
             head = stream.read(_HEAD)
         names = _header(where, head, separator)
         self.schema = pa.schema([(one, pa.string()) for one in names])
 
-    def read(self, columns: Collection[str], text: Collection[str]) -> Any:
+    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table.
 
         Args:
@@ -93,7 +96,7 @@ class DelimitedTable:
             self._table = arrays.compact(self._typed(frozenset(text) & set(self.schema.names)))
         return self._table.select([name for name in self.schema.names if name in columns])
 
-    def _typed(self, text: frozenset[str]) -> Any:
+    def _typed(self, text: frozenset[str]) -> pa.Table:
         table = self._read(text)
         long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
         tests = (pa.types.is_floating, pa.types.is_integer)
@@ -124,17 +127,17 @@ class DelimitedTable:
         """Return the number of rows."""
         return int(self.read((), ()).num_rows)
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
         yield from self.read(columns, ()).select(columns).to_batches()
 
-    def _read(self, text: frozenset[str]) -> Any:
+    def _read(self, text: frozenset[str]) -> pa.Table:
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
         parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
 
-        def read(block: int) -> Any:
+        def read(block: int) -> pa.Table:
             options = arrow_csv.ReadOptions(block_size=block)
             with self._opened() as stream:
                 return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
@@ -153,7 +156,7 @@ class DelimitedTable:
         self._check_end(table)
         return table
 
-    def _check_end(self, table: Any) -> None:
+    def _check_end(self, table: pa.Table) -> None:
         """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
         last = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last.type):
@@ -166,19 +169,18 @@ class DelimitedTable:
             while data := stream.read(_BLOCK):
                 tail = (tail + data)[-_TAIL:]
         if not tail.rstrip(b"\r\n").endswith(b'"'):
-            raise InvalidRequest(
-                self.where, f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file",
-                expected="text between two quotation marks, with those inside of it doubled",
-            )  # fmt: skip
+            found = f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file"
+            expected = "text between two quotation marks, with those inside of it doubled"
+            raise InvalidRequest(self.where, found, expected=expected)
 
     def _ragged(self) -> InvalidRequest:
         """Return the error for rows with another number of values than the header, found in a second pass."""
         from pyarrow import csv as arrow_csv
 
         count = 0
-        rows: list[Any] = []
+        rows: list[InvalidRow] = []
 
-        def note(row: Any) -> str:
+        def note(row: InvalidRow) -> str:
             nonlocal count
             count += 1
             if len(rows) < _SHOWN:
@@ -189,7 +191,7 @@ class DelimitedTable:
         convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
         parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
 
-        def read(block: int) -> Any:
+        def read(block: int) -> pa.Table:
             nonlocal count
             count = 0
             rows.clear()
@@ -208,17 +210,15 @@ class DelimitedTable:
         remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
         if '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
-        return InvalidRequest(
-            self.where, f"{counted(count, 'row')} with more or fewer values than the header: "
-            f"{listing(found, total=count)}", expected=f"{rows[0].expected_columns}", remedy=remedy,
-        )  # fmt: skip
+        what = f"{counted(count, 'row')} with more or fewer values than the header: {listing(found, total=count)}"
+        return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
 
 
-def _any(column: Any, pattern: str) -> bool:
+def _any(column: pa.ChunkedArray, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
 
 
-def numbers_of(column: Any) -> Any:
+def numbers_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return text as numbers where all of it is what a number is written as; 007 is not, and stays text as it is.
 
     A gap (an empty cell, NA, null, NaN) among numbers is null.
@@ -232,7 +232,7 @@ def numbers_of(column: Any) -> Any:
     return column
 
 
-def read_json_lines(name: str, opened: Opened) -> Any:
+def read_json_lines(name: str, opened: Opened) -> pa.Table:
     """Return a table of JSON objects, one per line; text that looks like a time stays text.
 
     Raises:
@@ -251,19 +251,19 @@ def read_json_lines(name: str, opened: Opened) -> Any:
     return arrays.compact(table)
 
 
-def _read_json(opened: Opened, schema: Any) -> Any:
+def _read_json(opened: Opened, schema: pa.Schema | None) -> pa.Table:
     from pyarrow import json as arrow_json
 
     parse = arrow_json.ParseOptions(explicit_schema=schema)
 
-    def read(block: int) -> Any:
+    def read(block: int) -> pa.Table:
         with opened() as stream:
             return arrow_json.read_json(stream, arrow_json.ReadOptions(block_size=block), parse)
 
     return _in_blocks(read)
 
 
-def _in_blocks(read: Callable[[int], Any]) -> Any:
+def _in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
     """Return what `read` gives for the smallest size of blocks that holds every row."""
     block = _BLOCK
     while True:
@@ -275,7 +275,7 @@ def _in_blocks(read: Callable[[int], Any]) -> Any:
             block *= 8
 
 
-def _with_text(kind: Any) -> Any:
+def _with_text(kind: pa.DataType) -> pa.DataType:
     """Return an inferred type with text for timestamps."""
     if pa.types.is_timestamp(kind):
         return pa.string()
@@ -305,7 +305,7 @@ def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
     return InvalidRequest(name, f"cannot be read: {said.strip()}", expected="JSON objects with values of one type")
 
 
-def read_list(name: str, data: bytes, column: str) -> Any:
+def read_list(name: str, data: bytes, column: str) -> pa.Table:
     """Return a table of one column: paths that end with a newline each, or with a NUL where there are any."""
     if b"\0" in data:
         lines = data.removesuffix(b"\0").split(b"\0")
@@ -344,10 +344,8 @@ def _header(name: str, head: bytes, separator: str) -> list[str]:
         if other:
             ending = {",": ".csv", "\t": ".tsv"}.get(other)
             remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
-            raise InvalidRequest(
-                name, f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values",
-                expected=_SEPARATORS[separator], remedy=remedy,
-            )  # fmt: skip
+            found = f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values"
+            raise InvalidRequest(name, found, expected=_SEPARATORS[separator], remedy=remedy)
     if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
         raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
     return names
@@ -364,7 +362,7 @@ def _check_text(name: str, head: bytes) -> bytes:
     return head.removeprefix(_UTF8)
 
 
-def _too_long(column: Any) -> bool:
+def _too_long(column: pa.ChunkedArray) -> bool:
     """Tell whether a column inferred as floats holds whole numbers that floats cannot."""
     large = False
     for chunk in column.chunks:

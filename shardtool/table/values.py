@@ -5,7 +5,7 @@ Where a value is null there is none to judge; `missing_places` finds those.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 _INT64 = 2**63 - 1
 
 
-def missing_places(column: Any) -> NDArray[np.int64]:
+def missing_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a column is null or NaN."""
     if pa.types.is_floating(column.type):
         return arrays.places(pc.is_null(column, nan_is_null=True))
     return arrays.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
 
 
-def nul_places(column: Any) -> NDArray[np.int64]:
+def nul_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a text has a NUL in it."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
     return arrays.places(pc.match_substring(column, "\0"))
 
 
-def large_places(column: Any) -> NDArray[np.int64]:
+def large_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a number is more than fits into int64."""
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
@@ -48,14 +48,14 @@ def large_places(column: Any) -> NDArray[np.int64]:
     return np.setdiff1d(found, missing_places(column), assume_unique=True)  # at a null stands anything
 
 
-def number_of(kind: Any) -> Number | None:
+def number_of(kind: pa.DataType) -> Number | None:
     """Return the number that the text of a value of an Arrow type stands for, where it stands for one."""
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
 
 
-def numbered(labels: Any, field: str, known: Classes | None = None) -> tuple[Any, list[str]]:
+def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) -> tuple[pa.Array, list[str]]:
     """Return labels, none of them null, as the numbers of their names, and these.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.pack.run import plan_dataset, write_dataset
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def create(
-    source: Any, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
+    source: object, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
@@ -40,7 +40,7 @@ def create(
 
 
 def dry_run(
-    source: Any, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
+    source: object, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
     """Return what `create` would write, to the byte unless samples are changed on the way; write nothing.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def export(  # noqa: PLR0913 - what a command line can say
+def export(
     dataset_file: str | os.PathLike[str],
     formats: str | Sequence[str],
     output: str | os.PathLike[str] | None = None,

@@ -12,18 +12,11 @@ from shardtool.request.observer import Observer
 from shardtool.request.options import IndexOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
     from shardtool.request.results import IndexResult
+    from shardtool.values import Given
 
 
-def index(
-    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: IndexOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> IndexResult:
+def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
 
     Args:

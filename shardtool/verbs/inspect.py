@@ -15,18 +15,11 @@ from shardtool.inspection.summary import summarize
 from shardtool.request.observer import Observer
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
     from shardtool.inspection.summary import Summary
+    from shardtool.values import Given
 
 
-def inspect(
-    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: InspectOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> Summary:
+def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
     """Return what is in a dataset.
 
     Args:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.check.look import look
 from shardtool.check.repairable import (
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from shardtool.check.look import Report
     from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.request.options import VerifyOptions
+    from shardtool.request.options import CreateOptions, VerifyOptions
     from shardtool.storage.staging import Folder, Staged
+    from shardtool.values import Given
 
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(dataset: Any, options: VerifyOptions, observer: Observer) -> Report:
+def repair(dataset: Given, options: VerifyOptions, observer: Observer) -> Report:
     """Look, mend what can be mended, and look again.
 
     Raises:
@@ -118,8 +119,9 @@ class _Mending:
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
         bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
-        proven = [case for case in bad if case.sound and case.entry is not None and case.survey is not None
-                  and case.survey.crc == case.entry.crc]  # fmt: skip
+        proven = [
+            case for case in bad if case.sound and case.survey and case.entry and case.survey.crc == case.entry.crc
+        ]
         for case in bad:
             if case not in proven:
                 self._leave(f"{case.sidecar}: its shard is not proven to be sound")
@@ -182,10 +184,8 @@ class _Mending:
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
-            options = IndexOptions(
-                checksum=True, dots=self.seen.dots, workers=self.options.workers,
-                overwrite="dataset-file-damaged" in self.codes,
-            )  # fmt: skip
+            overwrite, workers = "dataset-file-damaged" in self.codes, self.options.workers
+            options = IndexOptions(checksum=True, dots=self.seen.dots, workers=workers, overwrite=overwrite)
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")
@@ -220,7 +220,7 @@ class _Mending:
         self.changed = True
         self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
 
-    def _check_plan(self, file: DatasetFile, output: Any, options: Any) -> None:
+    def _check_plan(self, file: DatasetFile, output: Given, options: CreateOptions) -> None:
         """Check that the source would give the shards that the dataset file lists, before anything is touched."""
         from shardtool.verbs.create import dry_run
 
@@ -228,10 +228,8 @@ class _Mending:
         if options.of_transform() is None:
             ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
             if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
-                raise InvalidRequest(
-                    "--source", "other samples than the dataset was made from", expected="those",
-                    remedy="Nothing was touched.",
-                )  # fmt: skip
+                found = "other samples than the dataset was made from"
+                raise InvalidRequest("--source", found, expected="those", remedy="Nothing was touched.")
 
     def _keep(self, file: DatasetFile) -> KeptFiles:
         """Give all files of the dataset a second name."""

@@ -6,7 +6,7 @@ are chosen and changed between the listing and the plan, and how a global shuffl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.reshard_options import ReshardOptions
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from shardtool.pack.request import Names
     from shardtool.request.observer import Observer
     from shardtool.request.results import CreateResult, DryRun
+    from shardtool.values import Datasets
 
 
 def reshard(
-    datasets: Any, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+    datasets: Datasets, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
@@ -42,7 +43,7 @@ def reshard(
 
 
 def reshard_dry_run(
-    datasets: Any, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+    datasets: Datasets, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
     """Return what `reshard` would write, to the byte; write nothing.
 

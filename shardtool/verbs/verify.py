@@ -11,18 +11,11 @@ from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
     from shardtool.check.look import Report
+    from shardtool.values import Given
 
 
-def verify(
-    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    options: VerifyOptions | None = None,
-    *,
-    observer: Observer | None = None,
-) -> Report:
+def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
     """Return what is wrong with a dataset. Nothing is written, but for `repair`.
 
     Args:

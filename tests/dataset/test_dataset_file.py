@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -12,6 +11,8 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, create
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
+from shardtool.dataset.feature import Feature
+from shardtool.request.run_record import RunRecord
 from tests.helpers import read_tree, shards, tool
 
 if TYPE_CHECKING:
@@ -51,17 +52,6 @@ def test_what_to_do_about_damage(packed: Path) -> None:
             read_dataset(damaged, "out.json")
         assert all(words in caught.value.remedy for words in ("--resume", "shardtool index"))
         assert "create" not in caught.value.remedy
-
-
-def test_splits_of_one_run(packed: Path) -> None:
-    """Datasets are splits of one run where all is alike but the split; appends since do not matter."""
-    file = read_dataset((packed / "out.json").read_bytes(), "out.json")
-    run = {**file.made, "split": "a"}
-    one, other = replace(file, made=run), replace(file, made={**run, "split": "b", "appended": [{"verb": "create"}]})
-    assert one.is_split_with(other)
-    assert other.is_split_with(one)
-    for made in (run, file.made, {**run, "split": 5}, {**run, "split": "b", "source": "elsewhere"}):
-        assert not one.is_split_with(replace(file, made=made))
 
 
 def test_it_is_a_wids_index(packed: Path) -> None:
@@ -167,8 +157,8 @@ def test_any_dataset_file(text: str, number: int, crc: int) -> None:
         number,
         {text: text},
         {text: [text]},
-        {text: text},
-        made,
+        {text: Feature("int64", lacking=True)},
+        RunRecord(made),
         text,
     )
     raw = file.encode()

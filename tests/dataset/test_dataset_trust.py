@@ -207,6 +207,7 @@ _HOSTILE: list[Callable[[Any], object]] = [
     lambda file: file["shardtool"]["totals"].update(size=1),
     lambda file: file["shardtool"]["totals"].update(field_bytes=10**400),
     lambda file: file["shardtool"].update(fields={"txt": "6"}),
+    lambda file: file["shardtool"].update(features={"txt": "tf.io.FixedLenFeature([], tf.int32)"}),
     lambda file: file["shardtool"].update(schema={"__key__": 1}),
     lambda file: file["shardtool"].update(fingerprint="b2:" + "0" * 10**6),
     lambda file: file["shardtool"]["made"].update(options={"max_size": 10**400}),

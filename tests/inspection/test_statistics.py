@@ -51,9 +51,9 @@ def test_columns_hold_all(sizes: list[int], most: int) -> None:
 
 def test_too_many_values_are_no_labels() -> None:
     """Counts end at their bound, and at prose."""
-    few, many, prose = Counts(most=3), Counts(most=3), Counts()
-    few.add({"a": 2, "b": 1})
-    few.add({"a": 1})
-    many.add(dict.fromkeys(range(4), 1))
-    prose.add({"word " * 100: 1})
+    few, many, prose = Counts[str](most=3), Counts[int](most=3), Counts[str]()
+    few.add([("a", 2), ("b", 1)])
+    few.add([("a", 1)])
+    many.add((at, 1) for at in range(4))
+    prose.add([("word " * 100, 1)])
     assert (few.most(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)

@@ -51,6 +51,7 @@ from shardtool.publish.destination import Destination, look
 from shardtool.publish.old_dataset import Done, New, later_files, names_left
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, unmerged
+from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
 from shardtool.source.open import open_source
 from shardtool.storage.staging import open_folder
@@ -112,7 +113,8 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
         found = open_source(source, options, [pattern])
         listed = found.list_samples(pool, observer)
         entries = listed.entries
-        made = {"verb": "create", "source": listed.name, "options": options.recorded(), "tool": "shardtool"}
+        recorded = json.loads(json.dumps(options.recorded()))
+        made = RunRecord({"verb": "create", "source": listed.name, "options": recorded, "tool": "shardtool"})
         (output_now,) = begin([Appended(output_now, entries.keys, made)])
         estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
         max_size = None if options.max_size is None else parse_size(options.max_size)
@@ -179,7 +181,7 @@ def test_the_result_is_that_of_both_sources(old: Path, new: Path, dataset: Path,
         assert getattr(got, one) == getattr(wanted, one), one
     assert got.field_bytes == wanted.field_bytes
     assert contents(sound(dataset)) == contents(sound(whole))
-    assert [one["source"] for one in got.made["appended"]] == [new.name]
+    assert [one.source for one in got.made.appended] == [new.name]
     assert got.appends == (3,)
 
 
@@ -681,7 +683,7 @@ def test_kinds_of_features_agree(tmp_path: Path) -> None:
     assert identity(tmp_path / "out") == before
     append(_table(["c"]), pattern, key="key", values=("txt=text",))
     append(_table(["d"], x=[0.5], n=[3]), pattern, key="key", values=(*values, "x=x"))
-    features = _read(tmp_path / "out" / "out.json").features
+    features = _read(tmp_path / "out" / "out.json").feature_texts()
     assert features["n"] == "tf.io.FixedLenFeature([], tf.int64, default_value=-1)"
     assert features["x"] == "tf.io.FixedLenFeature([], tf.float32, default_value=-1)"
     assert features["txt"] == "tf.io.FixedLenFeature([], tf.string)"
@@ -801,11 +803,11 @@ def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> Non
         create(source, output, asked)
     for split in ("train", "val"):
         files[split] = _read(tmp_path / "out" / f"out-{split}.json")
-        assert files[split].made["split"] == split
+        assert files[split].made.split == split
         assert verify(tmp_path / "out" / f"out-{split}.json").sound
-    made = [{name: value for name, value in one.made.items() if name != "split"} for one in files.values()]
+    made = [{name: value for name, value in one.made.document.items() if name != "split"} for one in files.values()]
     assert made[0] == made[1]
-    assert sum(len(one.made["appended"]) for one in files.values()) == 2
+    assert sum(len(one.made.appended) for one in files.values()) == 2
 
 
 def _output(pattern: str) -> Destination:
@@ -819,7 +821,7 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     for number, pattern in enumerate(patterns):
         _create(write_tree(tmp_path / f"{number}", {f"{number}.txt": b"x"}), pattern)
     append(new, patterns[0])
-    told = _read(tmp_path / "train" / "out.json").made["appended"][-1]
+    told = _read(tmp_path / "train" / "out.json").made.appended[-1]
     added = members(*shards(tmp_path / "train")[1:])
     done = Names.of(dict.fromkeys(name.partition(".")[0].encode() for name, _ in added))
     outputs = [_output(pattern) for pattern in patterns]

@@ -100,7 +100,7 @@ def labels(size: Size = (40, 30)) -> Array:
     return mask
 
 
-def png(size: Size, depth: int, colours: int, rows: bytes, *, before: bytes = b"", after: bytes = b"") -> bytes:  # noqa: PLR0913 - a PNG's parts
+def png(size: Size, depth: int, colours: int, rows: bytes, *, before: bytes = b"", after: bytes = b"") -> bytes:
     """Return a PNG made by hand, with chunks before and after the pixels."""
     header = struct.pack(">IIBBBBB", *size, depth, colours, 0, 0, 0)
     values = chunk(b"IDAT", zlib.compress(rows))

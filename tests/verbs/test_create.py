@@ -54,9 +54,7 @@ def _key_and_field(name: str) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(("workers", "start"), [(1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn"), (5, "auto")])
-def test_the_same_bytes(  # noqa: PLR0913 - fixtures
-    workers: int, start: str, *, ending: str, awkward: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_the_same_bytes(workers: int, start: str, *, ending: str, awkward: Path, whole: Path, tmp_path: Path) -> None:
     """Any number of workers, forked or spawned, writes the same bytes into every file."""
     output = tmp_path / f"{STEM}.{ending}"
     ran = (tool if start == "auto" else typed)(
@@ -248,9 +246,7 @@ def test_resume_with_other_options(options: dict[str, Any], ending: str, small: 
 @pytest.mark.parametrize("age", ["young", "aged"])
 @pytest.mark.parametrize("name", ["out-001.shard", "out-002.index", "out.json"])
 @pytest.mark.parametrize("at", [0, 300, -1])
-def test_resume_mends_a_flipped_byte(  # noqa: PLR0913 - what is tried, and fixtures
-    name: str, at: int, age: str, *, ending: str, small: Path, tmp_path: Path
-) -> None:
+def test_resume_mends_a_flipped_byte(name: str, at: int, age: str, *, ending: str, small: Path, tmp_path: Path) -> None:
     """A byte that was flipped in a finished file, unseen by its times, is mended by `--resume`, and nothing else."""
     name = name.replace("shard", ending)
     _pack(small, tmp_path / "out", ending=ending, label_from_folder=True)

@@ -217,7 +217,7 @@ def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: 
      ("cls", ["1", " 2"], (), "tar", False), ("cls", [1, 2], (), "tar", False), ("txt", ["dog", "x"], (), "tar", False),
      ("cls", ["dog", "x"], (), "tfrecord", False)],
 )  # fmt: skip
-def test_text_where_a_reader_wants_numbers(  # noqa: PLR0913, PLR0917 - a table
+def test_text_where_a_reader_wants_numbers(
     field: str,
     values: list[Any],
     classes: Any,

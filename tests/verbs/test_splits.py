@@ -76,7 +76,7 @@ def plain(scenes: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -
      {"label_from_folder": True}, {"map": "tests.mapped:noted"}, {"probe": True}],
     ids=lambda options: "-".join(options) or "plain",
 )  # fmt: skip
-def test_splits_are_a_partition(  # noqa: PLR0913 - fixtures
+def test_splits_are_a_partition(
     options: dict[str, Any], *, scenes: Path, ending: str, plain: tuple[Path, str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -368,7 +368,7 @@ _TRANSFORMS: list[dict[str, Any]] = [{}, {"map": "tests.mapped:noted"}]
 @pytest.mark.parametrize(
     "gone", [["out-test-*"], ["out-val-*", "out-test-*"], ["out-train-001.tar"], ["out-val.json"], ["*.json"], []]
 )
-def test_resume_goes_on(  # noqa: PLR0913 - fixtures
+def test_resume_goes_on(
     gone: list[str], transform: dict[str, Any], *, earlier: Path, scenes: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -128,7 +128,7 @@ SIZES = st.one_of(st.none(), st.integers(0, 9000), st.lists(st.integers(0, 4000)
     oversize=st.sampled_from(["skip", "alone"]),
 )
 @settings(max_examples=12)
-def test_the_bounds_hold_whatever_samples_become(  # noqa: PLR0913 - what is drawn
+def test_the_bounds_hold_whatever_samples_become(
     *,
     asked: list[object],
     max_size: int | None,
@@ -274,9 +274,7 @@ def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, end
 
 
 @pytest.mark.parametrize(("workers", "start"), [(2, "fork"), (5, "fork"), (2, "spawn")])
-def test_the_same_bytes(  # noqa: PLR0913 - fixtures
-    workers: int, start: str, *, ending: str, pictures: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_the_same_bytes(workers: int, start: str, *, ending: str, pictures: Path, whole: Path, tmp_path: Path) -> None:
     """Any number of workers, forked or spawned, writes the same bytes into every file."""
     _pack(pictures, tmp_path, workers=workers, start_method=start, ending=ending, **WHOLE)
     assert read_tree(tmp_path) == read_tree(whole)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardtool.inspection.page import charts
 from shardtool.inspection.page.thumbnails import SPLIT, shorten
 from shardtool.inspection.summary import file_size
-from shardtool.request.command_line import appended_runs, command_line
+from shardtool.request.command_line import command_line
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def subtitle(gathered: Gathered) -> str:
     kind = "WebDataset tar" if gathered.summary.format == "tar" else "TFRecord"
     ends = dict.fromkeys((dataset.shards[0].name, dataset.shards[-1].name))
     said = f"{kind} shards, {shorten(dataset.file.pattern if dataset.file else ' to '.join(ends), 200)}"
-    source = str(dataset.file.made.get("source", "")) if dataset.file else ""
+    source = dataset.file.made.source if dataset.file else ""
     return f"{said}, made from {shorten(source, 200)}" if source else said
 
 
@@ -237,8 +237,7 @@ def shards(gathered: Gathered) -> ShardsCard:
         entry, size = file.shards[shard.number] if file else None, file_size(shard.path)
         samples = overview.counts.get(shard.number) if entry is None else entry.samples
         rows.append(ShardRow(shard.number, shard.name, size if size is None or entry is None else entry.size, samples))
-    options = file.made.get("options") if file else None
-    bound = options.get("max_size") if isinstance(options, dict) else None
+    bound = file.made.options.get("max_size") if file else None
     held, count = summary.shard_sizes, summary.shard_samples
     note = f"{show_size(held.smallest)} to {show_size(held.largest)}, {count.smallest:,} to {count.largest:,} samples."
     by_size = charts.balance(
@@ -257,13 +256,13 @@ def made(gathered: Gathered) -> list[tuple[str, str]]:
     rows, file = [("state", state(gathered.summary)[1])], gathered.overview.dataset.file
     if file is None:
         return [*rows, ("made by", "not known: there is no dataset file (`shardtool index` makes one)")]
-    first, options = ("tool", "verb", "source"), file.made.get("options")
-    rows += [(name, _plain(file.made[name])) for name in first if name in file.made]
-    for name, value in [*options.items()][:_MOST_OPTIONS] if isinstance(options, dict) else []:
-        is_size = name == "max_size" and type(value) is int
-        rows.append((name.replace("_", " "), show_size(value) if is_size else _plain(value)))
-    rows += [(name, _plain(one)) for name, one in file.made.items() if name not in (*first, "options", "appended")]
-    rows += [("appended", command_line(run)) for run in appended_runs(file.made)[:_MOST_OPTIONS]]
+    first, run = ("tool", "verb", "source"), file.made.document
+    rows += [(name, _plain(run[name])) for name in first if name in run]
+    for name, value in [*file.made.options.items()][:_MOST_OPTIONS]:
+        shown = show_size(value) if name == "max_size" and type(value) is int else _plain(value)
+        rows.append((name.replace("_", " "), shown))
+    rows += [(name, _plain(one)) for name, one in run.items() if name not in (*first, "options", "appended")]
+    rows += [("appended", command_line(one)) for one in file.made.appended[:_MOST_OPTIONS]]
     rows.append(("left out", f"{file.skipped:,}" + (", listed in its .skipped file" if file.skipped else "")))
     rows.append(("payload", show_size(file.field_bytes)))
     return [*rows, ("fingerprint", file.fingerprint)]

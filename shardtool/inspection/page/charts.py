@@ -17,6 +17,8 @@ _WIDTH, _HEIGHT = 360, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 16, 24  # room around the plot: the counts stand above, the ticks below
 _MOST_BARS = 40
 _SPARK = (120, 22)
+_FEW = 4  # images of a size, up to which a dot has the area of their number
+_TICKS = 3  # fewer tell no scale
 _MOST_SHARD_BARS = 120
 _BALANCE_HEIGHT, _SCATTER_HEIGHT = 100, 220
 _COUNT_WIDTH, _TITLE_LINE = 64, 11  # where the texts above a plot stand
@@ -141,7 +143,7 @@ def scatter(points: Sequence[tuple[int, int]], label: str) -> Chart:
     for point in points:
         many[point] = many.get(point, 0) + 1
     for (width, height), count in sorted(many.items()):
-        radius = min(9.0, 2.6 * math.sqrt(count) if count < 4 else 3.6 + math.log2(count) * 0.6)  # noqa: PLR2004
+        radius = min(9.0, 2.6 * math.sqrt(count) if count < _FEW else 3.6 + math.log2(count) * 0.6)
         tip = f"{width:,} by {height:,}: {count:,}"
         place = {"cx": across.at(width), "cy": up.at(height), "r": radius}
         parts.append(Shape("circle", "dot", place, tip))
@@ -166,7 +168,7 @@ class _Log:
         for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
             values = [step * 10.0**decade for decade in decades for step in steps]
             found = [value for value in values if self._low <= math.log10(value) <= self._high]
-            if len(found) >= 3:  # noqa: PLR2004 - fewer tell no scale
+            if len(found) >= _TICKS:
                 return found[:: -(-len(found) // 6)]
         low, high = 10**self._low, 10**self._high
         rough = (high - low) / 3
@@ -198,7 +200,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Shape:
     return Shape("line", kind, {"x1": x1, "y1": y1, "x2": x2, "y2": y2})
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Shape:  # noqa: PLR0913, PLR0917 - a shape
+def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Shape:
     return Shape("rect", kind, {"x": x, "y": y, "width": width, "height": height}, title)
 
 

@@ -38,7 +38,7 @@ class Chosen:
 
     shard: int
     row: int
-    values: dict[str, Any]
+    values: dict[str, Any]  # of columns, by name
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.inspection.page.choose_samples import gather
@@ -13,6 +13,9 @@ from shardtool.inspection.page.thumbnails import Budget, shorten, show_samples
 from shardtool.values import counted
 
 if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+    Font = FreeTypeFont | ImageFont
     from collections.abc import Sequence
 
     from shardtool.dataset.opened import OpenedDataset
@@ -33,14 +36,8 @@ _FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "
 _NO_GLYPH = "\U0010fffd"  # a private character: what a font draws for what it lacks
 
 
-def write_contact_sheet(  # noqa: PLR0913 - each is an option of the command
-    dataset: OpenedDataset,
-    path: str,
-    *,
-    samples: int = 100,
-    columns: int = 10,
-    seed: int = 0,
-    overwrite: bool = False,
+def write_contact_sheet(
+    dataset: OpenedDataset, path: str, *, samples: int = 100, columns: int = 10, seed: int = 0, overwrite: bool = False
 ) -> None:
     """Write a picture of a dataset's samples, in the order of the dataset.
 
@@ -122,7 +119,7 @@ class _Sheet:
         from PIL import Image
 
         small = one.images[0]
-        picture: Any = Image.open(BytesIO(small.data), formats=("WEBP",))
+        picture: Image.Image = Image.open(BytesIO(small.data), formats=("WEBP",))
         at = (place[0] + (_EDGE - small.size[0]) // 2, place[1] + (_EDGE - small.size[1]) // 2)
         self._image.paste(picture, at, picture if picture.mode == "RGBA" else None)
 
@@ -172,11 +169,11 @@ def _cut(text: str, kept: int) -> str:
     return f"{text[: kept - tail]}…{text[len(text) - tail :]}"
 
 
-def _fonts(size: int) -> list[Any]:
+def _fonts(size: int) -> list[Font]:
     """Return Pillow's own font, and those of the system that know more letters."""
     from PIL import ImageFont
 
-    found: list[Any] = [ImageFont.load_default(size)]
+    found: list[Font] = [ImageFont.load_default(size)]
     for name in _FONTS:
         try:
             found.append(ImageFont.truetype(name, size))
@@ -185,12 +182,12 @@ def _fonts(size: int) -> list[Any]:
     return found
 
 
-def _font(fonts: Sequence[Any], text: str) -> Any:
+def _font(fonts: Sequence[Font], text: str) -> Font:
     """Return the first font that has all letters of `text`; the last one where none has."""
     if text.isascii():
         return fonts[0]
     return next((font for font in fonts if all(_has(font, char) for char in set(text) if char != " ")), fonts[-1])
 
 
-def _has(font: Any, char: str) -> bool:
+def _has(font: Font, char: str) -> bool:
     return bytes(font.getmask(char)) != bytes(font.getmask(_NO_GLYPH))

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.inspection.page import cards
@@ -73,21 +73,17 @@ def _budget(samples: int) -> Budget:
 
 
 def _page(gathered: Gathered, shown: Sequence[Shown]) -> str:
-    from markupsafe import Markup
-
     files = resources.files(_TEMPLATES) / "templates"
     style, script = ((files / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    policy = [
-        "default-src 'none'", "img-src data:", f"style-src '{_hash(style)}'", f"script-src '{_hash(script)}'",
-        "base-uri 'none'", "form-action 'none'",
-    ]  # fmt: skip
+    sources = f"img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     dataset, problems = gathered.overview.dataset, cards.problems_of(gathered, shown)
     fields, scale = cards.fields(gathered)
-    return _environment().get_template("page.html").render(
-        policy="; ".join(policy),
-        style=Markup(style),  # noqa: S704 - our own
-        script=Markup(script),  # noqa: S704 - our own
-        data=Markup(script_json([_sample(dataset, one) for one in shown])),  # noqa: S704 - made safe there
+    template = _environment().get_template("page.html")
+    return template.render(
+        policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
+        style=style,
+        script=script,
+        data=script_json([_sample(dataset, one) for one in shown]),
         title=dataset_name(dataset),
         summary=gathered.summary,
         state=cards.state(gathered.summary),
@@ -109,21 +105,19 @@ def _page(gathered: Gathered, shown: Sequence[Shown]) -> str:
         choice=_choice(gathered),
         filters=_filters(gathered, shown),
         wrong=sum(bool(one.problems) for one in shown),
-    )  # fmt: skip
+    )
 
 
 def _environment() -> Environment:
     """Return the templates: they escape what they show, and make visible what could steer a terminal."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
-    environment.filters.update(
-        counted=counted, short=shorten, whole=whole, percent=cards.percent, size=show_size, label_of=label_of,
-        json=lambda value: json.dumps(value, ensure_ascii=False),
-    )  # fmt: skip
+    loader = PackageLoader(_TEMPLATES)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.finalize = lambda value: printable(value) if type(value) is str else value
+    environment.filters.update(counted=counted, short=shorten, whole=whole, percent=cards.percent, size=show_size)
+    environment.filters.update(label_of=label_of, json=lambda value: json.dumps(value, ensure_ascii=False))
     return environment
 
 
@@ -158,7 +152,7 @@ def script_json(value: object) -> str:
     return document
 
 
-def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, Any]:
+def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, object]:
     values = one.chosen.values
     return {
         "key": one.key,
@@ -177,16 +171,14 @@ def _sample(dataset: OpenedDataset, one: Shown) -> dict[str, Any]:
     }
 
 
-def _image(image: Thumbnail, *, with_data: bool) -> dict[str, Any]:
+def _image(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
     """Return what the script needs; the first picture stands in the tile already."""
-    shown = {
-        "field": shorten(image.field, 200), "full": image.full, "size": image.size, "mode": image.mode,
-        "kind": image.kind,
-    }  # fmt: skip
+    shown: dict[str, object] = {"field": shorten(image.field, 200), "full": image.full, "size": image.size}
+    shown |= {"mode": image.mode, "kind": image.kind}
     return {**shown, "src": image.url} if with_data else shown
 
 
-def _meta(values: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
+def _meta(values: dict[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
     rows = [
         (shorten(name, 100), shorten(_value(value), 300))
         for name, value in values.items()

@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from shardtool.dataset.payload import label_of, numbers_in
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
+from shardtool.format.varint import MORE
 from shardtool.inspection.overview import SHORT
 from shardtool.inspection.samples import text_of
 from shardtool.transform.image import BadImage, ImageOptions, change
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
     from shardtool.inspection.page.choose_samples import Chosen, Gathered
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
@@ -177,10 +179,8 @@ def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thu
 
 
 def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    options = ImageOptions(
-        resize=(edge, edge), resize_mode="longer", only_larger=True, encode="webp", quality=_QUALITY, fields=(name,),
-        max_pixels=_MOST_PIXELS,
-    )  # fmt: skip
+    smaller = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=_MOST_PIXELS)
+    options = replace(smaller, encode="webp", quality=_QUALITY, fields=(name,))
     try:
         small, fact = change(data, name, options)
     except BadImage as error:
@@ -201,12 +201,12 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image: Any = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
+            image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
             image.load()
             if image.mode in ("F", "I"):
-                low, high = image.getextrema()
+                low, high = cast("tuple[float, float]", image.getextrema())
                 scale = 255 / ((high - low) or 1)
-                image = image.point(lambda value: value * scale - low * scale).convert("L")
+                image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
             image.thumbnail((edge, edge))
             out = BytesIO()
@@ -260,7 +260,7 @@ class _Reading:
         shown.labels = {name: shown.labels[name] for name in order if name in shown.labels}
         return shown
 
-    def _field(self, shown: Shown, part: dict[str, Any]) -> None:
+    def _field(self, shown: Shown, part: FieldRow) -> None:
         name, length = part["name"], part["length"]
         start = bytes(self._file.read(part["offset"], min(length, _START)))
         if _is_image(name, start):
@@ -280,7 +280,7 @@ class _Reading:
             shown.texts.append(text)
             self._texts_left -= len(text.text.encode())
 
-    def _image(self, shown: Shown, part: dict[str, Any]) -> None:
+    def _image(self, shown: Shown, part: FieldRow) -> None:
         name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
         if length > _LARGEST_IMAGE:
             shown.notes.append(f"{title}: {length:,} bytes, too large to be shown")
@@ -298,7 +298,7 @@ class _Reading:
             where = shown.notes if error.code in _SHOULD_SHOW else shown.problems
             where.append(f"{title}: {error.message}")
 
-    def _checked(self, shown: Shown, part: dict[str, Any], data: bytes) -> bool:
+    def _checked(self, shown: Shown, part: FieldRow, data: bytes) -> bool:
         """Tell whether a payload, or the start of one, is what the index says."""
         title = shorten(part["name"], _SHORT)
         if len(data) < min(part["length"], _START):
@@ -338,7 +338,7 @@ def _numbers(start: bytes, kind: str) -> str | None:
         return None
     end = len(start) // 4 * 4
     if kind == "int64":
-        end = max((at + 1 for at, byte in enumerate(start) if byte < 0x80), default=0)  # noqa: PLR2004 - ends a varint
+        end = max((at + 1 for at, byte in enumerate(start) if byte < MORE), default=0)  # where a varint ends
     try:
         numbers = numbers_in(start[:end], kind)
     except ValueError:

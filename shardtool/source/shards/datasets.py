@@ -10,9 +10,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import feature_kinds, feature_lists, read_dataset, shard_names
+from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
@@ -22,12 +23,11 @@ from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import Found
     from shardtool.source.shards.shard_columns import Seen
-    from shardtool.values import Dots, Number
 
 _REMEDY = "`shardtool verify` shows what is wrong."
 
@@ -98,13 +98,11 @@ def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry 
     if entry is not None and entry.size != place.size:
         expected = f"{entry.size:,}, as the dataset file says"
         raise CorruptShard(path, f"{place.size:,} bytes", expected=expected, remedy=_REMEDY)
-    options = file.made.get("options") if file else None
-    dots: Dots = "last" if isinstance(options, dict) and options.get("dots") == "last" else "first"
-    kinds, numbers = None, cast("Mapping[str, Number]", file.numbers if file else {})
+    kinds, numbers = None, file.numbers if file else {}
     # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
-    if file is not None and file.made.get("verb") != "index" and not feature_lists(file.features):
-        kinds = cast("Mapping[str, Number]", feature_kinds(file.features))
-    return Shard(place, _name(path), dataset, kind, entry, dots, kinds, numbers)
+    if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
+        kinds = numbers_in(file.features)
+    return Shard(place, _name(path), dataset, kind, entry, file.made.dots if file else "first", kinds, numbers)
 
 
 def _beside(found: Found) -> str | None:

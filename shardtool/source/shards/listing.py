@@ -78,7 +78,7 @@ class Listed:
     digest: int | None
 
 
-def list_datasets(  # noqa: PLR0913 - what there is to say
+def list_datasets(
     givens: Sequence[Any],
     pool: Pool,
     observer: Listener,

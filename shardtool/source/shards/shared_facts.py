@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import feature_kinds
+from shardtool.dataset.feature import numbers_in
 from shardtool.errors import InvalidRequest, listing
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.table import arrays
@@ -105,8 +105,5 @@ def joined_digest(datasets: Sequence[Dataset]) -> int | None:
 
 def _from_other_texts(file: DatasetFile) -> bool:
     """Tell whether a fingerprint may be that of texts which a TFRecord's numbers do not give back."""
-    kinds = {*feature_kinds(file.features).values()}
-    appended = file.made.get("appended")
-    runs = [file.made, *(appended if isinstance(appended, list) else ())]
-    options = [run.get("options") for run in runs if isinstance(run, dict)]
-    return "float" in kinds or bool(kinds and any(isinstance(one, dict) and "map" in one for one in options))
+    kinds = {*numbers_in(file.features).values()}
+    return "float" in kinds or bool(kinds and any("map" in run.options for run in (file.made, *file.made.appended)))

@@ -1,0 +1,79 @@
+"""What a dataset file records of a run: the verb, the source's name, the options, and what was appended since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.values import Dots
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run of a verb as a dataset file records it, or an append: plain data, never executed or opened.
+
+    Attributes:
+        document: The JSON object, checked by `read_dataset`. It goes into a dataset file as it is, with names that
+            this program does not know.
+    """
+
+    document: Mapping[str, object]
+
+    @property
+    def verb(self) -> str:
+        """`create`, `reshard` or `index`; empty: not recorded."""
+        return self._text("verb")
+
+    @property
+    def source(self) -> str:
+        """The name of the source, or the names of several after commas; empty: not recorded."""
+        return self._text("source")
+
+    @property
+    def split(self) -> str:
+        """The split that the run made; empty: it made no splits."""
+        return self._text("split")
+
+    @property
+    def tool(self) -> str:
+        """The program and its version; empty: not recorded."""
+        return self._text("tool")
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The options that were given."""
+        found = self.document.get("options")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def dots(self) -> Dots:
+        """The dot at which keys end in the names of a tar's members."""
+        return "last" if self.options.get("dots") == "last" else "first"
+
+    @property
+    def appended(self) -> tuple[RunRecord, ...]:
+        """The runs that appended samples since."""
+        runs = self.document.get("appended")
+        return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
+
+    def as_append_to(self, first: RunRecord) -> RunRecord:
+        """Return the record of this run among `appended` of the first: alike for all splits of one run."""
+        left_out = "split" if self.split == first.split else ""
+        return RunRecord({name: value for name, value in self.document.items() if name != left_out})
+
+    def with_append(self, run: RunRecord) -> RunRecord:
+        """Return this record with one more append."""
+        runs = [one.document for one in (*self.appended, run.as_append_to(self))]
+        return RunRecord({**self.document, "appended": runs})
+
+    def is_split_with(self, other: RunRecord) -> bool:
+        """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
+        mine, theirs = ({**one.document, "split": "", "appended": []} for one in (self, other))
+        return mine == theirs and self.split != other.split and bool(self.split and other.split)
+
+    def _text(self, name: str) -> str:
+        found = self.document.get(name)
+        return found if isinstance(found, str) else ""

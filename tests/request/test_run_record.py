@@ -1,0 +1,34 @@
+"""What a dataset file records of runs."""
+
+from __future__ import annotations
+
+from shardtool.request.run_record import RunRecord
+
+_RUN = {"verb": "create", "news": [1], "source": "in", "split": "a", "options": {"dots": "last"}, "tool": "shardtool 1"}
+
+
+def test_splits_of_one_run() -> None:
+    """Records are of one run where all is alike but the split; appends since do not matter."""
+    one, other = RunRecord(_RUN), RunRecord({**_RUN, "split": "b", "appended": [{"verb": "create"}]})
+    assert one.is_split_with(other)
+    assert other.is_split_with(one)
+    none = {name: value for name, value in _RUN.items() if name != "split"}
+    for made in (_RUN, none, {**_RUN, "split": "b", "source": "elsewhere"}):
+        assert not one.is_split_with(RunRecord(made))
+
+
+def test_what_is_recorded() -> None:
+    """Each is what the record says, and empty or the default where it says nothing."""
+    one, empty = RunRecord(_RUN), RunRecord({})
+    assert (one.verb, one.source, one.split, one.tool, one.dots) == ("create", "in", "a", "shardtool 1", "last")
+    assert (empty.verb, empty.source, empty.split, empty.tool, empty.dots) == ("", "", "", "", "first")
+    assert (one.options, empty.options) == ({"dots": "last"}, {})
+
+
+def test_appends() -> None:
+    """An append is added at the end, without the split if that is the dataset's; names that are not known stay."""
+    once = RunRecord(_RUN).with_append(RunRecord({**_RUN, "source": "more"}))
+    twice = once.with_append(RunRecord({**_RUN, "split": "b"}))
+    assert [*twice.document.items()][:-1] == [*_RUN.items()]
+    assert [(run.source, run.split) for run in twice.appended] == [("more", ""), ("in", "b")]
+    assert twice.appended[0].document["news"] == [1]
