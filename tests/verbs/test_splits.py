@@ -415,8 +415,8 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
     options: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000, "ending": ending}
     result = _pack(source, tmp_path / "out", **options)
     rows = [skipped(tmp_path / "out" / f"out-{name}.json") for name in NAMES]
-    skipped = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
-    assert skipped == sorted(
+    found = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
+    assert found == sorted(
         [
             *((name[:-4], "", "oversize") for name in huge),
             ("", "README", "no-field"),
@@ -424,10 +424,10 @@ def test_in_is_written_and_left_out_over_all_splits(scenes: Path, ending: str, t
             ("dog/06/pipe", "dog/06/pipe.txt", "special-file"),
         ]
     )
-    assert (result.samples, result.skipped) == (60, len(skipped))
+    assert (result.samples, result.skipped) == (60, len(found))
     assert [split.skipped for split in result.splits.values()] == [len(part) for part in rows]
     asked = CreateOptions(workers=1, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
-    assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(skipped)
+    assert dry_run(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked).skipped == len(found)
     assert sum(map(len, _parts(tmp_path / "out").values())) == 60
 
 
