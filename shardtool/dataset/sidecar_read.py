@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -290,7 +289,8 @@ def _rows(table: Any, most: int) -> Rows:
         keys = keys.dictionary_decode()
     if keys.null_count or lists.null_count:
         raise ValueError("a sample without a key or fields")
-    fields = lists.flatten()
+    places = numbers(lists.offsets).astype(np.int64)
+    fields = lists.values[int(places[0]) : int(places[-1])]  # what `flatten` returns; that imports pyarrow.compute
     coded = fields.field("name")
     if not pt.is_dictionary(coded.type):
         coded = coded.dictionary_encode()
@@ -303,7 +303,7 @@ def _rows(table: Any, most: int) -> Rows:
         key_sizes=np.diff(ends),
         starts=_numbers(_chunk(table, "__offset__")),
         sizes=_numbers(_chunk(table, "__size__")),
-        counts=np.diff(numbers(lists.offsets)).astype(np.int64),
+        counts=np.diff(places),
         names=[text.encode() for text in coded.dictionary.to_pylist()],
         codes=numbers(coded.indices).astype(np.int64),
         offsets=_numbers(fields.field("offset")),
@@ -356,6 +356,8 @@ def _text_bytes(array: Any) -> int:
     """Return how many bytes the text in an array takes once it is in no dictionary, nested columns included."""
     kind = array.type
     if pt.is_dictionary(kind):
+        import pyarrow.compute as pc
+
         lengths = numbers(pc.binary_length(array.dictionary))
         return int(lengths[numbers(array.indices.drop_null())].sum(dtype=np.int64)) if len(lengths) else 0
     if pt.is_struct(kind):

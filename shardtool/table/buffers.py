@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.entries.arrow import numbers as numbers  # noqa: PLC0414 - one of these, for modules below this one, too
 
@@ -81,6 +80,8 @@ def payload(array: Any) -> memoryview:
 
 def plain(array: Any) -> Any:
     """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
+    import pyarrow.compute as pc
+
     while True:
         kind = array.type
         if isinstance(kind, pa.BaseExtensionType):
@@ -117,6 +118,8 @@ def _storage(array: Any) -> Any:
 
 
 def _cast(array: Any, kind: Any) -> Any:
+    import pyarrow.compute as pc
+
     try:
         return pc.cast(array, kind)
     except pa.ArrowNotImplementedError:  # pyarrow before 18
@@ -129,7 +132,7 @@ def one_chunk(column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _STRING_LIMIT:
-        column = pc.cast(column, pa.large_string())
+        column = column.cast(pa.large_string())
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else found.chunk(0)
 
