@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.dataset.parquet_bounds import Extent
+    from shardtool.dataset.parquet_bounds import Extent, Footer
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` tells what is wrong; `shardtool verify --repair` mends what can be mended."
@@ -136,9 +136,9 @@ def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = 
         CorruptShard: They do not.
         MemoryError: There is no memory for it; that says nothing of the sidecar.
     """
-    fact = read_facts(data, where)
+    fact, footer = _read_head(data, where)
     try:
-        return _read(data, fact, size or 0, metadata=metadata)
+        return _read(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
         raise  # of pyarrow, it is an ArrowException, too
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
@@ -213,8 +213,7 @@ def check_places(rows: Rows, size: int) -> None:
             raise ValueError("payloads that overlap")
 
 
-def _read(data: bytes, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
-    footer = read_footer(data)
+def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
     if _ARROW_SCHEMA in footer.facts:
         raise ValueError("a schema of Arrow, which no sidecar has")
     tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
@@ -381,8 +380,14 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     Raises:
         CorruptShard: It is no sidecar of a version that this program knows.
     """
+    return _read_head(data, name)[0]
+
+
+def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
+    """Return what a sidecar says of its shard, and the footer that says it."""
     try:
-        facts = {name.removeprefix(PREFIX): value for name, value in read_footer(data).facts.items()}
+        footer = read_footer(data)
+        facts = {name.removeprefix(PREFIX): value for name, value in footer.facts.items()}
         version = int(facts["format_version"])
         made = None
         if "consumed" in facts:
@@ -403,7 +408,7 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         raise CorruptShard(
             name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool."
         )
-    return fact
+    return fact, footer
 
 
 def _check_facts(fact: ShardFact) -> None:
