@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Each takes 10 to 300 ms of a core, and none is needed to move samples that stay as they are.
 _SLOW = (
     "PIL", "asyncio", "concurrent.futures", "jinja2", "logging", "multiprocessing", "numpy.ma", "numpy.random",
-    "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile",
+    "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
 )  # fmt: skip
 _READERS = ("numpy", "pyarrow")
 _VERBS = ("check", "inspection", "pack", "publish", "source", "verbs")
@@ -59,6 +59,7 @@ def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
         shard.add(tmp_path / "in", "")
     lines = [
         ["create", "in", "out-{00..}.tar", "--max-count", "3"],
+        ["verify", "out.json"],
         ["index", "theirs.tar"],
         ["reshard", "out.json", "more-{00..}.tar", "--max-count", "2"],
     ]
