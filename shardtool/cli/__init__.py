@@ -7,6 +7,7 @@ out of memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ _VERBS = {
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
 }
+_GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
 _GOES_ON = "What is there is finished files only; --resume goes on from them."
 _AFTERWARDS = {
     "create": _GOES_ON,
@@ -83,6 +85,7 @@ def main() -> NoReturn:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     withhold_pandas()
+    gc.set_threshold(_GARBAGE)
     arguments = sys.argv[1:]
     signals = Signals(lambda signum: _show(_interrupted(signum, arguments), arguments))
     signals.install()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape, quoteattr
 
 from shardtool.check.findings import KINDS
 from shardtool.cli.output import json_text
@@ -54,6 +53,8 @@ def _junit(report: Report) -> str:
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """
+    from xml.sax.saxutils import escape  # brings an HTTP client along
+
     failures = len(report.findings)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>']
     lines.append(
@@ -72,6 +73,8 @@ def _junit(report: Report) -> str:
 
 
 def _attribute(text: str) -> str:
+    from xml.sax.saxutils import quoteattr
+
     return quoteattr(_NO_XML.sub("?", printable(text)))
 
 

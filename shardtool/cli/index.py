@@ -67,7 +67,6 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.cli.results_text import Terminal
     from shardtool.errors import printable
     from shardtool.values import counted
-    from shardtool.verbs.export import export
     from shardtool.verbs.index import index as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)
@@ -85,6 +84,8 @@ def index(  # noqa: PLR0913 - an option each
                 f"dataset file  {printable(result.dataset_file)}"
             )
         if formats:
+            from shardtool.verbs.export import export
+
             exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
             there = f", {exported.kept:,} of them there already" if exported.kept else ""

@@ -8,6 +8,7 @@ What is read is never trusted: see `shardtool.dataset.sidecar_read`.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -18,10 +19,10 @@ import pyarrow as pa
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, sidecar_path
 from shardtool.dataset.shard_file import shard_format
-from shardtool.dataset.sidecar import SCHEMA, UNREAD
+from shardtool.dataset.sidecar import SCHEMA, UNREAD, Tally
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.entries.arrow import number_array, strings
+from shardtool.entries.arrow import coded_strings, number_array, strings
 from shardtool.errors import CorruptShard, reason
 from shardtool.storage.reading import file_stat, read_small
 from shardtool.values import output_text
@@ -197,9 +198,7 @@ def table_of(found: Survey) -> pa.Table:
     kind = schema.field("__fields__").type
     fields = pa.StructArray.from_arrays(
         [
-            strings([walked_text(name).encode() for name in found.names]).take(
-                number_array(np.frombuffer(found.codes, np.uint32).astype(np.int32))
-            ),
+            coded_strings([walked_text(name).encode() for name in found.names], np.frombuffer(found.codes, np.uint32)),
             number_array(np.frombuffer(found.offsets, np.int64).astype(np.uint64)),
             number_array(np.frombuffer(found.lengths, np.int64).astype(np.uint64)),
             pa.nulls(len(found.codes), pa.uint32())
@@ -215,6 +214,16 @@ def table_of(found: Survey) -> pa.Table:
         pa.ListArray.from_arrays(number_array(ends), fields, type=kind),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def walked_tally(found: Survey) -> Tally:
+    """Return what the dataset file says of a shard that was walked."""
+    first, last = (walked_text(found.keys[at]) for at in (0, -1)) if found.keys else ("", "")
+    counts = np.bincount(np.frombuffer(found.codes, np.uint32), minlength=len(found.names)).tolist()
+    fields: Counter[str] = Counter()
+    for name, count in zip(found.names, counts, strict=True):
+        fields[walked_text(name)] += count
+    return Tally(len(found.keys), first, last, dict(+fields), int(np.frombuffer(found.lengths, np.int64).sum()))
 
 
 def places_of(table: pa.Table) -> tuple[bytes, ...]:

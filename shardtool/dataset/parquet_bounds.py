@@ -20,6 +20,7 @@ from shardtool.format.varint import read_varint
 MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST = 15
+_TWO_BYTES = 128  # the least number that takes two
 _DEEPEST = 12  # structs and lists of Thrift within each other
 _MOST_VALUES = 2**19  # that one struct may hold, all that lies in it included: as objects they take 100 bytes each
 _MOST_CHUNKS = 2**16  # columns times row groups: in pyarrow each takes a kilobyte
@@ -337,5 +338,8 @@ class _Thrift:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
+        if (byte := self._data[self.at]) < _TWO_BYTES:  # a short cut: nearly all are
+            self.at += 1
+            return byte
         number, self.at = read_varint(self._data, self.at, len(self._data))
         return number

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 FORMAT_VERSION = 1
 PREFIX = "shardtool."
@@ -104,6 +103,8 @@ class Tally:
 
 def tally_of(table: pa.Table) -> Tally:
     """Return what a sidecar's table says of its shard."""
+    import pyarrow.compute as pc
+
     keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
     fields = table.column("__fields__").combine_chunks().flatten()
     counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.dataset.parquet_bounds import Extent
+    from shardtool.dataset.parquet_bounds import Extent, Footer
 
 _REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _VERIFY = "`shardtool verify` shows what is wrong; `shardtool verify --repair` mends what can be mended."
@@ -137,9 +136,9 @@ def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = 
         CorruptShard: They do not.
         MemoryError: There is no memory for it; that says nothing of the sidecar.
     """
-    fact = read_facts(data, where)
+    fact, footer = _read_head(data, where)
     try:
-        return _read(data, fact, size or 0, metadata=metadata)
+        return _read(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
         raise  # of pyarrow, it is an ArrowException, too
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
@@ -214,8 +213,7 @@ def check_places(rows: Rows, size: int) -> None:
             raise ValueError("payloads that overlap")
 
 
-def _read(data: bytes, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
-    footer = read_footer(data)
+def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
     if _ARROW_SCHEMA in footer.facts:
         raise ValueError("a schema of Arrow, which no sidecar has")
     tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
@@ -290,7 +288,8 @@ def _rows(table: pa.Table, most: int) -> Rows:
         keys = keys.dictionary_decode()
     if keys.null_count or lists.null_count:
         raise ValueError("a sample without a key or fields")
-    fields = lists.flatten()
+    places = numbers(lists.offsets).astype(np.int64)
+    fields = lists.values[int(places[0]) : int(places[-1])]  # what `flatten` returns; that imports pyarrow.compute
     coded = fields.field("name")
     if not pt.is_dictionary(coded.type):
         coded = coded.dictionary_encode()
@@ -303,7 +302,7 @@ def _rows(table: pa.Table, most: int) -> Rows:
         key_sizes=np.diff(ends),
         starts=_numbers(_chunk(table, "__offset__")),
         sizes=_numbers(_chunk(table, "__size__")),
-        counts=np.diff(numbers(lists.offsets)).astype(np.int64),
+        counts=np.diff(places),
         names=[text.encode() for text in coded.dictionary.to_pylist()],
         codes=numbers(coded.indices).astype(np.int64),
         offsets=_numbers(fields.field("offset")),
@@ -356,6 +355,8 @@ def _text_bytes(array: pa.Array) -> int:
     """Return how many bytes the text in an array takes once it is in no dictionary, nested columns included."""
     kind = array.type
     if pt.is_dictionary(kind):
+        import pyarrow.compute as pc
+
         lengths = numbers(pc.binary_length(array.dictionary))
         return int(lengths[numbers(array.indices.drop_null())].sum(dtype=np.int64)) if len(lengths) else 0
     if pt.is_struct(kind):
@@ -379,8 +380,14 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     Raises:
         CorruptShard: It is no sidecar of a version that this program knows.
     """
+    return _read_head(data, name)[0]
+
+
+def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
+    """Return what a sidecar says of its shard, and the footer that says it."""
     try:
-        facts = {name.removeprefix(PREFIX): value for name, value in read_footer(data).facts.items()}
+        footer = read_footer(data)
+        facts = {name.removeprefix(PREFIX): value for name, value in footer.facts.items()}
         version = int(facts["format_version"])
         made = None
         if "consumed" in facts:
@@ -400,7 +407,7 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     if version != FORMAT_VERSION:
         found = f"format version {version}"
         raise CorruptShard(name, found, expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
-    return fact
+    return fact, footer
 
 
 def _check_facts(fact: ShardFact) -> None:

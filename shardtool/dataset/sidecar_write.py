@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.sidecar import FIELD, FORMAT_VERSION, PREFIX, SCHEMA, ShardFact, Tally, types_of
-from shardtool.entries.arrow import number_array, string_array, strings
+from shardtool.entries.arrow import coded_strings, number_array, string_array, strings
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, heads_and_tails
 from shardtool.names import Names
@@ -151,7 +151,7 @@ def _table(index: ShardIndex) -> pa.Table:
     first = after[starts]
     fields = pa.StructArray.from_arrays(
         [
-            strings([name.encode() for name in index.names]).take(number_array(index.codes)),
+            coded_strings([name.encode() for name in index.names], index.codes),
             number_array((after[:-1] + heads).astype(np.uint64)),
             number_array(index.sizes.astype(np.uint64)),
             number_array(index.crcs),

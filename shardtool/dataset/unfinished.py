@@ -92,10 +92,11 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
 
 def _fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
-    from shardtool.dataset.sidecar_read import read_facts
-
     path = os.path.join(os.path.dirname(shard), sidecar_name(os.path.basename(shard)))
     try:
-        return read_facts(read_small(path), path)
+        data = read_small(path)
+        from shardtool.dataset.sidecar_read import read_facts
+
+        return read_facts(data, path)
     except (OSError, ShardError):
         return None

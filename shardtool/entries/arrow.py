@@ -35,6 +35,12 @@ def strings(texts: list[bytes]) -> Any:
     return string_array(b"".join(texts), np.array([len(text) for text in texts], np.int64))
 
 
+def coded_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
+    """Return an Arrow array of the texts that codes stand for; `take` would import pyarrow.compute."""
+    lengths = np.array([len(text) for text in texts], np.int64)
+    return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
+
+
 def python_rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
     columns = {name: _python_values(table.column(name)) for name in table.column_names}

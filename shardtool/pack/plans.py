@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import memory_for
 from shardtool.pack.advice import folder_notes, name_notes
-from shardtool.pack.estimate import estimate_sizes
 from shardtool.pack.request import made
 from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
 from shardtool.pack.targets import check_source_stays
@@ -83,6 +82,8 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[An
     transform = request.transform
     if transform is None:
         return None
+    from shardtool.pack.estimate import estimate_sizes
+
     transform.check_fields(samples.entries.fields)
     pattern = samples.targets[0].pattern
     return estimate_sizes(samples.entries, pattern, None if samples.binary else transform, pool)

@@ -93,7 +93,7 @@ class Indexer:
             self._publish(index_name, data)
         else:
             self.kept += 1
-        self._add_entry(number, one, data)
+        self._add_entry(number, one, found, data)
         self._add_sums(number, found)
         self.observer.advance(self.entries[number].samples, found.size, 1)
         done = "written" if one.data is None else "kept"
@@ -107,10 +107,11 @@ class Indexer:
             self._note(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
         return self.options.overwrite
 
-    def _add_entry(self, number: int, one: Right, data: bytes) -> None:
-        from shardtool.dataset.sidecar import tally_of, types_of
+    def _add_entry(self, number: int, one: Right, found: Survey, data: bytes) -> None:
+        from shardtool.dataset.opened import walked_tally
+        from shardtool.dataset.sidecar import types_of
 
-        tally, name = tally_of(one.table), self.target.names[number]
+        tally, name = walked_tally(found), self.target.names[number]
         shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
         sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
         self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)

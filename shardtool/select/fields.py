@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
@@ -156,6 +155,8 @@ def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
 
 def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> Any:
     """Return the metadata with the source paths of `rows` alone, for they stand in the order of the fields."""
+    import pyarrow.compute as pc
+
     columns = entries.columns
     if columns is None or _PATHS not in columns.column_names:
         return columns

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
@@ -79,6 +78,8 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     Raises:
         InvalidRequest: Values of another type.
     """
+    import pyarrow.compute as pc
+
     kind = arrays.plain(values.slice(0, 0)).type
     if pa.types.is_null(kind):
         return np.arange(len(values))

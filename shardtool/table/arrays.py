@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 
@@ -82,6 +81,8 @@ def payload(array: pa.Array) -> memoryview:
 
 def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
+    import pyarrow.compute as pc
+
     while True:
         kind = array.type
         if isinstance(kind, pa.BaseExtensionType):
@@ -118,6 +119,8 @@ def _storage(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    import pyarrow.compute as pc
+
     try:
         return pc.cast(array, kind)
     except pa.ArrowNotImplementedError:  # pyarrow before 18
@@ -130,7 +133,7 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _STRING_LIMIT:
-        column = pc.cast(column, pa.large_string())
+        column = column.cast(pa.large_string())
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else found.chunk(0)
 

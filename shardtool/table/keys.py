@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**16  # rows at a time
 _PARTS = 16  # of keys that are sought among others, one at a time in a hash table
-_EMPTY = arrays.text("")
-_END = arrays.text("\0")
 _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
+_BAD_PARTS = (b"//", b"/./", b"/../")
+_CONTROLS = bytes([*range(32), 127, 0xC2])  # and the first byte of those beyond ASCII
 
 
 def is_key(kind: pa.DataType) -> bool:
@@ -42,6 +41,8 @@ def broken_numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 def key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
     """Yield the keys that the values of a column are."""
+    import pyarrow.compute as pc
+
     for first in range(0, len(column), _CHUNK):
         chunk = column.slice(first, _CHUNK)
         yield pc.cast(pc.cast(chunk, pa.int64()) if pa.types.is_floating(chunk.type) else chunk, pa.large_string())
@@ -57,15 +58,29 @@ def gather(chunks: Iterable[pa.Array]) -> tuple[Names, NDArray[np.int64]]:
     """Return keys in one buffer, and the places of those that are no sound names."""
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
-        long = np.flatnonzero(arrays.lengths(chunk) > NAME_LIMIT)
-        found = np.union1d(arrays.places(pc.match_substring_regex(chunk, _BAD)), long)
-        bad.append(found + before)
+        lengths = arrays.lengths(chunk)
+        parts.append(np.insert(np.frombuffer(arrays.payload(chunk), np.uint8), np.cumsum(lengths), 0).tobytes())
+        if int(lengths.max(initial=0)) > NAME_LIMIT or _may_be_unsound(parts[-1], len(chunk)):
+            bad.append(_unsound(chunk, lengths) + before)
         before += len(chunk)
-        parts.append(
-            bytes(arrays.payload(pc.binary_join_element_wise(pc.cast(chunk, pa.large_string()), _END, _EMPTY)))
-        )
     places = np.concatenate(bad)
     return (Names.of([]) if len(places) else Names.parse(b"".join(parts))), places
+
+
+def _may_be_unsound(data: bytes, count: int) -> bool:
+    """Tell whether any of so many keys may be no sound name, each with a NUL after it."""
+    if len(data) - len(data.translate(None, _CONTROLS)) != count:
+        return True
+    paths = b"/" + data.replace(b"\0", b"/")
+    return any(part in paths for part in _BAD_PARTS)
+
+
+def _unsound(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    import pyarrow.compute as pc
+
+    found = lengths > NAME_LIMIT
+    found[arrays.places(pc.match_substring_regex(chunk, _BAD))] = True
+    return np.flatnonzero(found)
 
 
 def repeated(keys: Names) -> dict[bytes, list[int]]:
@@ -89,6 +104,8 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
 
     One hash table of five million keys would take 480 MB; in parts it is as fast, and takes less than half of that.
     """
+    import pyarrow.compute as pc
+
     found = np.full(len(keys), -1, np.int64)
     ours, theirs = (hashes(names) % np.uint64(_PARTS) for names in (keys, others))
     for part in range(_PARTS):

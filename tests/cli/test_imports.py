@@ -1,0 +1,67 @@
+"""What a command line imports: start-up is most of the work on a small dataset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from typing import TYPE_CHECKING
+
+from tests.helpers import ENVIRONMENT, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Each takes 10 to 300 ms of a core, and none is needed to move samples that stay as they are.
+_SLOW = (
+    "PIL", "asyncio", "concurrent.futures", "jinja2", "logging", "multiprocessing", "numpy.ma", "numpy.random",
+    "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
+)  # fmt: skip
+_READERS = ("numpy", "pyarrow")
+_VERBS = ("check", "inspection", "pack", "publish", "source", "verbs")
+# Runs command lines one after the other in one process, and says what is there after each.
+_SCRIPT = """
+import os, sys, types
+from shardtool import cli
+def go_on(code):
+    print(code, *(name for name in {watched!r} if name in sys.modules), file=sys.stderr)
+    if words := next(lines, None):
+        sys.argv[1:] = words
+        cli.main()
+    os._exit(0)
+lines = iter({lines!r})
+cli.os = types.SimpleNamespace(**{{**vars(os), "_exit": go_on}})
+go_on(0)
+"""
+
+
+def _imported(lines: list[list[str]], watched: tuple[str, ...], folder: Path) -> list[str]:
+    """Return, after the start and each command line, its exit code and which of the watched modules are there."""
+    code = _SCRIPT.format(
+        watched=watched, lines=[[*words, "--quiet"] if "-h" not in words else words for words in lines]
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, text=True, capture_output=True, check=True, env=ENVIRONMENT
+    )
+    return ran.stderr.splitlines()
+
+
+def test_help_imports_click_only(tmp_path: Path) -> None:
+    """`--help` imports neither NumPy, nor pyarrow, nor any room that does the work of a verb."""
+    watched = (*_SLOW, *_READERS, *(f"shardtool.{room}" for room in _VERBS))
+    assert _imported([["-h"]], watched, tmp_path) == ["0", "0"]
+
+
+def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
+    """Runs that move plain samples import NumPy and pyarrow, and nothing else that is slow and not needed there."""
+    write_tree(tmp_path / "in", {f"cat/{number}.txt": b"text" for number in range(6)})
+    with tarfile.open(tmp_path / "theirs.tar", "w") as shard:
+        shard.add(tmp_path / "in", "")
+    lines = [
+        ["create", "in", "out-{00..}.tar", "--max-count", "3"],
+        ["verify", "out.json"],
+        ["index", "theirs.tar"],
+        ["reshard", "out.json", "more-{00..}.tar", "--max-count", "2"],
+    ]
+    said = _imported(lines, (*_SLOW, *_READERS), tmp_path)
+    assert said == ["0", *["0 numpy pyarrow"] * len(lines)]
