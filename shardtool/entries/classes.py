@@ -83,8 +83,8 @@ def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
         order: Which sample stands where; None: in their own order.
     """
     total = len(entries) if order is None else len(order)
-    for name in entries.classes:
-        texts = entries.inline.get(name)
+    for name in entries.values.classes:
+        texts = entries.values.inline.get(name)
         runs = 0 if texts is None else _runs(texts, order, total)
         if 1 < runs < total:
             return f"samples stand class by class ({runs:,} classes of {name}): --shuffle mixes them"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -108,7 +108,7 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     if changes:
         return _decide_changed(planned, said, unread=unread)
     # Only reading tells numbers that are alone in lists: see `digest`.
-    if said is None or len(said.crcs) != 2 * len(planned.samples.codes) or planned.samples.lists:
+    if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
         return Decision(Compare())
     if not _tells_content(planned.samples, said.crcs, unread=unread):
         return Decision(Compare())
@@ -119,7 +119,7 @@ def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool) -> De
     """Return what becomes of a shard of changed samples."""
     if said is None or not _is_sound(said, planned.name):
         return Decision(Write())
-    if planned.samples.lists and not unread:
+    if planned.samples.content.lists and not unread:
         return Decision(Compare(), said.sidecar)
     return Decision(Keep(said.crc, b"", said.fact.size, unread), said.sidecar)
 
@@ -166,12 +166,12 @@ def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
     if work:
         work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
         work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
-        if (columns := plan.columns(shard)) is not None:
-            work += " " + _table_hash(columns)
+        if (metadata := plan.metadata(shard)) is not None:
+            work += " " + _table_hash(metadata)
     return fingerprint(plan.format, samples, work)
 
 
-def _table_hash(table: Any) -> str:
+def _table_hash(table: pa.Table) -> str:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -200,9 +200,9 @@ def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) ->
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
-    if samples.expected is None:
+    if not samples.spans.expected:
         return unread
-    wanted = np.frombuffer(samples.expected, np.int64)[spans]
+    wanted = np.frombuffer(samples.spans.expected, np.int64)[spans]
     there = np.frombuffer(field_crcs, np.uint32)[spans]
     return bool(np.all((wanted == there) | (unread & (wanted < 0))))
 

@@ -16,7 +16,7 @@ from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
 from shardtool.publish.appended import Done
 from shardtool.request.options import share
-from shardtool.source.base import left_out_notes
+from shardtool.source.base import check_some, left_out_notes
 from shardtool.values import parse_size
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         OutputExists: A run that resumes would replace what is there by something else.
     """
     options, entries, targets = request.options, samples.entries, samples.targets
+    check_some(samples.listed)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
@@ -71,11 +72,11 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     )
     _check_appended(request, targets, plans, notes)
     changes = _changes(request, samples, plans, notes)
-    _note_plans(request, entries, targets, plans, notes)
+    _note_plans(request, samples, plans, notes)
     _check_exports(request, targets, plans)
     # What the source left out belongs to no split; the first one's list has it.
-    rest = (replace(plan, entries=replace(plan.entries, left_out=())) for plan in plans[1:])
-    return Plans((plans[0], *rest), changes)
+    first = replace(plans[0], left_out=(*samples.listed.left_out, *plans[0].left_out))
+    return Plans((first, *plans[1:]), changes)
 
 
 def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[Any] | None:
@@ -139,20 +140,18 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
     return with_shards(changes, resumed) if request.dry else changes
 
 
-def _note_plans(
-    request: Request, entries: Entries, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes
-) -> None:
+def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> None:
     """Tell the user what to know before a byte is written."""
     for plan in plans:
         notes.add(*plan.notes)
-    notes.add(*left_out_notes(entries))
+    notes.add(*left_out_notes(samples.listed.left_out))
     if request.verb == "create" and not request.options.shuffle:
         from shardtool.entries.classes import sorted_note
 
-        notes.add(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
+        notes.add(*{note: None for plan in plans if (note := sorted_note(samples.entries, plan.order))})
     if request.format == "tar":
-        notes.add(*map(str, _misreads(plans[0].entries, request.options)))
-    outputs = [(target.output, plan.shards) for target, plan in zip(targets, plans, strict=True)]
+        notes.add(*map(str, _misreads(samples.entries, request.options)))
+    outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
     notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
 
 

@@ -139,7 +139,7 @@ def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = _shown(samples.targets, target, shard)
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    left_out = len(samples.entries.left_out) + sum(len(plan.left_out) for plan in plans.each)
+    left_out = sum(len(plan.left_out) for plan in plans.each)
     return DryRun(request.dataset_file, tuple(shards), left_out, tuple(notes.said), plans.changes)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
@@ -63,7 +65,7 @@ class Packing:
         self.output = publisher.destination
         self.mtime_ns = mtime_of(plan.entries, manner)
         self.entries: dict[int, ShardEntry] = {}
-        self.skipped: list[Skipped] = [*plan.entries.left_out, *plan.left_out]
+        self.skipped: list[Skipped] = [*plan.left_out]
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
@@ -131,7 +133,7 @@ class Packing:
                 shard, name, plan.format, folder, planned.samples, on_error, self.mtime_ns, decision.todo, work
             )
 
-    def _rest(self) -> Any:
+    def _rest(self) -> NDArray[np.int64]:
         """Return the places of the samples that found no room in this round's shards."""
         rest = [np.zeros(0, np.int64)]
         for shard in range(self._round.shards):
@@ -203,8 +205,8 @@ class Packing:
         """Return the facts of a shard that was packed as planned, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         left_out = tuple(place for place, _ in result.skipped)
-        columns = plan.columns(shard)
-        written = Written(plan.format, samples, columns, result.field_crcs, left_out, plan.entries.source_paths)
+        paths = samples.paths if plan.entries.source_paths else b""
+        written = Written(plan.format, samples.content, plan.metadata(shard), result.field_crcs, left_out, paths)
         fact = ShardFact(
             output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner), None,
             self._first, self._planned(shard, plan.count(shard)),
@@ -219,9 +221,9 @@ class Packing:
         """Return the facts of a shard of changed samples, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         sources = np.frombuffer(made.sources, np.int64)
-        columns = plan.columns(shard)
-        if plan.entries.source_paths and samples.paths is not None:
-            counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
+        columns = plan.metadata(shard)
+        if plan.entries.source_paths:
+            counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
             columns = with_column(columns, "source_paths", string_lists(samples.paths[:-1].split(b"\0"), counts))
         if columns is not None:
             columns = columns.take(number_array(sources))
@@ -232,7 +234,7 @@ class Packing:
             MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
             self._first, self._planned(shard, made.consumed),
         )  # fmt: skip
-        index = index_of(Written(plan.format, made.samples, columns, result.field_crcs, (), source_paths=False))
+        index = index_of(Written(plan.format, made.content, columns, result.field_crcs, ()))
         data, self.schema = encode(index, fact)
         self._check_keys(index.keys[:-1].split(b"\0") if index.keys else [])
         self.dropped += made.dropped

@@ -86,12 +86,13 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
     Raises:
         InvalidRequest: There is such a file.
     """
-    folders = {os.path.dirname(file.path) for file in entries.files}
+    files = () if entries.spans is None else entries.spans.files
+    folders = {os.path.dirname(file.path) for file in files}
     for target in targets:
         there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.output.old
         beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
         stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
-        for file in entries.files:
+        for file in files:
             folder, name = os.path.split(file.path)
             if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
                 raise InvalidRequest(

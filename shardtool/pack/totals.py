@@ -54,12 +54,12 @@ class Packed:
 
     def features(self) -> dict[str, str]:
         """Return what `tf.io.parse_single_example` wants for each feature."""
-        samples, entries = sum(shard.samples for shard in self.shards), self.plan.entries
-        return feature_spec(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
+        samples, values = sum(shard.samples for shard in self.shards), self.plan.entries.values
+        return feature_spec(self.fields, {**values.numbers, **values.lists}, samples, values.lists)
 
     def numbers(self) -> dict[str, str]:
         """Return the fields of tar shards that are numbers as text, and their kinds."""
-        numbers = self.plan.entries.numbers
+        numbers = self.plan.entries.values.numbers
         return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
 
@@ -87,7 +87,7 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: Mapping[str, obj
         field_bytes=packed.field_bytes,
         skipped=len(skipped),
         schema=packed.schema,
-        classes=packed.plan.entries.classes,
+        classes=packed.plan.entries.values.classes,
         features=packed.features() if pattern.format == "tfrecord" else {},
         made=made,
         fingerprint=show_fingerprint(packed.digest),

@@ -19,8 +19,6 @@ from shardtool.values import DUPLICATE, Skipped, counted, to_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from shardtool.entries.entries import Entries
 
 Rule = Literal["error", "rename", "first", "last"]
@@ -47,13 +45,13 @@ class _Group:
 
 def resolve_duplicates(
     entries: Entries, rule: Rule, shard_of: Callable[[int], str], taken: Names | None = None
-) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
+) -> tuple[Entries, tuple[Skipped, ...], str]:
+    """Return the samples with a key of its own for each, what is left out, and a note of new names.
 
     Args:
         entries: The samples.
         rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
-            sample has; `first` and `last` keep one of them and list the others in `left_out`.
+            sample has; `first` and `last` keep one of them.
         shard_of: Gives the name of a sample's shard.
         taken: The keys of the dataset appended to.
 
@@ -67,13 +65,13 @@ def resolve_duplicates(
         )  # fmt: skip
     groups = _groups(entries.keys, taken)
     if not groups:
-        return entries, None, ()
+        return entries, (), ""
     if rule == "error":
         raise _refusal(entries, groups, shard_of)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
-        return found, None, (note,)
-    return _with_one_each(entries, groups, shard_of, keep=0 if rule == "first" else -1)
+        return found, (), note
+    return *_with_one_each(entries, groups, shard_of, keep=0 if rule == "first" else -1), ""
 
 
 def _groups(keys: Names, taken: Names | None) -> list[_Group]:
@@ -95,7 +93,7 @@ def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], s
     """Return the error that names keys, and the shards of their samples."""
     named, torn = [], True
     for group in groups[:_SHOWN]:
-        places = [(0 if entries.file is None else int(entries.file[one]), shard_of(one)) for one in group.samples]
+        places = [(int(entries.known_spans.file[one]), shard_of(one)) for one in group.samples]
         shards = [name for _, name in dict.fromkeys(places)]  # of two sources, two may have one name
         torn &= len(shards) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(places)} times in " if len(shards) == 1 and len(places) > 1 else ""
@@ -113,7 +111,7 @@ def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], s
 
 def _are_disjoint(entries: Entries, samples: list[int]) -> bool:
     """Tell whether no two samples have a field in common, as if they were parts of one."""
-    codes = entries.code[entries.rows_of(np.array(samples, np.int64))]
+    codes = entries.rows.code[entries.rows_of(np.array(samples, np.int64))]
     return len(np.unique(codes)) == len(codes)
 
 
@@ -155,16 +153,13 @@ def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
 
 def _with_one_each(
     entries: Entries, groups: list[_Group], shard_of: Callable[[int], str], *, keep: int
-) -> tuple[Entries, NDArray[np.int64], tuple[str, ...]]:
-    """Return the samples without those of each group but the one at `keep`; without any that is taken."""
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples without those of each group but the one at `keep`, without any that is taken; and those."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]
         where = _APPENDED_TO if kept is None else printable(shard_of(kept))
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
-    left_out = [Skipped(to_text(entries.keys[one]), "", DUPLICATE, messages[one]) for one in lost]
-    which = np.delete(np.arange(len(entries)), lost)
-    keys = [f"'{printable(entries.keys[one])}'" for one in lost[:_SHOWN]]
-    note = f"{counted(len(lost), 'sample')} left out, whose key another has: {listing(keys, _SHOWN, total=len(lost))}"
-    return replace(entries.take(which), left_out=(*entries.left_out, *left_out)), which, (note,)
+    left_out = tuple(Skipped(to_text(entries.keys[one]), "", DUPLICATE, messages[one]) for one in lost)
+    return entries.take(np.delete(np.arange(len(entries)), lost)), left_out

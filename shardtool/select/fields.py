@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +37,8 @@ def select_fields(
     select: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
     rename: tuple[tuple[str, str], ...] = (),
-) -> Entries:
-    """Return the samples with some of their fields, under other names.
-
-    A sample that keeps none is listed in `left_out`.
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples with some of their fields, under other names, and those that keep none, which are left out.
 
     Args:
         entries: The samples.
@@ -54,29 +52,27 @@ def select_fields(
             that keeps a field.
     """
     if not (select or drop or rename):
-        return entries
+        return entries, ()
     becomes = _becoming(entries.fields, select, drop, rename)
-    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.code]
+    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.rows.code]
     rows = np.flatnonzero(stays)
     first = np.concatenate((np.zeros(1, np.int64), np.cumsum(stays, dtype=np.int64)))[entries.first]
-    used = np.bincount(entries.code[rows], minlength=len(entries.fields)).tolist()
+    used = np.bincount(entries.rows.code[rows], minlength=len(entries.fields)).tolist()
     becomes = {name: becomes[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
     fields = tuple(sorted(set(becomes.values()), key=to_bytes))
     number = [fields.index(becomes[name]) if name in becomes else 0 for name in entries.fields]
-    code = np.array(number, np.uint16)[entries.code[rows]]
+    code = np.array(number, np.uint16)[entries.rows.code[rows]]
     if rename:  # else the fields of a sample are in order already
         order = _order_of(first, code, len(fields))
         rows, code = rows[order], code[order]
+    taken = entries.take_rows(rows)
     found = replace(
-        entries.take_rows(rows),
+        taken,
         first=first,
         fields=fields,
-        code=code,
-        inline=_renamed(entries.inline, becomes),
-        numbers=_renamed(entries.numbers, becomes),
-        classes=_renamed(entries.classes, becomes),
-        lists=_renamed(entries.lists, becomes),
-        columns=_with_paths_of(entries, rows, first),
+        rows=replace(taken.rows, code=code),
+        values=entries.values.renamed(becomes),
+        metadata=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
     where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
@@ -115,9 +111,10 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
             continue
         merged = [name for name in becomes if becomes[name] == new]
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
-        ours = owners[found.code == code]
+        ours = owners[found.rows.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        typed = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        values = entries.values
+        typed = [name for name in merged if name in {*values.inline, *values.classes, *values.lists}]
         if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             raise InvalidRequest(
@@ -147,14 +144,9 @@ def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -
     return np.argsort(rank, kind="stable")
 
 
-def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
-    """Return facts of fields, by their new names."""
-    return {new: found[old] for old, new in becomes.items() if old in found}
-
-
-def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> Any:
+def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:
     """Return the metadata with the source paths of `rows` alone, for they stand in the order of the fields."""
-    columns = entries.columns
+    columns = entries.metadata
     if columns is None or _PATHS not in columns.column_names:
         return columns
     at = columns.column_names.index(_PATHS)
@@ -168,8 +160,8 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
-def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
-    """Return the samples that have fields; the others are listed in `left_out`.
+def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples that have fields, and the others, which are left out.
 
     Args:
         entries: The samples.
@@ -183,8 +175,8 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
-        return entries
+        return entries, ()
     if len(empty) == len(entries):
         raise InvalidRequest(where, found, remedy="`shardtool inspect` tells what fields there are.")
-    lost = [Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist()]
-    return replace(entries.take(np.flatnonzero(counts)), left_out=(*entries.left_out, *lost))
+    left_out = tuple(Skipped(entries.key(sample), "", NO_FIELD, why) for sample in empty.tolist())
+    return entries.take(np.flatnonzero(counts)), left_out

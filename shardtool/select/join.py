@@ -86,7 +86,7 @@ def join(entries: Entries, table: Any, on: str) -> Joined:
     """
     source = open_table(table, {on})
     names = _check_columns(source, on)
-    had = {} if entries.columns is None else {one.name: one.type for one in entries.columns.schema}
+    had = {} if entries.metadata is None else {one.name: one.type for one in entries.metadata.schema}
     texts = {name for name in names if name in had and is_text(had[name])}
     columns = read_columns(source, [on, *names], {on, *texts})
     for name in names:
@@ -110,7 +110,7 @@ def join(entries: Entries, table: Any, on: str) -> Joined:
     matched = counted(len(keys) - len(lone), "sample")
     notes += [f"column {name!r} replaced for {matched}" for name in names if name in had]
     for name in names:
-        entries = replace(entries, columns=_with_column(source, entries.columns, name, columns.pop(name), found))
+        entries = replace(entries, metadata=_with_column(source, entries.metadata, name, columns.pop(name), found))
     pa.default_memory_pool().release_unused()
     return Joined(entries, source.name, len(lone), len(unused), tuple(notes))
 
@@ -177,9 +177,9 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     Raises:
         InvalidRequest: The dataset's column holds no keys.
     """
-    if entries.columns is None or on not in entries.columns.column_names:
+    if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
-    column = _one(entries.columns, on)
+    column = _one(entries.metadata, on)
     if not is_key(column.type):
         raise InvalidRequest(
             "--on", f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
@@ -327,7 +327,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     values = _metadata(entries, name, column, label=label)
     number: Number | None = "int64" if label else number_of(values.type)
     missing = missing_places(values)
-    alike = number is not None or name in entries.inline or name in entries.classes
+    alike = number is not None or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     _refuse(
@@ -344,11 +344,11 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
 
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
     """Return a column of metadata as it is to become a field; some values may be null."""
-    if entries.columns is None:
+    if entries.metadata is None:
         raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
-    if column not in entries.columns.column_names:
-        raise no_such("column", "--field", column, entries.columns.column_names)
-    values = _one(entries.columns, column)
+    if column not in entries.metadata.column_names:
+        raise no_such("column", "--field", column, entries.metadata.column_names)
+    values = _one(entries.metadata, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         role = "labels" if label else f"field {name}"
         raise InvalidRequest("--field", f"column {column!r} ({role}) holds {values.type}", expected="text or numbers")
@@ -368,8 +368,8 @@ def _samples_with(entries: Entries, name: str) -> NDArray[np.bool_]:
     """Return bool[samples]: which have a field."""
     found = np.zeros(len(entries), bool)
     if name in entries.fields:
-        rows = np.flatnonzero(entries.code == entries.fields.index(name))
-        found[np.searchsorted(entries.first, rows, "right") - 1] = True
+        rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
+        found[entries.owners(rows)] = True
     return found
 
 

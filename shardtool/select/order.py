@@ -113,10 +113,10 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     made: dict[str, Callable[[], Any]] = {
         "key": lambda: _texts(entries.keys),
         "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), buffers.texts([*map(printable, shards)])),
-        "size": lambda: number_array(_sums(entries.size, entries.first[:-1], counts)),
+        "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
         "fields": lambda: number_array(counts),
     }
-    table = entries.columns
+    table = entries.metadata
     own = {name: make() for name, make in made.items() if table is None or name not in table.column_names}
     if table is None:
         return pa.Table.from_arrays([*own.values()], names=[*own])

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import SampleFailed, listing, printable
+from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -29,6 +29,7 @@ class Listing:
 
     Attributes:
         entries: The samples, without those that `where` refuses.
+        left_out: What the source holds but cannot be part of a sample, and samples that cannot be in a shard.
         name: The source's name for the dataset file: no folder, nothing of this machine.
         notes: What the user should know.
         recorded: What the dataset file says, beside the options, of how the samples were chosen.
@@ -38,6 +39,7 @@ class Listing:
     """
 
     entries: Entries
+    left_out: tuple[Skipped, ...]
     name: str
     notes: tuple[str, ...] = ()
     recorded: Mapping[str, object] = field(default_factory=dict)
@@ -80,6 +82,19 @@ class Source(ABC):
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
 
 
+def check_some(listed: Listing) -> None:
+    """Refuse a source without samples.
+
+    Raises:
+        InvalidRequest: It has none.
+    """
+    if not len(listed.entries):
+        remedy, left_out = "Is it the right folder? Look at --include, --exclude and --hidden.", listed.left_out
+        if left_out:
+            remedy = f"All {len(left_out):,} files were left out, such as {left_out[0].path}."
+        raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
+
+
 def check_left_out(
     source: str, left_out: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
 ) -> None:
@@ -97,10 +112,10 @@ def check_left_out(
         )  # fmt: skip
 
 
-def left_out_notes(entries: Entries) -> list[str]:
+def left_out_notes(left_out: Iterable[Skipped]) -> list[str]:
     """Return a line for each reason why something was left out."""
     by_code: dict[str, list[str]] = {}
-    for one in entries.left_out:
+    for one in left_out:
         code = _EMPTY if one.code == NO_FIELD and one.key else one.code
         by_code.setdefault(code, []).append(printable(one.path or one.key))
     text = {

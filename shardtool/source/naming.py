@@ -7,7 +7,6 @@ where it is read (`keys`); a folder has none of these.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,23 +70,23 @@ def check_names(entries: Entries, *, skip: bool = False) -> None:
     )  # fmt: skip
 
 
-def leave_out_unsafe(entries: Entries) -> Entries:
-    """Return the samples whose names a shard can hold; the others are left out, whole, and listed."""
+def leave_out_unsafe(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples whose names a shard can hold, and the others, which are left out whole."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
-    rows = np.flatnonzero(np.isin(entries.code, codes)) if codes else np.zeros(0, np.int64)
-    owners = np.searchsorted(entries.first, rows, "right") - 1
+    rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
+    owners = entries.owners(rows)
     lost = {at: (entries.path(int(entries.first[at])), entries.keys[at]) for at in keys}
     for at, row in zip(owners.tolist(), rows.tolist(), strict=True):
-        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.code[row]])))
+        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.rows.code[row]])))
     if not lost:
-        return entries
-    left_out = [
+        return entries, ()
+    left_out = tuple(
         Skipped(to_text(entries.keys[at]), to_text(path), UNSAFE_NAME, f"a name with {name_problem(name)}")
         for at, (path, name) in sorted(lost.items())
-    ]
+    )
     kept = np.delete(np.arange(len(entries)), sorted(lost))
-    return replace(entries.take(kept), left_out=(*entries.left_out, *left_out))
+    return entries.take(kept), left_out
 
 
 def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:

@@ -31,7 +31,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         OutputFailed: The file cannot be written.
     """
     if result := _left(task):
-        report(len(split_names(task.samples.keys)), result.size)
+        report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
@@ -47,7 +47,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
 
 def _packer(task: ShardTask, output: Output, report: Report, without: dict[int, Skipped]) -> Packer:
-    if task.samples.runs is not None:
+    if task.samples.spans.runs:
         from shardtool.write.tar_copy import SpanTarPacker
 
         return SpanTarPacker(task, output, report, without)
@@ -91,7 +91,7 @@ def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
 
 def _kept(task: ShardTask, keep: Keep) -> ShardResult:
     """Return the result for a file that is what its sidecar says."""
-    content = 0 if task.work is not None else digest(task.samples, keep.field_crcs, ())  # its sidecar tells
+    content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())  # its sidecar tells
     return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
 
 

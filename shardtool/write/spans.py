@@ -90,10 +90,10 @@ class SpanReader:
         regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
     """
 
-    def __init__(self, files: tuple[SpanFile, ...], regions: bytes | None = None) -> None:
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
         self._files = files
         bounds = array("q")
-        bounds.frombytes(regions or b"")
+        bounds.frombytes(regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, SpanSource] = {}

@@ -13,9 +13,9 @@ from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.values import ShardSamples, Skipped, counted, ends_early, show_size, to_text
+from shardtool.values import ShardContent, Skipped, counted, ends_early, show_size, to_text
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
-from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
+from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
 
 if TYPE_CHECKING:
     from shardtool.storage.staging import Staged
@@ -63,7 +63,7 @@ class TransformPacker(Packer):
     def __init__(self, task: ShardTask, work: Work, output: Output, report: Report) -> None:
         super().__init__(task, output, report, {})
         self._work, self._change = work, transformer(work.transform)
-        of_names = {self.task.samples.fields[code]: kind for code, kind in task.samples.numbers.items()}
+        of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
         self._places: dict[bytes, int] = {}  # field to its code
         self._made_keys: list[bytes] = []
@@ -76,8 +76,8 @@ class TransformPacker(Packer):
 
     def run(self) -> None:
         """Write samples until all are done or the shard is full, and the end of the file."""
-        counts, end = numbers("H", self.task.samples.counts), 0
-        for place, (key, count) in enumerate(zip(self.keys, counts, strict=True)):
+        end = 0
+        for place, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
             row, end = end, end + count
             try:
                 changed = self._change(key, self._fields(key, row, end))
@@ -100,7 +100,7 @@ class TransformPacker(Packer):
     def measure(self) -> list[int]:
         """Return what the records of each sample would take; -1 where it cannot be taken."""
         found, end = [], 0
-        for key, count in zip(self.keys, numbers("H", self.task.samples.counts), strict=True):
+        for key, count in zip(self.keys, self.counts, strict=True):
             row, end = end, end + count
             try:
                 encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
@@ -112,34 +112,28 @@ class TransformPacker(Packer):
 
     def result(self, staged: Staged | None) -> ShardResult:
         """Return the result of the finished shard."""
-        has_numbers = bool(self._numbers)
-        samples = ShardSamples(
-            root=self.task.samples.root,
+        content = ShardContent(
             keys=b"".join(key + b"\0" for key in self._made_keys),
-            needs=b"",
             counts=self._counts.tobytes(),
             fields=tuple(self._places),
             codes=self._codes.tobytes(),
-            kinds=b"",
             sizes=self._sizes.tobytes(),
-            mtimes=b"",
-            paths=None,
-            inline=b"\0".join(self._texts) + b"\0" if has_numbers else None,
-            stored=self._stored.tobytes() if has_numbers else None,
+            stored=self._stored.tobytes(),
+            inline=b"\0".join(self._texts) + b"\0" if self._numbers else b"",
             numbers={self._places[name]: kind for name, kind in self._numbers.items() if name in self._places},
         )
         crcs = self.field_crcs.tobytes()
-        content = digest(samples, crcs, ()) if self._made_keys else 0
-        made = Made(samples, self._sources.tobytes(), self._consumed, self._dropped, self._images)
+        hashed = digest(content, crcs, ()) if self._made_keys else 0
+        made = Made(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
         skipped = tuple(sorted(self.without.items()))
-        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped, made)
+        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
     def _path_of(self, key: bytes, row: int, end: int, field: str) -> bytes:
         """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
-        names = self.task.samples.fields
+        names = self.content.fields
         found = [at for at in range(row, end) if field and to_text(names[self.codes[at]]) == field]
         return self._path(key, found[0]) if found else b""
 
@@ -151,7 +145,7 @@ class TransformPacker(Packer):
                 self.read_payload(key + self.endings[self.codes[at]], at, payload)
             except OSError as error:
                 raise unreadable(self._path(key, at), error) from None
-            fields[to_text(self.task.samples.fields[self.codes[at]])] = payload
+            fields[to_text(self.content.fields[self.codes[at]])] = payload
         return fields
 
     def _check_dots(self, changed: list[Changed]) -> None:

@@ -56,8 +56,8 @@ class FolderSource(Source):
 
         options = self._options
         notes = _left_behind_notes([top, *parts])
-        entries = folder.collect(self._root, parts, top.left_out)
-        check_left_out(self._source, entries.left_out, options.on_error)
+        entries, left_out = folder.collect(self._root, parts, top.left_out)
+        check_left_out(self._source, left_out, options.on_error)
         chosen = None
         if options.where is not None:
             from shardtool.select.query import matching
@@ -67,7 +67,8 @@ class FolderSource(Source):
             from shardtool.dataset.classes import open_classes
 
             depth = 1 if options.split_from_folder else 0
-            entries = folder.label_from_folder(entries, open_classes(options.classes_from), depth=depth)
+            known = open_classes(options.classes_from)
+            entries = folder.label_from_folder(entries, known, depth=depth, left_out=left_out)
             notes += filter(None, [folder.split_note(entries)])
         if options.dots is None:
             folder.check_torn(entries)
@@ -77,8 +78,9 @@ class FolderSource(Source):
         if options.on_error == "skip" and not options.portable:
             from shardtool.source.naming import leave_out_unsafe
 
-            entries = leave_out_unsafe(entries)
-        return Listing(entries, self._name, tuple(notes))
+            entries, unsafe = leave_out_unsafe(entries)
+            left_out += unsafe
+        return Listing(entries, left_out, self._name, tuple(notes))
 
     def column(self, listed: Listing, name: str) -> Any:
         """Return `key`, `path`, `folder` or `size` of each sample."""

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
 from shardtool.source.folder.scan import ALWAYS
@@ -158,8 +158,8 @@ class Manifest:
             paths = places.join_rows(self._paths, first, last)
             yield ListedTask(self._root, paths, outside=self._options.allow_outside, samples=last - first)
 
-    def entries(self, parts: list[ListedPart]) -> Entries:
-        """Return the samples, in the order of the table.
+    def entries(self, parts: list[ListedPart]) -> tuple[Entries, tuple[Skipped, ...]]:
+        """Return the samples, in the order of the table, and those that cannot be packed.
 
         Args:
             parts: What `stat_listed` returned, in the order of the tasks.
@@ -175,8 +175,8 @@ class Manifest:
         else:
             files = [Part(FILE, self._sizes, 0, 0) for _ in self._paths]
         texts, numbers = self._texts()
-        spans = [Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
-        columns = [*files, *spans, *(Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        binary = [Part(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *binary, *(Part(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
         known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
         if endings is None or roles.path is None:
@@ -188,21 +188,20 @@ class Manifest:
             keys=self._keys,
             first=np.arange(count + 1, dtype=np.int64) * len(columns),
             fields=layout.fields,
-            code=layout.codes(count),
-            kind=layout.spread([part.kind for part in columns], count, np.uint8),
-            size=layout.spread([part.size for part in columns], count, np.int64),
-            mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
-            changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
-            paths=self._row_paths(layout),
-            left_out=left_out,
-            inline=texts,
-            numbers=numbers,
-            classes=self._classes,
-            offset=self._offsets(layout, len(texts)) if spans else None,
-            columns=self._sidecar_columns(),
+            rows=FieldRows(
+                code=layout.codes(count),
+                kind=layout.spread([part.kind for part in columns], count, np.uint8),
+                size=layout.spread([part.size for part in columns], count, np.int64),
+                mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
+                changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
+                paths=self._row_paths(layout),
+            ),
+            values=FieldValues(inline=texts, numbers=numbers, classes=self._classes),
+            spans=self._spans(layout, len(texts)) if binary else None,
+            metadata=self._metadata(),
         )
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
-        return entries
+        return entries, left_out
 
     def write_binary(self, file: Any) -> None:
         """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
@@ -247,7 +246,7 @@ class Manifest:
         wanted = {*roles.meta, *used}
         return [name for name in self._columns if name in wanted]
 
-    def _sidecar_columns(self) -> Any:
+    def _metadata(self) -> pa.Table | None:
         names = self._sidecar_names()
         return pa.table({name: self._columns[name] for name in names}) if names else None
 
@@ -346,16 +345,19 @@ class Manifest:
             texts[META] = ColumnTexts(table, render_rows)
         return texts, numbers
 
-    def _row_paths(self, layout: Layout) -> Any:
+    def _row_paths(self, layout: Layout) -> places.RowPaths:
         roles = np.where(layout.part < len(self._paths), layout.part, -1)
         return places.RowPaths(self._count, self._paths, roles, layout.endings)
 
-    def _offsets(self, layout: Layout, texts: int) -> NDArray[np.int64]:
+    def _spans(self, layout: Layout, texts: int) -> FieldSpans:
+        """Return where the bytes of the table will lie in the spool."""
         lengths = np.stack(self._lengths, axis=1)
         ends = np.cumsum(lengths).reshape(lengths.shape)
         starts = ends - lengths
         parts = [*[0] * len(self._paths), *(starts[:, at] for at in range(starts.shape[1])), *[0] * texts]
-        return layout.spread(parts, self._count, np.int64)
+        offset = layout.spread(parts, self._count, np.int64)
+        first, unknown = np.broadcast_to(np.uint32(0), self._count), np.broadcast_to(np.int64(-1), len(offset))
+        return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
 
 
 def _root(options: ManifestOptions, folder: str) -> bytes:

@@ -34,9 +34,9 @@ class ManifestSource(Source):
         for number, part in pool.map(stat_listed, manifest.tasks(TASKS)):
             found[number] = part
             observer.listed(len(part))
-        entries = manifest.entries([found[number] for number in sorted(found)])
-        check_left_out(manifest.name, entries.left_out, options.on_error, "leave their rows out with --where")
-        return Listing(entries, manifest.name, tuple(manifest.notes))
+        entries, left_out = manifest.entries([found[number] for number in sorted(found)])
+        check_left_out(manifest.name, left_out, options.on_error, "leave their rows out with --where")
+        return Listing(entries, left_out, manifest.name, tuple(manifest.notes))
 
     def column(self, listed: Listing, name: str) -> Any:  # noqa: ARG002 - the table has more columns than samples
         """Return a column of the manifest, for the samples that are left."""

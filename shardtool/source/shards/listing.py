@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.walk import survey
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.naming import has_dotted
 from shardtool.source.shards.datasets import open_datasets
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.source.shards.datasets import Dataset
     from shardtool.source.shards.numbers import NumberFields
     from shardtool.source.shards.shard_columns import Part
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Skipped
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 _SHOWN = 120  # letters of a name in a message
@@ -61,6 +61,7 @@ class Listed:
 
     Attributes:
         entries: The samples.
+        left_out: What the shards hold that is no part of a sample.
         shards: File names.
         dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
         name: The datasets' names, for the dataset file.
@@ -70,6 +71,7 @@ class Listed:
     """
 
     entries: Entries
+    left_out: tuple[Skipped, ...]
     shards: tuple[str, ...]
     dots: Dots
     name: str
@@ -114,7 +116,9 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     numbers = find_numbers(parts, wanted, to_format, pool.map)
     columns = joined_columns(parts, datasets)
     shards = [part.shard for part in parts]
-    entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
+    left_out = tuple(one for part in parts for one in part.left_out)
+    entries = _entries(parts, numbers, seen)
+    entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
@@ -124,6 +128,7 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
         )
     return Listed(
         entries=entries,
+        left_out=left_out,
         shards=tuple(shard.name for shard in shards),
         dots=dots,
         name=", ".join(dataset.name for dataset in datasets),
@@ -177,7 +182,6 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
     check_fields("DATASET", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
-    left_out = tuple(one for part in parts for one in part.left_out)
     names, rows = _keys(parts), [len(part.codes) for part in parts]
     kind = np.full(sum(rows), SPAN, np.uint8)
     row = 0
@@ -195,21 +199,16 @@ def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
         keys=names,
         first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
         fields=tuple(fields),
-        code=_drained(parts, "codes", rows, np.uint16),
-        kind=kind,
-        size=_drained(parts, "lengths", rows, np.int64),
-        mtime_ns=np.broadcast_to(np.int64(0), row),
-        changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
-        left_out=left_out,
-        inline=numbers.texts,
-        numbers=numbers.numbers,
-        offset=offset,
-        files=files,
-        file=np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
-        expected=expected,
+        rows=FieldRows(
+            code=_drained(parts, "codes", rows, np.uint16),
+            kind=kind,
+            size=_drained(parts, "lengths", rows, np.int64),
+            mtime_ns=np.broadcast_to(np.int64(0), row),
+            changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
+        ),
+        values=FieldValues(numbers.texts, numbers.numbers, numbers.lists),
+        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
         identity=seen.identity,
-        lists=numbers.lists,
-        whole=whole,
     )
 
 

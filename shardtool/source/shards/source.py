@@ -61,7 +61,7 @@ class ShardSource(Source):
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
         notes = (*found.notes, *_unchecked(found.entries))
         digest = None if changed else found.digest
-        listed = Listing(found.entries, found.name, notes, recorded, digest, found.shards, found.packed)
+        listed = Listing(found.entries, found.left_out, found.name, notes, recorded, digest, found.shards, found.packed)
         return self._with_fields(self._with_values(self._joined(self._with_named_fields(listed))))
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
@@ -69,13 +69,13 @@ class ShardSource(Source):
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
         listed = replace(listed, entries=self._first(self._sorted(listed)))
-        entries = listed.entries
+        entries, left_out = listed.entries, listed.left_out
         if self._format == "tar":
             _check_tar(listed)
-        check_left_out(listed.name, entries.left_out, options.on_error, "make the shards anew without them")
+        check_left_out(listed.name, left_out, options.on_error, "make the shards anew without them")
         if not len(entries):
-            left_out = f": all {len(entries.left_out):,} were left out" if entries.left_out else ""
-            raise InvalidRequest(listed.name, f"no samples{left_out}", expected="one or more")
+            why = f": all {len(left_out):,} were left out" if left_out else ""
+            raise InvalidRequest(listed.name, f"no samples{why}", expected="one or more")
         return listed
 
     def column(self, listed: Listing, name: str) -> Any:
@@ -91,8 +91,8 @@ class ShardSource(Source):
         from shardtool.select.fields import select_fields
 
         renames = pairs("--rename-field", options.rename_fields)
-        entries = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
-        return replace(listed, entries=entries)
+        entries, empty = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
+        return replace(listed, entries=entries, left_out=listed.left_out + empty)
 
     def _joined(self, listed: Listing) -> Listing:
         """Return the samples that `where` takes, with the columns of the table of `join`."""
@@ -128,8 +128,8 @@ class ShardSource(Source):
 
         if not len(listed.entries):
             return listed
-        found = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
-        return listed if found is listed.entries else replace(listed, entries=found, digest=None)
+        entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
+        return replace(listed, entries=entries, left_out=listed.left_out + empty, digest=None) if empty else listed
 
     def _sampled(self, listed: Listing) -> Listing:
 
@@ -142,14 +142,15 @@ class ShardSource(Source):
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
 
-        before, file, asked = listed.entries, listed.entries.file, self._options.on_duplicate
+        before, asked = listed.entries, self._options.on_duplicate
         # An error tells where shards lie, for two may have one name; `out.skipped` must not.
-        names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
-        entries, _, notes = resolve_duplicates(before, asked, lambda at: names[0 if file is None else file[at]], taken)
+        files, file = before.known_spans.files, before.known_spans.file
+        names = [to_text(one.path) for one in files] if asked == "error" else listed.shards
+        entries, left_out, note = resolve_duplicates(before, asked, lambda at: names[file[at]], taken)
         if entries is before:
             return listed
-        more = notes if asked == "rename" else ()  # what is left out gets a note of its own
-        return replace(listed, entries=entries, digest=None, notes=(*listed.notes, *more))
+        notes, left_out = (*listed.notes, note) if note else listed.notes, listed.left_out + left_out
+        return replace(listed, entries=entries, left_out=left_out, digest=None, notes=notes)
 
     def _sorted(self, listed: Listing) -> Entries:
         options = self._options
@@ -189,13 +190,11 @@ def _unchecked(entries: Entries) -> list[str]:
     """Return what the user should know of payloads whose damage nothing would tell."""
     import numpy as np
 
-    if entries.expected is None or entries.file is None:
-        return []
-    rows = np.flatnonzero((entries.expected < 0) & (entries.kind == SPAN))
+    spans = entries.known_spans
+    rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
         return []
-    samples = np.searchsorted(entries.first, rows, "right") - 1
-    shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
+    shards = int(np.count_nonzero(np.bincount(spans.file[entries.owners(rows)])))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told"
     return [f"{what}: `shardtool index --checksum` adds them"]
 
@@ -204,9 +203,7 @@ def _table(listed: Listing) -> Any:
     """Return what a query sees of samples."""
     import numpy as np
 
-    entries = listed.entries
-    file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
-    return order.table_of(entries, file, listed.shards)
+    return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
 
 
 def _take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:
