@@ -21,8 +21,8 @@ from shardtool.values import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -79,7 +79,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     return Plans((first, *plans[1:]), changes)
 
 
-def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[Any] | None:
+def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
     """Return about what changed samples will take; None if they stay as they are."""
     transform = request.transform
     if transform is None:

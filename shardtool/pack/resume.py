@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Resumed:
 
     output: Destination
     plan: Plan
-    made: Mapping[str, Any]
+    made: Mapping[str, object]
     request: Request
     dots: Dots
 
@@ -262,7 +262,7 @@ def _is_as_planned(one: Resumed, number: int, name: str) -> bool:
     return said.size == output.existing[name].size and said.plan == one.fingerprint(number)
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
 
     What `index` has made tells nothing of the run before it.
@@ -278,7 +278,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{option(name)} {_shown(then, name)} then, {_shown(asked, name)} now" for name in names)
 
 
-def _shown(options: Mapping[str, Any], name: str) -> str:
+def _shown(options: Mapping[str, object], name: str) -> str:
     value = options.get(name)
     if isinstance(value, list):
         return ",".join(map(str, value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.pack.request import made
@@ -14,6 +14,7 @@ from shardtool.values import SPAN, SpanFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -40,7 +41,7 @@ class Samples:
 
     listed: Listing
     targets: tuple[Target, ...]
-    parts: tuple[NDArray[Any] | None, ...]
+    parts: tuple[NDArray[np.int64] | None, ...]
     dots: Dots
 
     @property

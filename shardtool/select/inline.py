@@ -6,7 +6,7 @@ How the values are found is the caller's affair. The rows of a sample stay order
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MOST = 2**16 - 1  # different fields, and fields of one sample
 _CHUNK = 2**16  # samples, or rows, at a time
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class _Merged:
     source: NDArray[np.int64]
     counts: NDArray[np.int64]
 
-    def extend(self, values: NDArray[Any], value: int) -> NDArray[Any]:
+    def extend(self, values: NDArray[_Number], value: int) -> NDArray[_Number]:
         """Return a value for each row, which is the same for all new ones; where it is for all rows, in no memory."""
         if len(values) and not any(values.strides) and values[0] == value:
             return np.broadcast_to(values[0], len(self.source))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +70,7 @@ class Joined:
     notes: tuple[str, ...]
 
 
-def join(entries: Entries, table: Any, on: str) -> Joined:
+def join(entries: Entries, table: object, on: str) -> Joined:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the dataset has a column of metadata called `on`, with what that
@@ -192,13 +192,13 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     return _names(column)
 
 
-def _names(column: Any) -> Names:
+def _names(column: pa.Array) -> Names:
     """Return the keys that values are, nothing for a null."""
     ended = (pc.binary_join_element_wise(keys, _END, _EMPTY, null_handling="replace") for keys in key_texts(column))
     return Names.parse(b"".join([bytes(buffers.payload(keys)) for keys in ended]))
 
 
-def _one(table: Any, name: str) -> Any:
+def _one(table: pa.Table, name: str) -> pa.Array:
     return buffers.one_chunk(buffers.plain(table.column(name)))
 
 
@@ -220,7 +220,9 @@ def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unus
     return notes
 
 
-def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArray[np.int64]) -> Any:
+def _with_column(
+    source: Table, table: pa.Table | None, name: str, column: pa.Array, found: NDArray[np.int64]
+) -> pa.Table:
     """Return the samples' metadata with a column of another table.
 
     Args:
@@ -254,7 +256,7 @@ def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArr
     return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
 
 
-def _united(one: Any, other: Any) -> Any:
+def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type that holds the values of both, as far as the types can tell; None: none does."""
     if one == other:
         return one
@@ -270,7 +272,7 @@ def _united(one: Any, other: Any) -> Any:
         return None
 
 
-def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
+def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row; without a row, the one from before, or null.
 
     Some samples at a time, so that one row's text may be that of a million samples.
@@ -342,7 +344,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)
 
 
-def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
+def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:
     """Return a column of metadata as it is to become a field; some values may be null."""
     if entries.metadata is None:
         raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")

@@ -9,7 +9,7 @@ import math
 import re
 from fractions import Fraction
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +92,7 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     return buffers.numbers(places).astype(np.int64)
 
 
-def _is_ordered(kind: Any) -> bool:
+def _is_ordered(kind: pa.DataType) -> bool:
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, is_text,
              pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)  # fmt: skip
     return any(test(kind) for test in tests)
@@ -110,7 +110,7 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
         shards: The names of the shards.
     """
     counts = entries.counts()
-    made: dict[str, Callable[[], Any]] = {
+    made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: _texts(entries.keys),
         "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), buffers.texts([*map(printable, shards)])),
         "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
@@ -125,8 +125,8 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     return table
 
 
-def _texts(names: Names) -> Any:
-    """Return names as a large_string array: their buffer, without the NULs."""
+def _texts(names: Names) -> pa.LargeStringArray:
+    """Return names as an Arrow array: their buffer, without the NULs."""
     data = names.span(0, len(names)).replace(b"\0", b"")
     offsets = names.starts - names.starts[0] - np.arange(len(names) + 1)
     return pa.Array.from_buffers(pa.large_string(), len(names), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

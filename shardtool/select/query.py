@@ -28,6 +28,7 @@ from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import tzinfo
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -44,11 +45,12 @@ _LANGUAGE = (
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
     ".dt.year and the like"
 )
-_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_Data = Any  # see `_Value.data`
+_COMPARE: Mapping[type[ast.cmpop], Callable[[_Data, _Data], _Data]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[_Data, _Data], _Data]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
@@ -214,7 +216,7 @@ class _Value:
     """
 
     kind: Kind
-    data: Any
+    data: _Data
     node: ast.expr
     constant: bool = False
 
@@ -230,7 +232,7 @@ class _Rows:
     def __init__(self, query: _Query, table: pa.Table) -> None:
         self._query = query
         self._table = table
-        self._columns: dict[str, tuple[Kind, Any]] = {}
+        self._columns: dict[str, tuple[Kind, _Data]] = {}
 
     def truth(self, node: ast.expr) -> NDArray[np.bool_]:
         """Return for each row whether a part of the query holds; where it is null, it does not."""
@@ -260,7 +262,7 @@ class _Rows:
             raise self._query.refusal(node, value.described, expected=kind)
         return value
 
-    def _varying(self, kind: Kind, node: ast.expr) -> Any:
+    def _varying(self, kind: Kind, node: ast.expr) -> _Data:
         """Return the data of a part that must be of a kind, and differ from row to row."""
         value = self._of_kind(kind, node)
         self._check_varies(value)
@@ -344,7 +346,7 @@ class _Rows:
             return np.zeros(self._table.num_rows, np.bool_)
         return _filled(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
 
-    def _alike(self, left: _Value, right: _Value) -> tuple[Any, Any]:
+    def _alike(self, left: _Value, right: _Value) -> tuple[_Data, _Data]:
         """Return the data of two values that can be compared: text becomes a time where the other is one."""
         one, two = (
             self._of_other(value, other) if value.kind in ("empty", "text") else value
@@ -367,7 +369,7 @@ class _Rows:
             return _Value("a time", self._time(value, _zone(other.data)), value.node)
         return value
 
-    def _time(self, text: _Value, zone: Any) -> Any:
+    def _time(self, text: _Value, zone: tzinfo | None) -> _Data:
         """Return the time that a text means, in the time zone of a column where it says none."""
         pd = pandas()
         try:
@@ -454,7 +456,7 @@ class _Rows:
 
     def _arguments(
         self, node: ast.Call, least: int = 0, most: int = 0, kinds: Mapping[str, Kind] = _NO_NAMES
-    ) -> tuple[list[_Value], dict[str, Any]]:
+    ) -> tuple[list[_Value], dict[str, _Data]]:
         """Return the arguments of a method, and the constants that were given by name."""
         named = {str(one.arg): self._value(one.value) for one in node.keywords if one.arg in kinds}
         if not least <= len(node.args) <= most or len(named) < len(node.keywords):
@@ -467,17 +469,18 @@ class _Rows:
         return [self._value(one) for one in node.args], {name: value.data for name, value in named.items()}
 
 
-def _zone(time: Any) -> Any:
+def _zone(time: _Data) -> tzinfo | None:
     """Return the time zone of a Series of times, or of one; None where there is none."""
-    return getattr(time, "dt", time).tz
+    zone: tzinfo | None = (time.dt if hasattr(time, "dt") else time).tz
+    return zone
 
 
-def _filled(data: Any, *, missing: bool) -> NDArray[np.bool_]:
+def _filled(data: _Data, *, missing: bool) -> NDArray[np.bool_]:
     """Return truth as a bool array, `missing` where it is null."""
     return data if isinstance(data, np.ndarray) else np.asarray(data.to_numpy(dtype=bool, na_value=missing))
 
 
-def _nulls(kind: Kind, count: int) -> Any:
+def _nulls(kind: Kind, count: int) -> _Data:
     """Return a column of a kind that is null in every row."""
     import pyarrow as pa
 
@@ -485,7 +488,7 @@ def _nulls(kind: Kind, count: int) -> Any:
     return _read(pa.chunked_array([pa.nulls(count, types.get(kind, pa.int64()))]))[1]
 
 
-def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
+def _read(column: pa.ChunkedArray) -> tuple[Kind, _Data]:
     """Return what a column holds, and a Series whose dtype depends on the column's type, never on its values."""
     import pyarrow as pa
     from pyarrow import types
@@ -508,7 +511,7 @@ def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
     return "of another type", column
 
 
-def _types() -> tuple[tuple[Kind, Callable[[Any], bool], Any], ...]:
+def _types() -> tuple[tuple[Kind, Callable[[pa.DataType], bool], pa.DataType | None], ...]:
     """Return what Arrow's types are in a query, and what each becomes; the first that holds counts."""
     import pyarrow as pa
     from pyarrow import types

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -225,7 +225,7 @@ def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.
             yield _texts(encoded.dictionary), encoded.indices.to_numpy()
 
 
-def _texts(values: Any) -> list[bytes]:
+def _texts(values: pa.Array) -> list[bytes]:
     """Return the values of an Arrow array as text that neither width nor unit changes: 7, 7.0 and "7" are the same."""
     from pyarrow import types
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -48,6 +50,13 @@ class Listing:
     compressed: bool = False
 
 
+class Writable(Protocol):
+    """Takes bytes in order, such as a file."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Append `data`."""
+
+
 class Source(ABC):
     """Where samples come from.
 
@@ -75,10 +84,10 @@ class Source(ABC):
         return listed
 
     @abstractmethod
-    def column(self, listed: Listing, name: str) -> Any:
-        """Return a column to divide by, with a value for each sample: a `pyarrow.ChunkedArray`."""
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
+        """Return a column to divide by, with a value for each sample."""
 
-    def write_binary(self, file: Any) -> None:  # noqa: B027 - nothing to write is right for most
+    def write_binary(self, file: Writable) -> None:  # noqa: B027 - nothing to write is right for most
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
 
 

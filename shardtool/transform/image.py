@@ -440,7 +440,7 @@ def _decode(picture: _Picture, goal: tuple[int, int] | None) -> tuple[Image.Imag
 
     A JPEG may come at a fraction of its size, not less than `goal`; its content then may end within its last pixels.
     """
-    image: Any = picture.image
+    image = picture.image
     extent = None
     if goal and picture.kind == "JPEG":
         drafted = image.draft(None, goal)
@@ -547,7 +547,7 @@ def _padding(image: Image.Image) -> int | tuple[int, ...]:
 
 def _encode(image: Image.Image, picture: _Picture, kind: str, quality: int | None) -> bytes:
     """Return the image as a file of `kind`, with its ICC profile and without other metadata."""
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if kind == "WEBP" and picture.kind == "WEBP" and _is_lossless_webp(picture.stream.getvalue()):
         details["lossless"] = True
     elif kind in _LOSSY:

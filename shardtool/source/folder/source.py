@@ -6,7 +6,7 @@ import importlib
 import os
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
@@ -17,6 +17,8 @@ from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import pyarrow as pa
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -82,7 +84,7 @@ class FolderSource(Source):
             left_out += unsafe
         return Listing(entries, left_out, self._name, tuple(notes))
 
-    def column(self, listed: Listing, name: str) -> Any:
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return `key`, `path`, `folder` or `size` of each sample."""
         from shardtool.source.folder import samples as folder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ _SHOWN = 3  # keys and paths in a message
 _BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
-def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types cannot be what they are used for.
 
     Args:
@@ -95,7 +95,7 @@ def check_values(rows: Rows, roles: Roles) -> None:
         )  # fmt: skip
 
 
-def _infinite(column: Any) -> NDArray[np.int64]:
+def _infinite(column: pa.Array) -> NDArray[np.int64]:
     """Return where a column holds an infinite float, however deep."""
     kind = column.type
     if pa.types.is_floating(kind):
@@ -105,7 +105,7 @@ def _infinite(column: Any) -> NDArray[np.int64]:
     return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
 
 
-def _has_infinite(column: Any) -> bool:
+def _has_infinite(column: pa.Array) -> bool:
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_has_infinite(part) for part in column.flatten())
@@ -133,7 +133,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     return sizes
 
 
-def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
+def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> None:
     """Refuse paths that are empty, are no files' or lead out of the root.
 
     Args:

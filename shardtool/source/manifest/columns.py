@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -84,7 +84,7 @@ class Roles:
         return names + ([META] if self.meta else [])
 
 
-def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
+def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
     """Return what each column is for.
 
     Args:
@@ -157,7 +157,7 @@ def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
         )  # fmt: skip
 
 
-def _is_key(kind: Any) -> bool:
+def _is_key(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 

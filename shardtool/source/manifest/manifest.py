@@ -12,7 +12,7 @@ there is no Python object for each.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.source.base import Writable
     from shardtool.source.manifest.layout import Layout
     from shardtool.source.manifest.stat import ListedPart
     from shardtool.values import Number
@@ -67,7 +68,7 @@ class Manifest:
         InvalidRequest: The table cannot be read, or a column is not there.
     """
 
-    def __init__(self, source: Any, options: ManifestOptions | None = None) -> None:
+    def __init__(self, source: object, options: ManifestOptions | None = None) -> None:
         self._options = options = options or ManifestOptions()
         self._source = open_table(source, {column for _, column in options.named()})
         self.name, self._where = self._source.name, self._source.where
@@ -82,31 +83,31 @@ class Manifest:
                 "no file is looked at, and nothing says how large it is",
                 expected="--size COLUMN, one file a row",
             )
-        self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
+        self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
         used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
         wanted = {*used, *([options.size] if options.size else [])}
         self._read([name for name in self._light if name in wanted])
         self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
-        self._paths: list[Any] = []
+        self._paths: list[pa.Array] = []
         self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
         self._endings: places.Endings | None = None
         self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
-        self._labels: dict[str, Any] = {}
+        self._labels: dict[str, pa.Array] = {}
         self._classes: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def table(self) -> Any:
-        """The columns that hold no bytes, for the rows that are left: a `pyarrow.Table`."""
+    def table(self) -> pa.Table:
+        """The columns that hold no bytes, for the rows that are left."""
         self._read(self._light)
         return pa.table(self._columns)
 
-    def column(self, name: str) -> Any:
-        """Return a column for the rows that are left, a `pyarrow.ChunkedArray`.
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column for the rows that are left.
 
         Raises:
             InvalidRequest: There is no such column.
@@ -203,11 +204,8 @@ class Manifest:
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
         return entries, left_out
 
-    def write_binary(self, file: Any) -> None:
+    def write_binary(self, file: Writable) -> None:
         """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
-
-        Args:
-            file: Something with `write`.
 
         Raises:
             SampleFailed: They are not what they were.
@@ -250,7 +248,7 @@ class Manifest:
         names = self._sidecar_names()
         return pa.table({name: self._columns[name] for name in names}) if names else None
 
-    def _find_paths(self, rows: Rows) -> list[Any]:
+    def _find_paths(self, rows: Rows) -> list[pa.Array]:
         """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
         roles, options = self._roles, self._options
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
@@ -354,8 +352,8 @@ class Manifest:
         lengths = np.stack(self._lengths, axis=1)
         ends = np.cumsum(lengths).reshape(lengths.shape)
         starts = ends - lengths
-        parts = [*[0] * len(self._paths), *(starts[:, at] for at in range(starts.shape[1])), *[0] * texts]
-        offset = layout.spread(parts, self._count, np.int64)
+        offsets = [starts[:, at] for at in range(starts.shape[1])]
+        offset = layout.spread([*[0] * len(self._paths), *offsets, *[0] * texts], self._count, np.int64)
         first, unknown = np.broadcast_to(np.uint32(0), self._count), np.broadcast_to(np.int64(-1), len(offset))
         return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
 
@@ -366,7 +364,7 @@ def _root(options: ManifestOptions, folder: str) -> bytes:
     return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
 
 
-def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings:
+def _endings(where: str, paths: pa.Array, options: ManifestOptions) -> places.Endings:
     try:
         return places.Endings(paths, options.dots)
     except OverflowError:

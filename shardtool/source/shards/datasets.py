@@ -7,10 +7,11 @@ classes, numbers and checksums that nothing else does. Nothing is read here but 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from shardtool.dataset.dataset_file import feature_kinds, feature_lists, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
@@ -22,13 +23,14 @@ from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import Found
     from shardtool.source.shards.shard_columns import Seen
     from shardtool.values import Dots, Number
 
+Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset file, pattern, glob, folder, or shards
 _REMEDY = "`shardtool verify` tells what is wrong."
 
 
@@ -54,7 +56,7 @@ class Dataset:
         return self.file is not None and len(self.shards) == len(self.file.shards)
 
 
-def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
+def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
     """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
 
     Args:
@@ -68,7 +70,7 @@ def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
     return [_open(given, number, seen) for number, given in enumerate(givens)]
 
 
-def _open(given: Any, number: int, seen: Seen) -> Dataset:
+def _open(given: Given, number: int, seen: Seen) -> Dataset:
     found = find_dataset(given)
     path = found.dataset_file or _beside(found)
     file = None
@@ -139,7 +141,7 @@ def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
                 yield name, {*listed}
 
 
-def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:
+def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) -> None:
     """See that of the shards that a dataset file lists, all those are there that a pattern or glob means."""
     rest = [shard.name for shard in file.shards if shard.name not in there]
     if not rest or not isinstance(given, (str, os.PathLike)):
@@ -162,7 +164,7 @@ def _name(path: str) -> str:
     return output_text(os.path.basename(path))
 
 
-def _called(given: Any, found: Found, file: DatasetFile | None) -> str:
+def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
     if file is not None:
         return file.name
     if not isinstance(given, (str, os.PathLike)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names
-    from shardtool.source.shards.datasets import Dataset
+    from shardtool.source.shards.datasets import Dataset, Given
     from shardtool.source.shards.numbers import NumberFields
     from shardtool.source.shards.shard_columns import Part
     from shardtool.values import Dots, Skipped
@@ -39,12 +39,15 @@ if TYPE_CHECKING:
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 _SHOWN = 120  # letters of a name in a message
 _NOTHING = np.zeros(0, np.int64)
+_Number = TypeVar("_Number", bound=np.generic)
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 class Pool(Protocol):
     """Worker processes."""
 
-    def map(self, function: Callable[..., Any], tasks: Iterable[object], /) -> Iterator[tuple[int, Any]]:
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task], /) -> Iterator[tuple[int, _Result]]:
         """Yield (number, result) of each task as it is done."""
 
 
@@ -81,7 +84,7 @@ class Listed:
 
 
 def list_datasets(  # noqa: PLR0913 - what there is to say
-    givens: Sequence[Any],
+    givens: Sequence[Given],
     pool: Pool,
     observer: Listener,
     *,
@@ -231,7 +234,7 @@ def _inlined(part: Part, place: int, numbers: NumberFields, kind: NDArray[np.uin
     return replace(part, lengths=lengths)
 
 
-def _drained(parts: list[Part], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
+def _drained(parts: list[Part], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
     """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
     found = np.empty(sum(counts), kind)
     row = 0

@@ -6,7 +6,7 @@ All TFRecord shards must agree on what a field is. A tar shard holds texts, what
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from shardtool.source.shards.number_text import TextTask, Wanted, read_texts
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.source.shards.number_text import Texts
     from shardtool.source.shards.shard_columns import Part
     from shardtool.values import Kind, Number
+
+    _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,7 @@ class NumberFields:
     notes: tuple[str, ...]
 
 
-def find_numbers(
-    parts: Sequence[Part], wanted: Callable[[str], bool], to_format: str, run: Callable[..., Any]
-) -> NumberFields:
+def find_numbers(parts: Sequence[Part], wanted: Callable[[str], bool], to_format: str, run: _Run) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
     Args:
@@ -174,7 +174,7 @@ def _agreed(having: Mapping[str, Sequence[Part]]) -> dict[str, Number]:
 
 
 def _read(
-    parts: Sequence[Part], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: Callable[..., Any]
+    parts: Sequence[Part], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: _Run
 ) -> dict[tuple[str, int], Texts]:
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []

@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from shardtool.values import NO_FIELD, Skipped, SpanFile, is_utf8, to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
@@ -110,7 +111,7 @@ class Part:
 
     Attributes:
         shard: Which.
-        keys: One a sample: an Arrow array of strings.
+        keys: One a sample.
         counts: A sample, fields; uint16 once they are arranged.
         names: The field names that `codes` stands for.
         codes: A field, likewise.
@@ -120,22 +121,22 @@ class Part:
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         left_out: What the shard holds that is no part of a sample.
-        columns: Metadata, a row a sample: a `pyarrow.Table`; None where there is none.
+        columns: Metadata, a row a sample; None where there is none.
         whole: bool a field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
 
     shard: Shard
-    keys: Any
-    counts: NDArray[Any]
+    keys: pa.StringArray
+    counts: NDArray[np.integer]
     names: tuple[str, ...]
-    codes: NDArray[Any]
-    offsets: NDArray[Any]
-    lengths: NDArray[Any]
+    codes: NDArray[np.integer]
+    offsets: NDArray[np.integer]
+    lengths: NDArray[np.integer]
     crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
     left_out: tuple[Skipped, ...] = ()
-    columns: Any = None
+    columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -301,7 +302,7 @@ def _whole(found: Survey) -> NDArray[np.bool_] | None:
     return whole
 
 
-def _texts(names: list[bytes]) -> Any:
+def _texts(names: list[bytes]) -> pa.StringArray:
     if not is_utf8(b"\0".join(names)):
         names = [walked_text(name).encode() for name in names]
     return strings(names)

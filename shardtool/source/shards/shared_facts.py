@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -52,7 +52,7 @@ def joined_classes(
     return found, notes
 
 
-def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
+def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> pa.Table | None:
     """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
 
     Raises:

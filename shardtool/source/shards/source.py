@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.request.options import pairs
@@ -13,7 +13,10 @@ from shardtool.source.base import Listing, Source, check_left_out
 from shardtool.values import SPAN, counted, to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.reshard_options import ReshardOptions
+    from shardtool.source.shards.datasets import Given
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
@@ -41,7 +45,7 @@ class ShardSource(Source):
     by_key = False
     asks_for_taken_keys = True
 
-    def __init__(self, datasets: Any, options: ReshardOptions, to_format: str) -> None:
+    def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
         self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
         if not self._datasets:
             raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
@@ -78,7 +82,7 @@ class ShardSource(Source):
             raise InvalidRequest(listed.name, f"no samples{why}", expected="one or more")
         return listed
 
-    def column(self, listed: Listing, name: str) -> Any:
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         from shardtool.select.order import column_of
 
@@ -199,7 +203,7 @@ def _unchecked(entries: Entries) -> list[str]:
     return [f"{what}: `shardtool index --checksum` adds them"]
 
 
-def _table(listed: Listing) -> Any:
+def _table(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
     import numpy as np
 
