@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries, FieldSpans
+    from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
     from shardtool.source.base import Source
 
@@ -102,12 +102,11 @@ def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: Loca
         chunk = files[at : at + _FILES_A_TASK]
         paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
         tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
-    lie = entries.spans
-    if lie is not None and len(spans) and lie.files:
-        sums[spans] = lie.expected[rows[spans]]
-        tasks += _of_shards(entries, lie, rows, spans[sums[spans] < 0])
-    elif lie is not None and len(spans):
-        sink = _Sums(lie.offset[rows[spans]], entries.rows.size[rows[spans]])
+    if len(spans) and entries.known_spans.files:
+        sums[spans] = entries.known_spans.expected[rows[spans]]
+        tasks += _of_shards(entries, rows, spans[sums[spans] < 0])
+    elif len(spans):
+        sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
         source.write_binary(sink)
         sums[spans] = sink.sums
     for number, found in pool.map(sum_task, [task for _, task in tasks]):
@@ -115,12 +114,11 @@ def source_sums(source: Source, entries: Entries, rows: NDArray[Any], pool: Loca
     return sums
 
 
-def _of_shards(
-    entries: Entries, lie: FieldSpans, rows: NDArray[Any], places: NDArray[Any]
-) -> Iterator[tuple[NDArray[Any], Spans]]:
+def _of_shards(entries: Entries, rows: NDArray[Any], places: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Spans]]:
     """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
     import numpy as np
 
+    lie = entries.known_spans
     files = lie.file[entries.owners(rows[places])].astype(np.int64)
     order = np.lexsort((lie.offset[rows[places]], files))
     bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()

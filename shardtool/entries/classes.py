@@ -64,11 +64,10 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
     place = {name: at for at, name in enumerate(names)}
     new = [text for text in texts.values() if text not in place]
     if new and known is not None and not known.grows:
-        raise InvalidRequest(
-            OPTION, f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}",
-            expected=f"one of its {counted(len(names), 'name')}: {_quoted(names)}",
-            remedy="Add what is new at the end of a list of your own: the numbers of the others stay as they are.",
-        )  # fmt: skip
+        problem = f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}"
+        expected = f"one of its {counted(len(names), 'name')}: {_quoted(names)}"
+        remedy = "Add what is new at the end of a list of your own: the numbers of the others stay as they are."
+        raise InvalidRequest(OPTION, problem, expected=expected, remedy=remedy)
     for text in new:
         place[text] = len(names)
         names.append(text)

@@ -49,14 +49,9 @@ class FieldRows:
 
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
         """Return `rows`, in that order."""
-        return FieldRows(
-            code=self.code[rows],
-            kind=_taken(self.kind, rows),
-            size=self.size[rows],
-            mtime_ns=_taken(self.mtime_ns, rows),
-            changed_ns=_taken(self.changed_ns, rows),
-            paths=None if self.paths is None else self.paths.take(rows),
-        )
+        paths = None if self.paths is None else self.paths.take(rows)
+        times = _taken(self.mtime_ns, rows), _taken(self.changed_ns, rows)
+        return FieldRows(self.code[rows], _taken(self.kind, rows), self.size[rows], *times, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +79,8 @@ class FieldSpans:
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, in that order, which belong to the same samples."""
-        return replace(
-            self,
-            offset=self.offset[rows],
-            expected=_taken(self.expected, rows),
-            whole=None if self.whole is None else self.whole[rows],
-        )
+        whole = None if self.whole is None else self.whole[rows]
+        return replace(self, offset=self.offset[rows], expected=_taken(self.expected, rows), whole=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +197,8 @@ class Entries:
 
     def take_rows(self, rows: NDArray[np.int64]) -> Entries:
         """Return `rows` alone, in that order; which samples they belong to is the caller's to say."""
-        return replace(
-            self, rows=self.rows.take(rows), spans=None if self.spans is None else self.spans.take_rows(rows)
-        )
+        spans = None if self.spans is None else self.spans.take_rows(rows)
+        return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
 def _renamed(known: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.pack.request import Manner, Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.values import Dots, Oversize, ShardSamples
+    from shardtool.values import Dots, ShardSamples
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
@@ -55,8 +55,7 @@ class Planned:
 
     def fingerprint(self, manner: Manner) -> str:
         """Return its plan fingerprint."""
-        work, oversize = manner.request.identity, manner.options.oversize
-        return shard_fingerprint(self.plan, self.shard, self.samples, work=work, oversize=oversize, dots=manner.dots)
+        return shard_fingerprint(self.plan, self.shard, self.samples, manner.request, manner.dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +149,19 @@ def _is_sound(said: _Said, name: str) -> bool:
         return False
 
 
-def shard_fingerprint(  # noqa: PLR0913 - all that decides the bytes
-    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
-) -> str:
+def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, request: Request, dots: Dots) -> str:
     """Return what tells a planned shard from any other: what goes into it, and what is done to that.
 
     Args:
         plan: The plan.
         shard: Its number there.
         samples: Its samples.
-        work: What tells the transform from any other; empty for none.
-        oversize: What becomes of a sample that turns out to fit in no shard.
+        request: The run: its transform, and what becomes of a sample that turns out to fit in no shard.
         dots: Where keys end in the names of a tar's members.
     """
+    work = request.identity
     if work:
-        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        work += f" {plan.limits.room} {plan.limits.max_count} {request.options.oversize}"
         work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
         if (metadata := plan.metadata(shard)) is not None:
             work += " " + _table_hash(metadata)
@@ -181,12 +178,13 @@ def _table_hash(table: pa.Table) -> str:
 def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
     existing, resume = output.existing, output.resumes
-    names = [output.pattern.shard(output.first + at) for at in range(plan.shards)]
     loose = request.options.on_error == "skip" or request.transform is not None
-    return [
-        int(size) for name, size in zip(names, plan.sizes, strict=True)
-        if not (resume and name in existing and (existing[name].size == size or loose))
-    ]  # fmt: skip
+    found = []
+    for number, size in enumerate(plan.sizes.tolist(), output.first):
+        there = existing.get(output.pattern.shard(number)) if resume else None
+        if there is None or (there.size != size and not loose):
+            found.append(size)
+    return found
 
 
 def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:

@@ -68,11 +68,10 @@ def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
     if wanted is None or any(one.skipped for one in packed):
         return
     if show_fingerprint(found) != show_fingerprint(wanted):
-        raise CorruptShard(
-            listed.name, f"samples with the fingerprint {show_fingerprint(found)}",
-            expected=f"{show_fingerprint(wanted)}, as their dataset files say",
-            remedy="No dataset file was written. `shardtool verify` tells what is wrong with the source.",
-        )  # fmt: skip
+        problem = f"samples with the fingerprint {show_fingerprint(found)}"
+        expected = f"{show_fingerprint(wanted)}, as their dataset files say"
+        remedy = "No dataset file was written. `shardtool verify` tells what is wrong with the source."
+        raise CorruptShard(listed.name, problem, expected=expected, remedy=remedy)
 
 
 def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:

@@ -65,11 +65,7 @@ class Resumed:
 
     def fingerprint(self, shard: int) -> str:
         """Return the plan fingerprint of a shard."""
-        request = self.request
-        return shard_fingerprint(
-            self.plan, shard, shard_samples(self.plan, shard),
-            work=request.identity, oversize=request.options.oversize, dots=self.dots,
-        )  # fmt: skip
+        return shard_fingerprint(self.plan, shard, shard_samples(self.plan, shard), self.request, self.dots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,10 +134,8 @@ def _divide(request: Request, source: Source, samples: Samples, notes: Notes) ->
         targets = open_targets(request, splits.names)
     parts = tuple(splits.samples(at) for at in range(len(splits.names)))
     if empty := [name for name, part in zip(splits.names, parts, strict=True) if not len(part)]:
-        raise InvalidRequest(
-            "--split", f"no sample falls into {', '.join(empty)}: {len(entries):,} in all",
-            remedy="Use larger shares, another --seed, or --stratify.",
-        )  # fmt: skip
+        found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
+        raise InvalidRequest("--split", found, remedy="Use larger shares, another --seed, or --stratify.")
     entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     return replace(samples, listed=replace(samples.listed, entries=entries), targets=targets, parts=parts)
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
     from shardtool.values import OnError
 
+Asked = Literal["auto", "gather", "scatter"]
+
 _LEAST_MEMORY = 16 * 10**6
 _BUFFERS = 2 * 2**20  # what a worker needs of its share besides payloads
 _RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
@@ -62,23 +64,14 @@ class Method:
     note: str = ""
 
 
-def choose_method(  # noqa: PLR0913 - what there is to say
-    plans: list[Plan],
-    entries: Entries,
-    *,
-    memory: int,
-    workers: int,
-    packed: bool,
-    asked: Literal["auto", "gather", "scatter"],
-) -> Method:
+def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: Asked) -> Method:
     """Return how the samples of `plans` should be read.
 
     Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
     less. That may differ from machine to machine; what is written does not.
 
     Args:
-        plans: In whose order samples are wanted.
-        entries: The samples.
+        plans: Of the same samples, in whose order they are wanted.
         memory: Bytes that a scatter may use.
         workers: How many processes will read.
         packed: Whether files are compressed, so that nothing can be read at its place.
@@ -89,6 +82,7 @@ def choose_method(  # noqa: PLR0913 - what there is to say
     """
     check_memory(memory)
     check_method(asked, packed=packed)
+    entries = plans[0].entries
     lie = _Lying(entries)
     size = sum(int(lie.sizes[_which(plan)].sum()) for plan in plans)
     if packed:
@@ -100,31 +94,37 @@ def choose_method(  # noqa: PLR0913 - what there is to say
     return _cheaper(plans, entries.known_spans.files, lie, size, workers)
 
 
-def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
-    plans: list[Plan],
-    temp: Folder,
-    name: str,
-    memory: int,
-    workers: int,
-    pool: LocalPool,
-    observer: Observer,
-    *,
-    besides: int = 0,
-    on_error: OnError = "stop",
-) -> list[Plan]:
-    """Copy what `plans` want into a spool, and return them for payloads that lie there.
+@dataclass(frozen=True, slots=True)
+class SpoolRoom:
+    """What the first pass may take.
 
-    No sample is in two plans. The caller removes the spool, whatever becomes of this: `temp.discard_staged([name])`.
-
-    Args:
-        plans: Of the same samples.
-        temp: Where the spool is written.
+    Attributes:
+        folder: Where the spool is written.
         name: What it is called.
         memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.
         workers: How many there are.
-        pool: They.
-        observer: Is told of progress.
         besides: Bytes that will be written where the spool lies, before it is removed.
+    """
+
+    folder: Folder
+    name: str
+    memory: int
+    workers: int
+    besides: int = 0
+
+
+def scatter(
+    plans: list[Plan], room: SpoolRoom, pool: LocalPool, observer: Observer, *, on_error: OnError = "stop"
+) -> list[Plan]:
+    """Copy what `plans` want into a spool, and return them for payloads that lie there.
+
+    No sample is in two plans. The caller removes the spool, whatever becomes of this.
+
+    Args:
+        plans: Of the same samples.
+        room: What it may take.
+        pool: The workers.
+        observer: Is told of progress.
         on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
             is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
 
@@ -134,13 +134,13 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
         SampleFailed: A source file cannot be read, or is not the one that was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    check_memory(memory)
-    layout = _lay_out(plans, memory // workers)
-    free, need = _free(temp), layout.size + besides
+    check_memory(room.memory)
+    temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
+    free, need = _free(temp), layout.size + room.besides
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
         raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
-    spool = temp.spool(name, layout.size)
+    spool = temp.spool(room.name, layout.size)
     where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
     observer.note(f"first pass of two: {where}")
     observer.phase("first pass", layout.size)
@@ -160,7 +160,7 @@ def check_memory(memory: int) -> None:
         raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
 
 
-def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -> None:
+def check_method(asked: Asked, *, packed: bool) -> None:
     """See that compressed shards are not to be gathered.
 
     Raises:
@@ -439,11 +439,9 @@ class _Pass:
 
 def _unreadable(source: SpanFile, code: str, message: str) -> SampleFailed:
     """Return the error for a file that cannot be read."""
-    return SampleFailed(
-        to_text(source.path), message,
-        expected="a file that stays as it was when the run began" if code == "changed" else "",
-        remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
-    )  # fmt: skip
+    expected = "a file that stays as it was when the run began" if code == "changed" else ""
+    remedy = "Mend it and run again with --resume, or leave such samples out with --on-error skip."
+    return SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
 
 
 def _spooled(entries: Entries, spool: SpanFile, bad: NDArray[np.int64], offset: NDArray[np.int64]) -> FieldSpans:

@@ -113,7 +113,6 @@ def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destin
         InvalidRequest: The dataset says something else.
     """
     if [*done.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
-        raise InvalidRequest(
-            output.pattern.text, "the dataset has these samples already, with other content",
-            remedy="Give the new samples other keys, and leave --resume out.",
-        )  # fmt: skip
+        found = "the dataset has these samples already, with other content"
+        remedy = "Give the new samples other keys, and leave --resume out."
+        raise InvalidRequest(output.pattern.text, found, remedy=remedy)

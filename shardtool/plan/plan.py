@@ -16,13 +16,7 @@ import numpy as np
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.sizes import (
-    NUMBERS,
-    SAMPLE_LIMIT,
-    TRAILER_SIZE,
-    Payloads,
-    sample_sizes,
-)
+from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
 from shardtool.plan.shuffle import shuffled
@@ -162,12 +156,10 @@ def make_plan(  # noqa: PLR0913 - what there is to say
         sizes = np.minimum(estimate, limits.planned)
     else:
         limits = Limits(room, room, bounds.max_count)
-        payloads, whole = (
-            entries.rows.size if stored is None else stored,
-            None if entries.spans is None else entries.spans.whole,
-        )
-        code = entries.rows.code
-        sizes = sample_sizes(shard_format, Payloads(entries.keys, entries.first, entries.fields, code, payloads, whole))
+        rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
+        held = rows.size if stored is None else stored
+        payloads = Payloads(entries.keys, entries.first, entries.fields, rows.code, held, whole)
+        sizes = sample_sizes(shard_format, payloads)
         fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
         which, left_out, notes = _fit(entries, sizes, fit, bounds.oversize, which)
     count = len(entries) if which is None else len(which)
@@ -178,10 +170,8 @@ def make_plan(  # noqa: PLR0913 - what there is to say
     total = running(sizes if order is None else sizes[order])
     ends = exactly(total, pattern, bounds) if exact else bounded(total, limits, bounds)
     if pattern.count is not None and len(ends) > pattern.count:
-        raise InvalidRequest(
-            pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
-            remedy="Use an open range such as out-{000000..}.tar, a wider range, or larger shards.",
-        )  # fmt: skip
+        remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
+        raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {len(ends):,} shards", remedy=remedy)
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, left_out, (*notes, *rounded))

@@ -59,10 +59,9 @@ def resolve_duplicates(
         InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
     """
     if rule == "last" and taken is not None:
-        raise InvalidRequest(
-            "--on-duplicate", "last, for a dataset that is appended to", expected="error, rename or first",
-            remedy="Its shards are not written again: make a new dataset of both sources instead.",
-        )  # fmt: skip
+        problem = "last, for a dataset that is appended to"
+        remedy = "Its shards are not written again: make a new dataset of both sources instead."
+        raise InvalidRequest("--on-duplicate", problem, expected="error, rename or first", remedy=remedy)
     groups = _groups(entries.keys, taken)
     if not groups:
         return entries, (), ""

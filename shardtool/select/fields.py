@@ -33,10 +33,7 @@ _PATHS = "source_paths"  # the column of a portable dataset that has a value a f
 
 
 def select_fields(
-    entries: Entries,
-    select: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    rename: tuple[tuple[str, str], ...] = (),
+    entries: Entries, select: tuple[str, ...] = (), drop: tuple[str, ...] = (), rename: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples with some of their fields, under other names, and those that keep none, which are left out.
 
@@ -117,11 +114,10 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
         typed = [name for name in merged if name in {*values.inline, *values.classes, *values.lists}]
         if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
-            raise InvalidRequest(
-                "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
-                expected="each its own name, or fields that no sample has both of: no numbers, labels or lists",
-                remedy="Rename the others too, or leave them out with --drop-fields.",
-            )  # fmt: skip
+            problem = f"{_quoted(merged)}{whose} would all be called {new!r}"
+            expected = "each its own name, or fields that no sample has both of: no numbers, labels or lists"
+            remedy = "Rename the others too, or leave them out with --drop-fields."
+            raise InvalidRequest("--rename-field", problem, expected=expected, remedy=remedy)
 
 
 def _check_name(name: str) -> None:

@@ -112,10 +112,9 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
         return entries
     merged = _merge(entries, made)
     if len(merged.fields) > _MOST or merged.counts.max(initial=0) > _MOST:
-        raise InvalidRequest(
-            "--field", f"{len(merged.fields):,} different fields, {int(merged.counts.max()):,} in one sample",
-            expected=f"at most {_MOST:,}", remedy="Leave some out with --drop-fields.",
-        )  # fmt: skip
+        found = f"{len(merged.fields):,} different fields, {int(merged.counts.max()):,} in one sample"
+        remedy = "Leave some out with --drop-fields."
+        raise InvalidRequest("--field", found, expected=f"at most {_MOST:,}", remedy=remedy)
     old = {*merged.fields} - {one.name for one in made}
     rows, values, spans = entries.rows, entries.values, entries.spans
     return replace(

@@ -98,11 +98,9 @@ def join(entries: Entries, table: object, on: str) -> Joined:
     lone = np.flatnonzero(found < 0)
     if len(lone) == len(keys):
         side = "keys of the dataset" if on not in had else f"values of the dataset's column {on!r}"
-        raise InvalidRequest(
-            source.where, f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}",
-            expected=f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}",
-            remedy="--on names another column.",
-        )  # fmt: skip
+        problem = f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}"
+        expected = f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}"
+        raise InvalidRequest(source.where, problem, expected=expected, remedy="--on names another column.")
     used = np.zeros(len(rows) + 1, bool)  # and one for -1
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
@@ -132,11 +130,9 @@ def _check_columns(source: Table, on: str) -> list[str]:
 
 
 def _no_metadata(source: Table, names: list[str], holds: str) -> InvalidRequest:
-    return InvalidRequest(
-        source.where, f"column {listing([*map(repr, names)])}: {holds}",
-        expected="text, numbers, times, or lists of these",
-        remedy=f"Leave it out: df.drop(columns={names[:_SHOWN]}) does.",
-    )  # fmt: skip
+    found = f"column {listing([*map(repr, names)])}: {holds}"
+    remedy = f"Leave it out: df.drop(columns={names[:_SHOWN]}) does."
+    return InvalidRequest(source.where, found, expected="text, numbers, times, or lists of these", remedy=remedy)
 
 
 def _row_keys(rows: Rows, on: str) -> Names:
@@ -164,10 +160,9 @@ def _row_keys(rows: Rows, on: str) -> Names:
             f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
             for key, places in [*twice.items()][:_SHOWN]
         ]
-        raise InvalidRequest(
-            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
-            expected=f"one row for each value of column {on!r}", remedy="df.drop_duplicates leaves one of each.",
-        )  # fmt: skip
+        problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
+        expected = f"one row for each value of column {on!r}"
+        raise InvalidRequest(rows.where, problem, expected=expected, remedy="df.drop_duplicates leaves one of each.")
     return found
 
 
@@ -248,11 +243,9 @@ def _with_column(
     except pa.ArrowException:  # a number that the other type has not, for example
         both = None
     if both is None:
-        raise InvalidRequest(
-            source.where, f"column {name!r} holds {column.type}",
-            expected=f"{before.type}, as the dataset's column of that name does",
-            remedy="Give it that type, or another name.",
-        )  # fmt: skip
+        problem = f"column {name!r} holds {column.type}"
+        expected = f"{before.type}, as the dataset's column of that name does"
+        raise InvalidRequest(source.where, problem, expected=expected, remedy="Give it that type, or another name.")
     return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
 
 
@@ -332,10 +325,8 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     alike = number is not None or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
-    _refuse(
-        entries, missing if alike else missing[~had[missing]], f"column {column!r}: no value (null or NaN)", expected,
-        f'--where "{query}" leaves them out.',
-    )  # fmt: skip
+    found, remedy = f"column {column!r}: no value (null or NaN)", f'--where "{query}" leaves them out.'
+    _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
     labels = None
     if label:
         values, labels = numbered(values, name, known)

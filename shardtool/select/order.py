@@ -93,9 +93,10 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, is_text,
-             pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)  # fmt: skip
-    return any(test(kind) for test in tests)
+    types = pa.types
+    numbers = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+    times = types.is_date, types.is_time, types.is_timestamp, types.is_duration
+    return is_text(kind) or any(test(kind) for test in (*numbers, *times))
 
 
 def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:

@@ -39,10 +39,8 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
     room = NAME_LIMIT - 1 - len(longest)
     if room < 2 * _HASH_LENGTH:
-        raise InvalidRequest(
-            "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
-            expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",
-        )  # fmt: skip
+        found = f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys"
+        raise InvalidRequest("--portable", found, expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
     keys = _portable_keys(entries.keys, room)
@@ -135,7 +133,6 @@ def check_case(entries: Entries) -> None:
     clash = values[counts > 1] // (len(lower) + 1)
     if len(clash):
         why = "that get the same name" if entries.source_paths else "that differ in case only"
-        raise InvalidRequest(
-            "SOURCE", f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}",
-            expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
-        )  # fmt: skip
+        found = f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}"
+        expected = "one field of a name in a sample, in any case"
+        raise InvalidRequest("SOURCE", found, expected=expected, remedy="Rename or --exclude one of each.")

@@ -182,11 +182,10 @@ def _parse(text: str, where: str) -> _Query:
     except SyntaxError as error:
         at = error.offset - 1 if error.offset else len(spelled)  # 0: the end came too early
         marked = _restored(f"{spelled[:at][-_SHOWN:]} <HERE> {_short(spelled[at:])}", names).split()
-        raise InvalidRequest(
-            where, f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}",
-            expected="a comparison, or several with and, or, not",
-            remedy="Equality is ==. Text stands in quotes; names with blanks, or such as class, in `backticks`.",
-        ) from None  # fmt: skip
+        problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}"
+        expected = "a comparison, or several with and, or, not"
+        cure = "Equality is ==. Text stands in quotes; names with blanks, or such as class, in `backticks`."
+        raise InvalidRequest(where, problem, expected=expected, remedy=cure) from None
     except (ValueError, MemoryError) as error:  # a NUL, before Python 3.12; signs without end
         raise InvalidRequest(where, f"{_short(text)}: {str(error) or 'nested too deeply'}") from None
     return _Query(tree, names, where)
@@ -295,10 +294,9 @@ class _Rows:
         known = {column.lower(): column for column in self._table.column_names}
         near = [known[one] for one in get_close_matches(name.lower(), known, 3)]
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        return self._query.refusal(
-            node, "no such column", expected=f"one of {listing(self._table.column_names, _NAMED)}",
-            remedy=f"{meant}Text stands in quotes: '{_short(name)}'.",
-        )  # fmt: skip
+        expected = f"one of {listing(self._table.column_names, _NAMED)}"
+        remedy = f"{meant}Text stands in quotes: '{_short(name)}'."
+        return self._query.refusal(node, "no such column", expected=expected, remedy=remedy)
 
     def _constant(self, node: ast.Constant | ast.List | ast.Tuple) -> _Value:
         if isinstance(node, ast.Constant):
@@ -500,10 +498,8 @@ def _read(column: pa.ChunkedArray) -> tuple[Kind, _Data]:
         column = column.cast(column.type.value_type)
     if types.is_null(column.type):
         return "empty", None
-    dtypes = {
-        pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(),
-        pa.large_string(): pd.ArrowDtype(pa.large_string()),
-    }  # fmt: skip
+    dtypes = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
+    dtypes[pa.large_string()] = pd.ArrowDtype(pa.large_string())
     for kind, holds, becomes in _types():
         if holds(column.type):
             column = column if becomes is None else column.cast(becomes)

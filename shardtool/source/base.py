@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, printable
 from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ class Source(ABC):
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column to divide by, with a value for each sample."""
 
-    def write_binary(self, file: Writable) -> None:  # noqa: B027 - nothing to write is right for most
+    def write_binary(self, file: Writable) -> None:
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
+        raise Bug(str(file), "payloads of a source that is no table")
 
 
 def check_some(listed: Listing) -> None:
@@ -115,10 +116,8 @@ def check_left_out(
     failed = [one for one in left_out if one.code not in _CHOSEN]
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
-        raise SampleFailed(
-            source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
-            remedy=f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written.",
-        )  # fmt: skip
+        remedy = f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written."
+        raise SampleFailed(source, f"{counted(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
 
 
 def left_out_notes(left_out: Iterable[Skipped]) -> list[str]:

@@ -62,12 +62,13 @@ def check_names(entries: Entries, *, skip: bool = False) -> None:
     kinds = [*dict.fromkeys(name_problem(name) for name in bad)]
     names = [_short(name) for name in bad]
     also = ", or leave them out with --on-error skip" if skip else ""
-    raise InvalidRequest(
-        "SOURCE", f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
-        f"{listing(names, total=len(keys) + len(fields))}",
-        expected=f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes",
-        remedy=f"Rename them, or pack them under safe names with --portable{also}.",
-    )  # fmt: skip
+    found = (
+        f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
+        f"{listing(names, total=len(keys) + len(fields))}"
+    )
+    expected = f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes"
+    remedy = f"Rename them, or pack them under safe names with --portable{also}."
+    raise InvalidRequest("SOURCE", found, expected=expected, remedy=remedy)
 
 
 def leave_out_unsafe(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
@@ -113,17 +114,13 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
             remedy += ", or leave --dots last out"
         elif asked is None:
             remedy += ", choose --dots last if they come from the endings of paths"
-        raise InvalidRequest(
-            where, f"{what}fields with dots: {listing([repr(name) for name in fields])}",
-            expected="names that the first dot divides, or the last",
-            remedy=f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}.",
-        )  # fmt: skip
+        found = f"{what}fields with dots: {listing([repr(name) for name in fields])}"
+        cure = f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}."
+        raise InvalidRequest(where, found, expected="names that the first dot divides, or the last", remedy=cure)
     if asked == "first":
-        raise InvalidRequest(
-            where, f"keys with dots in their last part{example}",
-            expected="keys that end at the first dot",
-            remedy="Choose --dots last, or make the keys safe with --portable.",
-        )  # fmt: skip
+        found = f"keys with dots in their last part{example}"
+        cure = "Choose --dots last, or make the keys safe with --portable."
+        raise InvalidRequest(where, found, expected="keys that end at the first dot", remedy=cure)
     if asked == "last":
         return "last", ""
     return "last", f"keys have dots{example}: in members' names they end at the last dot, as with --dots last"

@@ -222,20 +222,16 @@ class Packer:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
         if self.task.on_error == "stop" and failed.code == CORRUPT:
-            raise CorruptShard(
-                path,
-                f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip "
-                "leaves such samples out.",
+            cure = (
+                "Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip "
+                "leaves such samples out."
             )
+            raise CorruptShard(path, f"{to_text(self.keys[sample])}: {failed.message}", remedy=cure)
         if self.task.on_error == "stop":
             where = to_text(self.root) + path if failed.path else to_text(self.keys[sample])
-            raise SampleFailed(
-                where, failed.message,
-                expected="a file that stays as it was when the run began" if failed.code == "changed" else "",
-                remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
-                detail=failed.detail,
-            )  # fmt: skip
+            expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
+            remedy = "Mend it and run again with --resume, or leave such samples out with --on-error skip."
+            raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         key = to_text(self.keys[sample])
         if any(file.path == failed.path for file in self.files):
             path = path.rpartition("/")[2]  # no folder of this machine goes into an output

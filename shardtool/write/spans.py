@@ -75,11 +75,9 @@ def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
-        raise SampleFailed(
-            to_text(planned.path), "changed while it was read",
-            expected="a shard that stays as it was when the run began",
-            remedy="Run the same command with --resume.",
-        )  # fmt: skip
+        expected = "a shard that stays as it was when the run began"
+        remedy = "Run the same command with --resume."
+        raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
 
 
 class SpanReader:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Output, Report
 
     Parts = list[bytes | memoryview]
+    Fields = list[tuple[bytes, bytes | memoryview]]
 
 _FLUSH = 512 * 1024
 
@@ -161,16 +162,14 @@ class TransformPacker(Packer):
                 found = f"field '{to_text(dotted[0])}': with --dots last, it begins behind its last dot"
                 raise BadSample("map-failed", f"the function of --map returned the {found}")
 
-    def _encode(self, sample: Changed) -> tuple[Parts, list[tuple[bytes, bytes | memoryview]]]:
+    def _encode(self, sample: Changed) -> tuple[Parts, Fields]:
         """Return a sample's records, and its fields as they are stored."""
         if self.task.format == "tar":
             return tar.encode_sample(sample.key, sample.fields), sample.fields
         fields, stored = [], []
         for name, payload in sample.fields:
-            value = payload
-            if name in self._numbers:
-                payload, value = self._number(name, bytes(payload))  # noqa: PLW2901 - as it can be read again
-            fields.append((name, payload))
+            again, value = self._number(name, bytes(payload)) if name in self._numbers else (payload, payload)
+            fields.append((name, again))  # what will be read of it
             stored.append((name, value))
         sample.fields[:] = fields
         return tfrecord.encode_sample(sample.key, stored, self._numbers), stored
@@ -183,10 +182,7 @@ class TransformPacker(Packer):
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
 
-    def _add(
-        self, place: int, key: bytes, changed: list[Changed],
-        encoded: list[tuple[Parts, list[tuple[bytes, bytes | memoryview]]]],
-    ) -> bool:  # fmt: skip
+    def _add(self, place: int, key: bytes, changed: list[Changed], encoded: list[tuple[Parts, Fields]]) -> bool:
         """Write what one sample became; tell whether there was room for it."""
         work = self._work
         size = sum(len(part) for parts, _ in encoded for part in parts)
@@ -210,7 +206,7 @@ class TransformPacker(Packer):
             self._flush()
         return True
 
-    def _note(self, place: int, sample: Changed, stored: list[tuple[bytes, bytes | memoryview]]) -> None:
+    def _note(self, place: int, sample: Changed, stored: Fields) -> None:
         self._made_keys.append(sample.key)
         self._counts.append(len(stored))
         self._sources.append(place)

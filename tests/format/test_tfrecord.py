@@ -52,10 +52,7 @@ EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back i
 NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
 
 
-@pytest.mark.parametrize(
-    ("data", "stored"),
-    [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)],
-)
+@pytest.mark.parametrize(("data", "stored"), [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)])
 def test_checksums_are_masked(data: bytes, stored: int) -> None:
     """A checksum is stored rotated by 15 bits, and a constant added."""
     assert masked(crc32c.crc32c(data)) == stored

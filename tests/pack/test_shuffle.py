@@ -26,7 +26,7 @@ from shardtool.execute.local import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pack.read_cost import Cost, show_time
-from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
+from shardtool.pack.shuffle import SpoolRoom, choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import Plan, make_plan
@@ -175,7 +175,8 @@ def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMOR
     folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
-        yield scatter(plans, folder, SPOOL, MEMORY, MEMORY // share, pool, observer, **more)
+        room = SpoolRoom(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        yield scatter(plans, room, pool, observer, **more)
     finally:
         folder.discard_staged([SPOOL])
         assert not (temp / f".{SPOOL}.part").exists()
@@ -569,7 +570,7 @@ def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
     """A folder that is not there is named."""
     source = made_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
-        scatter([plan_of(source.entries)], Folder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer())
     assert raised.value.where == str(place / "gone")
 
 
@@ -616,7 +617,7 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monk
 
 def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
     folder = Folder(str(temp))
-    _pack_all(scatter([plan], folder, SPOOL, memory, 2, pool, Observer())[0], temp, pool)
+    _pack_all(scatter([plan], SpoolRoom(folder, SPOOL, memory, 2), pool, Observer())[0], temp, pool)
     folder.discard_staged([SPOOL])
 
 
@@ -633,7 +634,7 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
 
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
     asked = {"memory": MEMORY, "workers": 2, "packed": False, "asked": "auto", **more}
-    return choose_method(plans or [plan_of(source.entries)], source.entries, **asked)
+    return choose_method(plans or [plan_of(source.entries)], **asked)
 
 
 @pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
@@ -647,7 +648,7 @@ def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
         assert _method(source, [plan], asked=asked).name == "order"
     swapped = plan_of(source.entries.take(files_swapped), None)
     assert choose_method(
-        [swapped], swapped.entries, memory=MEMORY, workers=1, packed=False, asked="auto"
+        [swapped], memory=MEMORY, workers=1, packed=False, asked="auto"
     ).name == "order"  # fmt: skip
     offsets = source.entries.known_spans.offset
     in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
@@ -679,7 +680,7 @@ def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
     with pytest.raises(InvalidRequest, match=r"--memory: 16 MB; expected 16 MB or more"):
         _method(source, memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="--memory: 1 MB"):
-        scatter([plan_of(source.entries)], Folder(str(place)), SPOOL, 10**6, 1, pool, Observer())
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place)), SPOOL, 10**6, 1), pool, Observer())
 
 
 def test_few_samples_are_gathered(place: Path) -> None:
@@ -692,10 +693,7 @@ def test_what_is_measured_is_told(place: Path) -> None:
     """The note says what a sample costs, and of two passes how much they move."""
     method = _method(made_source(place, [(1000, 3000)] * 500))
     cost = r"a sample costs \d+(\.\d+)? [um]s to read at random here"
-    told = {
-        "gather": f"shuffled by gathering: {cost}",
-        "scatter": f"shuffled in two passes over 2 MB: {cost}",
-    }
+    told = {"gather": f"shuffled by gathering: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
     assert re.fullmatch(told[method.name], method.note)
 
 

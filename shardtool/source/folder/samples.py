@@ -50,10 +50,9 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> tupl
     )
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
-        raise InvalidRequest(
-            printable(root), f"{len(names):,} different fields, such as {printable(names[0])!r}", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
-        )  # fmt: skip
+        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
+        remedy = "If the names have dots in them, --dots last makes the last ending the field."
+        raise InvalidRequest(printable(root), found, expected="a few", remedy=remedy)
     place = {name: at for at, name in enumerate(names)}
     codes = [
         np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint32)]
@@ -110,11 +109,12 @@ def check_torn(entries: Entries) -> None:
     name = printable(entries.path(row))
     field = printable(entries.fields[entries.rows.code[row]])
     key = printable(entries.keys[int(entries.owners(row))])
-    raise InvalidRequest(
-        name, f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}",
-        remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
-        "the first dot), or --dots first if that is what you want.",
-    )  # fmt: skip
+    found = f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}"
+    remedy = (
+        "Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
+        "the first dot), or --dots first if that is what you want."
+    )
+    raise InvalidRequest(name, found, remedy=remedy)
 
 
 def label_from_folder(
@@ -219,10 +219,9 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
                 at = end
         spans = found
     if beside:
-        raise InvalidRequest(
-            option[0], f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}",
-            expected=option[1], remedy="Move them, or leave them out with --exclude.",
-        )  # fmt: skip
+        problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
+        remedy = "Move them, or leave them out with --exclude."
+        raise InvalidRequest(option[0], problem, expected=option[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 
 

@@ -52,17 +52,17 @@ def write(
     """
     before = done = 0
     for arrays in _arrays(table, columns):
-        count = len(arrays[0])
+        left, count = arrays, len(arrays[0])
         end = done + count
         if rows is not None:
             end = int(np.searchsorted(rows, before + count))
             wanted = number_array(rows[done:end] - before)
-            arrays = [array.take(wanted) for array in arrays]  # noqa: PLW2901 - what is left of them
+            left = [array.take(wanted) for array in arrays]
         before += count
         planned = [column[done:end] for column in lengths]
-        if not all(np.array_equal(buffers.lengths(array), sizes) for array, sizes in zip(arrays, planned, strict=True)):
+        if not all(np.array_equal(buffers.lengths(array), sizes) for array, sizes in zip(left, planned, strict=True)):
             return False
-        _write_rows(file, arrays, planned)
+        _write_rows(file, left, planned)
         done = end
     return done == len(lengths[0])
 

@@ -78,11 +78,8 @@ class Manifest:
         heavy = {*heavy_columns(self._source.schema), *self._roles.streamed()}
         self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
-            raise InvalidRequest(
-                "--no-stat",
-                "no file is looked at, and nothing says how large it is",
-                expected="--size COLUMN, one file a row",
-            )
+            found = "no file is looked at, and nothing says how large it is"
+            raise InvalidRequest("--no-stat", found, expected="--size COLUMN, one file a row")
         self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
         used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
@@ -211,10 +208,9 @@ class Manifest:
             SampleFailed: They are not what they were.
         """
         if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
-            raise SampleFailed(
-                self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
-            )  # fmt: skip
+            found = "changed while it was packed"
+            expected = "a table that stays as it was when the run began"
+            raise SampleFailed(self._where, found, expected=expected, remedy="Run again with --resume.")
 
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
@@ -266,10 +262,8 @@ class Manifest:
         roles, bad = self._roles, np.zeros(0, np.int64)
         if roles.key is not None:
             column = self._columns[roles.key]
-            rows.refuse(
-                keys.broken_numbers(column), f"column {roles.key!r}: a key that is no whole number",
-                expected="text or whole numbers",
-            )  # fmt: skip
+            problem = f"column {roles.key!r}: a key that is no whole number"
+            rows.refuse(keys.broken_numbers(column), problem, expected="text or whole numbers")
             found, bad = keys.gather(keys.key_texts(column))
         elif self._endings is not None:
             found, bad = keys.gather(self._endings.stems())
@@ -288,11 +282,9 @@ class Manifest:
         if self._numbers is not None:
             found = [lengths[self._numbers] for lengths in found]
         for column, lengths in zip(columns, found, strict=True):
-            rows.refuse(
-                np.flatnonzero(lengths < 0), f"column {column!r}: no bytes",
-                expected="bytes in each row; a path beside them is not followed",
-                remedy="--file takes a column of paths; --where can leave such rows out.",
-            )  # fmt: skip
+            expected = "bytes in each row; a path beside them is not followed"
+            remedy = "--file takes a column of paths; --where can leave such rows out."
+            rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
         return found
 
     def _leave_out(self, listed: ListedFiles) -> tuple[Skipped, ...]:
@@ -303,11 +295,12 @@ class Manifest:
             return ()
         paths = self._roles.paths()
         if len(bad) == self._count and all(code == VANISHED for code, _ in listed.problems):
-            raise InvalidRequest(
-                self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
-                f"'{printable(str(self._columns[paths[0]][0]))}'",
-                expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
-            )  # fmt: skip
+            found = (
+                f"no file is there: all {self._count:,} rows name one that is missing, such as "
+                f"'{printable(str(self._columns[paths[0]][0]))}'"
+            )
+            expected = f"paths that count from {printable(self._root)}"
+            raise InvalidRequest(self._where, found, expected=expected, remedy="--root names another folder.")
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
         left_out = []
         for sample in bad.tolist():
@@ -368,7 +361,6 @@ def _endings(where: str, paths: pa.Array, options: ManifestOptions) -> places.En
     try:
         return places.Endings(paths, options.dots)
     except OverflowError:
-        raise InvalidRequest(
-            where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
-        ) from None  # fmt: skip
+        found = f"more than {_FIELD_LIMIT:,} different fields"
+        remedy = "If the names have dots in them, --dots last makes the last ending the field."
+        raise InvalidRequest(where, found, expected="a few", remedy=remedy) from None

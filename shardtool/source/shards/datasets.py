@@ -121,10 +121,9 @@ def _beside(found: Found) -> str | None:
         if wanted & listed:
             some.append(name)
     if len(some) > 1:  # what their numbers of classes stand for would be lost
-        raise InvalidRequest(
-            found.folder or ".", f"shards of {len(some)} datasets: {listing(some)}", expected="those of one",
-            remedy=f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}.",
-        )  # fmt: skip
+        problem = f"shards of {len(some)} datasets: {listing(some)}"
+        remedy = f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}."
+        raise InvalidRequest(found.folder or ".", problem, expected="those of one", remedy=remedy)
     return None
 
 

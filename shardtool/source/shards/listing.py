@@ -173,10 +173,9 @@ def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
     for row in twice.tolist():
         name = part.names[part.codes[row]]
         if wanted(name):
-            raise InvalidRequest(
-                part.where(int(owners[row])), f"the field {name!r} twice", expected="each field once",
-                remedy=f"Leave it out with --drop-fields {name}, or make the shard anew.",
-            )  # fmt: skip
+            place = part.where(int(owners[row]))
+            remedy = f"Leave it out with --drop-fields {name}, or make the shard anew."
+            raise InvalidRequest(place, f"the field {name!r} twice", expected="each field once", remedy=remedy)
 
 
 def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
@@ -266,11 +265,12 @@ def _keys(parts: list[Part]) -> Names:
         first = 0
         for part in parts:
             if sample < first + len(part):
-                raise InvalidRequest(
-                    part.shard.path, f"the key {printable(part.key(sample - first))[:_SHOWN]!r}",
-                    expected=f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
-                    "and parts like `..`",
-                    remedy="Make the shard anew with other keys.",
-                )  # fmt: skip
+                found = f"the key {printable(part.key(sample - first))[:_SHOWN]!r}"
+                expected = (
+                    f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
+                    "and parts like `..`"
+                )
+                remedy = "Make the shard anew with other keys."
+                raise InvalidRequest(part.shard.path, found, expected=expected, remedy=remedy)
             first += len(part)
     return names

@@ -106,11 +106,10 @@ def _check_alike(part: Part, wanted: Callable[[str], bool], to_format: str) -> N
             raise _other_kind(part, one.sample, name, one.kind, f"{_kind(part, name)}, as in the samples before it")
         if to_format == "tar":
             lists = [name for name in part.unlike if wanted(name)]
-            raise InvalidRequest(
-                part.where(one.sample), f"the field {name!r} is a list of {one.values:,} {one.kind} values",
-                expected="one: a tar shard holds no lists",
-                remedy=f"Write TFRecord shards, or leave lists out with --drop-fields {','.join(lists)}.",
-            )  # fmt: skip
+            found = f"the field {name!r} is a list of {one.values:,} {one.kind} values"
+            expected = "one: a tar shard holds no lists"
+            remedy = f"Write TFRecord shards, or leave lists out with --drop-fields {','.join(lists)}."
+            raise InvalidRequest(part.where(one.sample), found, expected=expected, remedy=remedy)
 
 
 def _is_list(name: str, kind: Kind, having: Sequence[Part]) -> bool:
@@ -148,10 +147,8 @@ def _stored_kind(name: str, having: Sequence[Part]) -> Kind | None:
 
 
 def _other_kind(part: Part, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
-    return InvalidRequest(
-        part.where(sample), f"the field {name!r} is {kind}", expected=expected,
-        remedy=f"Reshard them apart, or leave it out with --drop-fields {name}.",
-    )  # fmt: skip
+    remedy = f"Reshard them apart, or leave it out with --drop-fields {name}."
+    return InvalidRequest(part.where(sample), f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
 
 
 def _told_kinds(name: str, having: Sequence[Part]) -> list[Number]:

@@ -207,10 +207,9 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     if entry is not None:
         check_samples(sidecar, path, entry)
     rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
-    return Part(
-        shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
-        rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
-    )  # fmt: skip
+    keys, names = string_array(rows.keys, rows.key_sizes), tuple(map(bytes.decode, rows.names))
+    places, kinds = (rows.codes, rows.offsets, rows.lengths), shard.kinds or {}
+    return Part(shard, keys, rows.counts, names, *places, rows.crcs, kinds, columns=columns)
 
 
 def needs_walk(shard: Shard, told: Part | None) -> bool:
@@ -246,10 +245,8 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
     if told is None:
         return part
     if not _same(arranged(part), arranged(told)):
-        raise CorruptShard(
-            shard.path, "other samples, places or checksums than its sidecar tells of",
-            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
-        )  # fmt: skip
+        remedy = f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
+        raise CorruptShard(shard.path, "other samples, places or checksums than its sidecar tells of", remedy=remedy)
     return replace(part, columns=told.columns)
 
 
@@ -276,10 +273,8 @@ def arranged(part: Part) -> Part:
         codes, offsets, lengths = codes[order], offsets[order], lengths[order]
         crcs = None if crcs is None else crcs[order]
         whole = None if whole is None else whole[order]
-    return replace(
-        part, counts=part.counts.astype(np.uint16), names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths,
-        crcs=crcs, whole=whole,
-    )  # fmt: skip
+    part = replace(part, counts=part.counts.astype(np.uint16), names=tuple(kept), crcs=crcs, whole=whole)
+    return replace(part, codes=codes, offsets=offsets, lengths=lengths)
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:

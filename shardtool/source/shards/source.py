@@ -57,10 +57,9 @@ class ShardSource(Source):
 
         options = self._options
         renames = pairs("--rename-field", options.rename_fields)
-        found = list_datasets(
-            self._datasets, pool, observer, to_format=self._format,
-            only=options.select_fields, without={*options.drop_fields, *options.classes} - {old for old, _ in renames},
-        )  # fmt: skip
+        without = {*options.drop_fields, *options.classes} - {old for old, _ in renames}
+        only, to_format = options.select_fields, self._format
+        found = list_datasets(self._datasets, pool, observer, to_format=to_format, only=only, without=without)
         recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
         notes = (*found.notes, *_unchecked(found.entries))
@@ -177,17 +176,15 @@ def _check_tar(listed: Listing) -> None:
     fields = [name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count]
     dotted = [name for name in fields if "." in name]
     if dotted and "dots" in listed.recorded:
-        raise InvalidRequest(
-            listed.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
-            expected="names that the first dot divides, or the last",
-            remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
-        )  # fmt: skip
+        found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
+        expected = "names that the first dot divides, or the last"
+        remedy = f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable."
+        raise InvalidRequest(listed.name, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
-        raise InvalidRequest(
-            listed.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
-            expected="an ending, such as jpg", remedy=f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields.",
-        )  # fmt: skip
+        found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
+        remedy = f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields."
+        raise InvalidRequest(listed.name, found, expected="an ending, such as jpg", remedy=remedy)
 
 
 def _unchecked(entries: Entries) -> list[str]:
