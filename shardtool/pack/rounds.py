@@ -150,13 +150,9 @@ class Packing:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
         if len(counts) % self.manner.options.shards_multiple_of:
-            found, multiple = (
-                f"{len(counts):,} shards, now that the sizes are known",
-                self.manner.options.shards_multiple_of,
-            )
-            raise InvalidRequest(
-                where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
-            )
+            found = f"{len(counts):,} shards, now that the sizes are known"
+            expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by --shards-multiple-of"
+            raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards

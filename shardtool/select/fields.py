@@ -87,9 +87,8 @@ def _becoming(
                 raise no_such("field", option, name, fields)
     both = [name for name in select if name in drop]
     if both:
-        raise InvalidRequest(
-            "--drop-fields", f"{_quoted(both)}, which --select-fields names too", expected="each field in one of them"
-        )
+        found = f"{_quoted(both)}, which --select-fields names too"
+        raise InvalidRequest("--drop-fields", found, expected="each field in one of them")
     stay = [name for name in fields if name not in drop and (not select or name in select)]
     gone = [name for name in old if name not in stay]
     if gone:
@@ -124,9 +123,8 @@ def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
         raise InvalidRequest("--rename-field", f"{name!r}, a name that readers keep for themselves")
     if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
-        raise InvalidRequest(
-            "--rename-field", f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
-        )
+        expected = "an ending, such as jpg, cls or seg.png"
+        raise InvalidRequest("--rename-field", f"{name!r}, no name for a field", expected=expected)
 
 
 def _quoted(names: Collection[str]) -> str:

@@ -78,12 +78,9 @@ class _Merged:
 
     def extend_spans(self, spans: FieldSpans) -> FieldSpans:
         """Return where the payloads of SPAN rows lie: new ones are no such rows."""
-        return replace(
-            spans,
-            offset=self.extend(spans.offset, 0),
-            expected=self.extend(spans.expected, -1),
-            whole=None if spans.whole is None else self.extend(spans.whole, 0),
-        )
+        offset, expected = self.extend(spans.offset, 0), self.extend(spans.expected, -1)
+        whole = None if spans.whole is None else self.extend(spans.whole, 0)
+        return replace(spans, offset=offset, expected=expected, whole=whole)
 
     def extend_paths(self, paths: Texts) -> Names:
         """Return the path of each row, empty for new ones."""

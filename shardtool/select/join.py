@@ -176,9 +176,8 @@ def _sample_keys(entries: Entries, on: str) -> Names:
         return entries.keys
     column = _one(entries.metadata, on)
     if not is_key(column.type):
-        raise InvalidRequest(
-            "--on", f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
-        )
+        found = f"the dataset's column {on!r} holds {column.type}"
+        raise InvalidRequest("--on", found, expected="one of text or whole numbers")
     never = np.union1d(broken_numbers(column), nul_places(column))
     if len(never):
         mask = np.zeros(len(column), bool)

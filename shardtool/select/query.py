@@ -421,9 +421,8 @@ class _Rows:
             case "between":
                 (low, high), named = self._arguments(node, 2, 2, {"inclusive": "text"})
                 if (inclusive := named.get("inclusive", "both")) not in _BETWEEN:
-                    raise self._query.refusal(
-                        node, f"inclusive={inclusive!r}", expected=f"one of {listing([*_BETWEEN])}"
-                    )
+                    expected = f"one of {listing([*_BETWEEN])}"
+                    raise self._query.refusal(node, f"inclusive={inclusive!r}", expected=expected)
                 above, below = _BETWEEN[inclusive]
                 value = self._value(owner)
                 return self._compare(value, above, low, node) & self._compare(value, below, high, node)

@@ -224,9 +224,8 @@ class TransformPacker(Packer):
         """Apply the rule for a sample that fits in no shard, now that its size is known."""
         found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
         if self._work.oversize != "skip":
-            raise SampleFailed(
-                to_text(key), found, remedy="Raise --max-size or --max-count, or leave it out with --oversize skip."
-            )
+            remedy = "Raise --max-size or --max-count, or leave it out with --oversize skip."
+            raise SampleFailed(to_text(key), found, remedy=remedy)
         self.without[place] = Skipped(to_text(key), "", "oversize", found)
 
     def _flush(self) -> None:

@@ -154,9 +154,8 @@ def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) 
         names = None if pattern.count is None else {output_text(pattern.shard(at)) for at in range(pattern.count)}
         missing = [name for name in rest if (pattern.owns(name) if names is None else name in names)]
     if missing:
-        raise CorruptShard(
-            path, f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}", remedy=_REMEDY
-        )
+        found = f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}"
+        raise CorruptShard(path, found, remedy=_REMEDY)
 
 
 def _name(path: str) -> str:
