@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
+    from shardtool.source.base import Listing
 
     Rows = NDArray[np.int64]
     Surveys = Mapping[int, Survey]
@@ -72,8 +74,9 @@ class Comparison:
         if made.map:
             unchecked.append("the source: --map made the samples, and is not run again")
             return
-        entries = self._entries(pool)
-        if made.choosing and any(one.code == "duplicate" for one in entries.skipped):
+        listed = self._listed(pool)
+        entries = listed.entries
+        if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
         self._add_unchecked()
@@ -119,7 +122,7 @@ class Comparison:
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
 
-    def _entries(self, pool: LocalPool) -> Entries:
+    def _listed(self, pool: LocalPool) -> Listing:
         """Return the samples of the source that belong into the dataset."""
         listed = self.source.choose(self.source.list_samples(pool, self.observer), None)
         entries = listed.entries
@@ -137,7 +140,7 @@ class Comparison:
             from shardtool.select.portable import make_portable
 
             entries = make_portable(entries)
-        return entries
+        return replace(listed, entries=entries)
 
     def _add(self, code: str, total: int, findings: Iterator[Finding]) -> None:
         self.findings.add_first(code, len(self.subject.cases), total, findings)
@@ -215,14 +218,14 @@ class Comparison:
         mine, source = rows
         lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys.values()])
         crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys.values()])
-        sizes, sums = entries.size[source], np.full(len(source), -1, np.int64)
-        inline = np.flatnonzero(entries.kind[source] == INLINE)
+        sizes, sums = entries.rows.size[source], np.full(len(source), -1, np.int64)
+        inline = np.flatnonzero(entries.rows.kind[source] == INLINE)
         as_numbers = any(one.format == "tfrecord" for one in surveys.values())
         payloads = inline_payloads(entries, source[inline], as_numbers=as_numbers)
         for at, payload in zip(inline.tolist(), payloads, strict=True):
             sizes[at], sums[at] = len(payload), crc32c(payload)
         differ = lengths[mine] != sizes
-        read = np.flatnonzero(~differ & (entries.kind[source] != INLINE))
+        read = np.flatnonzero(~differ & (entries.rows.kind[source] != INLINE))
         sums[read] = source_sums(self.source, entries, source[read], pool)
         bad = np.flatnonzero(differ | (sums != crcs[mine]))
 
@@ -252,7 +255,7 @@ def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -
     codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
     out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
     owners = np.repeat(np.arange(len(entries)), entries.counts())
-    return np.asarray(np.where(out[entries.code], -2, owners * len(known) + codes[entries.code]))
+    return np.asarray(np.where(out[entries.rows.code], -2, owners * len(known) + codes[entries.rows.code]))
 
 
 def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int], passed: set[bytes]) -> Rows:
@@ -278,8 +281,8 @@ def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
 
 
 def _of_row(entries: Entries, row: int) -> tuple[str, str]:
-    sample = int(np.searchsorted(entries.first, row, "right")) - 1
-    return walked_text(entries.keys[sample]), entries.fields[int(entries.code[row])]
+    sample = int(entries.owners(row))
+    return walked_text(entries.keys[sample]), entries.fields[int(entries.rows.code[row])]
 
 
 def _join(keys: Sequence[bytes]) -> tuple[bytes, Rows]:
@@ -295,7 +298,7 @@ def _key_column(data: bytes, starts: Rows) -> pa.Array:
 
 def entries_of(surveys: Sequence[Survey]) -> Entries:
     """Return the samples of shards as a source's would be."""
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldRows
 
     known: dict[bytes, int] = {}
     codes = [np.zeros(0, np.uint16)]
@@ -305,15 +308,12 @@ def entries_of(surveys: Sequence[Survey]) -> Entries:
             codes.append(here[np.frombuffer(survey.codes, np.uint32)])
     counts = np.array([count for survey in surveys for count in survey.counts], np.int64)
     rows = int(counts.sum())
+    never = np.zeros(rows, np.int64)
     sizes = np.array([length for survey in surveys for length in survey.lengths], np.int64)
     return Entries(
         root=b"/",
         keys=Names.of([key.replace(b"\0", b"?") for survey in surveys for key in survey.keys]),
         first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         fields=tuple(walked_text(name) for name in known),
-        code=np.concatenate(codes),
-        kind=np.full(rows, FILE, np.uint8),
-        size=sizes,
-        mtime_ns=np.zeros(rows, np.int64),
-        changed_ns=np.zeros(rows, np.int64),
+        rows=FieldRows(np.concatenate(codes), np.full(rows, FILE, np.uint8), sizes, never, never),
     )

@@ -64,11 +64,10 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
     place = {name: at for at, name in enumerate(names)}
     new = [text for text in texts.values() if text not in place]
     if new and known is not None and not known.grows:
-        raise InvalidRequest(
-            OPTION, f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}",
-            expected=f"one of its {counted(len(names), 'name')}: {_quoted(names)}",
-            remedy="Add what is new at the end of a list of your own: the numbers of the others stay as they are.",
-        )  # fmt: skip
+        problem = f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}"
+        expected = f"one of its {counted(len(names), 'name')}: {_quoted(names)}"
+        remedy = "Add what is new at the end of a list of your own: the numbers of the others stay as they are."
+        raise InvalidRequest(OPTION, problem, expected=expected, remedy=remedy)
     for text in new:
         place[text] = len(names)
         names.append(text)
@@ -83,8 +82,8 @@ def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
         order: Which sample stands where; None: in their own order.
     """
     total = len(entries) if order is None else len(order)
-    for name in entries.classes:
-        texts = entries.inline.get(name)
+    for name in entries.values.classes:
+        texts = entries.values.inline.get(name)
         runs = 0 if texts is None else _runs(texts, order, total)
         if 1 < runs < total:
             return f"samples stand class by class ({runs:,} classes of {name}): --shuffle mixes them"

@@ -76,10 +76,10 @@ class Misread:
 def misreads(entries: Entries) -> list[Misread]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
     found = misread_keys(entries.keys) + _long_names(entries)
-    used = set(np.flatnonzero(np.bincount(entries.code, minlength=1)).tolist())
+    used = set(np.flatnonzero(np.bincount(entries.rows.code, minlength=1)).tolist())
     upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
-        rows = int(np.isin(entries.code, upper).sum())
+        rows = int(np.isin(entries.rows.code, upper).sum())
         readers = "webdataset lower-cases fields; other readers do not"
         found.append(
             Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
@@ -87,11 +87,11 @@ def misreads(entries: Entries) -> list[Misread]:
     found += _bad_fields(entries, used)
     meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
     if meta:
-        rows = int(np.isin(entries.code, meta).sum())
+        rows = int(np.isin(entries.rows.code, meta).sum())
         readers = "webdataset takes fields that start with two underscores for its own"
         found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
     found += _text_labels(entries)
-    large = np.flatnonzero(entries.size > SIZE_LIMIT)
+    large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
         readers = "wids cannot read members of 8 GiB or more"
@@ -104,7 +104,7 @@ def _bad_fields(entries: Entries, used: set[int]) -> list[Misread]:
     found = []
     for code, readers, what, pattern in _FIELD_RULES:
         if bad := [at for at, name in enumerate(entries.fields) if at in used and pattern.search(name)]:
-            rows = int(np.isin(entries.code, bad).sum())
+            rows = int(np.isin(entries.rows.code, bad).sum())
             found.append(Misread(code, readers, what, rows, printable(entries.fields[bad[0]])))
     return found
 
@@ -126,7 +126,7 @@ def _long_names(entries: Entries) -> list[Misread]:
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
     rows = entries.rows_of(suspects)
     names = [entries.keys[sample] for sample in suspects.tolist() for _ in range(int(entries.counts()[sample]))]
-    fields = [to_bytes(entries.fields[code]) for code in entries.code[rows].tolist()]
+    fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[rows].tolist()]
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
@@ -140,15 +140,15 @@ def _long_names(entries: Entries) -> list[Misread]:
 def _text_labels(entries: Entries) -> list[Misread]:
     """Find values in fields that a reader takes for whole numbers, and are none."""
     found = []
-    for name, texts in entries.inline.items():
+    for name, texts in entries.values.inline.items():
         if (
             name.rpartition(".")[2].lower() not in _NUMBER_FIELDS
-            or name in entries.numbers
+            or name in entries.values.numbers
             or name not in entries.fields
         ):
             continue
-        rows = np.flatnonzero((entries.kind == INLINE) & (entries.code == entries.fields.index(name)))
-        samples = np.searchsorted(entries.first, rows, "right") - 1
+        rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
+        samples = entries.owners(rows)
         bad, first = 0, b""
         for at in range(0, len(samples), _CHUNK):
             wrong = [
@@ -165,7 +165,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
 def _uneven(entries: Entries) -> list[Misread]:
     """Find fields that not all samples have."""
     total = len(entries)
-    has = np.bincount(entries.code, minlength=len(entries.fields))
+    has = np.bincount(entries.rows.code, minlength=len(entries.fields))
     uneven = [(name, int(count)) for name, count in zip(entries.fields, has, strict=True) if 0 < count < total]
     found = []
     readers = (
@@ -173,8 +173,8 @@ def _uneven(entries: Entries) -> list[Misread]:
         "differ, and drops a field that comes later"
     )
     for name, count in uneven[:_UNEVEN_SHOWN]:
-        rows = np.flatnonzero(entries.code == entries.fields.index(name))
-        holders = np.searchsorted(entries.first, rows, "right") - 1
+        rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
+        holders = entries.owners(rows)
         lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
         few = count < total - count
         what = f"sample {'with' if few else 'without'} {name!r}"

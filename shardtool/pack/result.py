@@ -68,11 +68,10 @@ def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
     if wanted is None or any(one.skipped for one in packed):
         return
     if show_fingerprint(found) != show_fingerprint(wanted):
-        raise CorruptShard(
-            listed.name, f"samples with the fingerprint {show_fingerprint(found)}",
-            expected=f"{show_fingerprint(wanted)}, as their dataset files say",
-            remedy="No dataset file was written. `shardtool verify` shows what is wrong with the source.",
-        )  # fmt: skip
+        problem = f"samples with the fingerprint {show_fingerprint(found)}"
+        expected = f"{show_fingerprint(wanted)}, as their dataset files say"
+        remedy = "No dataset file was written. `shardtool verify` shows what is wrong with the source."
+        raise CorruptShard(listed.name, problem, expected=expected, remedy=remedy)
 
 
 def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
@@ -139,7 +138,7 @@ def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = _shown(samples.targets, target, shard)
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    skipped = len(samples.entries.skipped) + sum(len(plan.skipped) for plan in plans.each)
+    skipped = sum(len(plan.skipped) for plan in plans.each)
     return DryRun(request.dataset_file, tuple(shards), skipped, tuple(notes.said), plans.changes)
 
 

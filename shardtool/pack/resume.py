@@ -65,11 +65,7 @@ class Resumed:
 
     def fingerprint(self, shard: int) -> str:
         """Return the plan fingerprint of a shard."""
-        request = self.request
-        return shard_fingerprint(
-            self.plan, shard, shard_samples(self.plan, shard),
-            work=request.identity, oversize=request.options.oversize, dots=self.dots,
-        )  # fmt: skip
+        return shard_fingerprint(self.plan, shard, shard_samples(self.plan, shard), self.request, self.dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         if file is not None and (differing := _differing(file.made, one.made)):
             found = f"made with other options: {differing}"
             return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
-        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.classes)):
+        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
             expected = f"the numbers of the first run: --classes-from {one.output.pattern.dataset_file}"
             return _refused(one, renumbered, expected, with_shards(changes, resumed))
     if lost := _splits_gone(resumed):

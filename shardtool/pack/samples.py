@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.pack.request import made
@@ -14,6 +14,7 @@ from shardtool.values import SPAN, SpanFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -40,7 +41,7 @@ class Samples:
 
     listed: Listing
     targets: tuple[Target, ...]
-    parts: tuple[NDArray[Any] | None, ...]
+    parts: tuple[NDArray[np.int64] | None, ...]
     dots: Dots
 
     @property
@@ -51,7 +52,7 @@ class Samples:
     @property
     def binary(self) -> bool:
         """Whether payloads lie in a table, from which no worker can read them."""
-        return self.entries.offset is not None and not self.entries.files
+        return self.entries.spans is not None and not self.entries.spans.files
 
 
 @memory_for("listing the source")
@@ -83,11 +84,13 @@ def list_samples(
 def spool(samples: Samples, source: Source, publisher: Publisher) -> Samples:
     """Write the payloads that lie in a table to a file beside the output, for the workers; `lock` has it removed."""
     entries = samples.entries
-    size = int(entries.size[entries.kind == SPAN].sum())
+    if entries.spans is None:
+        return samples
+    size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = publisher.spool(size)
     source.write_binary(file)
-    entries = replace(entries, files=(SpanFile(os.fsencode(file.path), size, -1),))
-    return replace(samples, listed=replace(samples.listed, entries=entries))
+    spans = replace(entries.spans, files=(SpanFile(os.fsencode(file.path), size, -1),))
+    return replace(samples, listed=replace(samples.listed, entries=replace(entries, spans=spans)))
 
 
 def _taken_keys(request: Request, listed: Listing, targets: Sequence[Target]) -> Names | None:
@@ -131,11 +134,9 @@ def _divide(request: Request, source: Source, samples: Samples, notes: Notes) ->
         targets = open_targets(request, splits.names)
     parts = tuple(splits.samples(at) for at in range(len(splits.names)))
     if empty := [name for name, part in zip(splits.names, parts, strict=True) if not len(part)]:
-        raise InvalidRequest(
-            "--split", f"no sample falls into {', '.join(empty)}: {len(entries):,} in all",
-            remedy="Use larger shares, another --seed, or --stratify.",
-        )  # fmt: skip
-    entries = replace(entries, columns=with_split(entries.columns, splits.names, splits.number))
+        found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
+        raise InvalidRequest("--split", found, remedy="Use larger shares, another --seed, or --stratify.")
+    entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     return replace(samples, listed=replace(samples.listed, entries=entries), targets=targets, parts=parts)
 
 
@@ -156,5 +157,5 @@ def _with_safe_names(request: Request, source: Source, samples: Samples) -> Entr
 
 def _keep_source_paths(entries: Entries) -> Entries:
     """Return samples of a dataset whose names were made safe before with the names that they had at first."""
-    known = entries.columns is not None and "source_paths" in entries.columns.column_names
+    known = entries.metadata is not None and "source_paths" in entries.metadata.column_names
     return replace(entries, source_paths=False) if known else entries

@@ -142,11 +142,11 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
         InvalidRequest: They do not.
     """
     entries = plan.entries
-    _joined_classes(old.classes, entries.classes)
-    _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
+    _joined_classes(old.classes, entries.values.classes)
+    _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
     if old.format == "tfrecord":
-        used = _field_counts(plan)
-        kinds: dict[str, Kind] = {**entries.numbers, **entries.lists}
+        used, values = _field_counts(plan), entries.values
+        kinds: dict[str, Kind] = {**values.numbers, **values.lists}
         _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
 
 
@@ -166,7 +166,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
-    columns = () if plan.entries.columns is None else plan.entries.columns.column_names
+    columns = () if plan.entries.metadata is None else plan.entries.metadata.column_names
     if more := [name for name in columns if name not in old.schema]:
         yield (
             f"columns of metadata that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
@@ -193,7 +193,7 @@ def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
 def _field_counts(plan: Plan) -> dict[str, int]:
     """Return how many of the planned samples have each field."""
     entries = plan.entries
-    codes = entries.code if plan.order is None else entries.code[entries.rows_of(plan.order)]
+    codes = entries.rows.code if plan.order is None else entries.rows.code[entries.rows_of(plan.order)]
     found, counts = np.unique(codes, return_counts=True)
     return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
 

@@ -20,8 +20,6 @@ from shardtool.values import counted, to_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.entries.entries import Entries
 
 Rule = Literal["error", "rename", "first", "last"]
@@ -48,33 +46,32 @@ class _Group:
 
 def resolve_duplicates(
     entries: Entries, rule: Rule, shards: Sequence[str], taken: Names | None = None
-) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
+) -> tuple[Entries, tuple[Skipped, ...], str]:
+    """Return the samples with a key of its own for each, what is left out, and a note of new names.
 
     Args:
         entries: The samples.
         rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
-            sample has; `first` and `last` keep one of them and list the others in `skipped`.
-        shards: The names of the shards that they lie in, as `entries.file` counts them.
+            sample has; `first` and `last` keep one of them.
+        shards: The names of the shards that they lie in, as `known_spans.file` counts them.
         taken: The keys of the dataset appended to.
 
     Raises:
         InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
     """
     if rule == "last" and taken is not None:
-        raise InvalidRequest(
-            "--on-duplicate", "last, for a dataset that is appended to", expected="error, rename or first",
-            remedy="Its shards are not written again: make a new dataset of both sources instead.",
-        )  # fmt: skip
+        problem = "last, for a dataset that is appended to"
+        remedy = "Its shards are not written again: make a new dataset of both sources instead."
+        raise InvalidRequest("--on-duplicate", problem, expected="error, rename or first", remedy=remedy)
     groups = _groups(entries.keys, taken)
     if not groups:
-        return entries, None, ()
+        return entries, (), ""
     if rule == "error":
         raise _refusal(entries, groups, shards)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
-        return found, None, (note,)
-    return _with_one_each(entries, groups, shards, keep=0 if rule == "first" else -1)
+        return found, (), note
+    return *_with_one_each(entries, groups, shards, keep=0 if rule == "first" else -1), ""
 
 
 def _groups(keys: Names, taken: Names | None) -> list[_Group]:
@@ -112,12 +109,12 @@ def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str]) -> I
 
 
 def _file_of(entries: Entries, sample: int) -> int:
-    return 0 if entries.file is None else int(entries.file[sample])
+    return int(entries.known_spans.file[sample])
 
 
 def _are_disjoint(entries: Entries, samples: list[int]) -> bool:
     """Tell whether no two samples have a field in common, as if they were parts of one."""
-    codes = entries.code[entries.rows_of(np.array(samples, np.int64))]
+    codes = entries.rows.code[entries.rows_of(np.array(samples, np.int64))]
     return len(np.unique(codes)) == len(codes)
 
 
@@ -159,16 +156,13 @@ def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
 
 def _with_one_each(
     entries: Entries, groups: list[_Group], shards: Sequence[str], *, keep: int
-) -> tuple[Entries, NDArray[np.int64], tuple[str, ...]]:
-    """Return the samples without those of each group but the one at `keep`; without any that is taken."""
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples without those of each group but the one at `keep`, without any that is taken; and those."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]
         where = _APPENDED_TO if kept is None else printable(shards[_file_of(entries, kept)])
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
-    skipped = [Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost]
-    which = np.delete(np.arange(len(entries)), lost)
-    keys = [f"'{printable(entries.keys[one])}'" for one in lost[:_SHOWN]]
-    note = f"{counted(len(lost), 'sample')} left out, whose key another has: {listing(keys, _SHOWN, total=len(lost))}"
-    return replace(entries.take(which), skipped=(*entries.skipped, *skipped)), which, (note,)
+    skipped = tuple(Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost)
+    return entries.take(np.delete(np.arange(len(entries)), lost)), skipped

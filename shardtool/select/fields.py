@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +34,9 @@ _PATHS = "source_paths"  # the column of a portable dataset that has a value per
 
 
 def select_fields(
-    entries: Entries,
-    select: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    rename: tuple[tuple[str, str], ...] = (),
-) -> Entries:
-    """Return the samples with some of their fields, under other names.
-
-    A sample that keeps none is listed in `skipped`.
+    entries: Entries, select: tuple[str, ...] = (), drop: tuple[str, ...] = (), rename: tuple[tuple[str, str], ...] = ()
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples with some of their fields, under other names, and those that keep none, which are left out.
 
     Args:
         entries: The samples.
@@ -55,29 +50,27 @@ def select_fields(
             that keeps a field.
     """
     if not (select or drop or rename):
-        return entries
+        return entries, ()
     becomes = _becoming(entries.fields, select, drop, rename)
-    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.code]
+    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.rows.code]
     rows = np.flatnonzero(stays)
     first = np.concatenate((np.zeros(1, np.int64), np.cumsum(stays, dtype=np.int64)))[entries.first]
-    used = np.bincount(entries.code[rows], minlength=len(entries.fields)).tolist()
+    used = np.bincount(entries.rows.code[rows], minlength=len(entries.fields)).tolist()
     becomes = {name: becomes[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
     fields = tuple(sorted(set(becomes.values()), key=to_bytes))
     number = [fields.index(becomes[name]) if name in becomes else 0 for name in entries.fields]
-    code = np.array(number, np.uint16)[entries.code[rows]]
+    code = np.array(number, np.uint16)[entries.rows.code[rows]]
     if rename:  # else the fields of a sample are in order already
         order = _order_of(first, code, len(fields))
         rows, code = rows[order], code[order]
+    taken = entries.take_rows(rows)
     found = replace(
-        entries.take_rows(rows),
+        taken,
         first=first,
         fields=fields,
-        code=code,
-        inline=_renamed(entries.inline, becomes),
-        numbers=_renamed(entries.numbers, becomes),
-        classes=_renamed(entries.classes, becomes),
-        lists=_renamed(entries.lists, becomes),
-        columns=_with_paths_of(entries, rows, first),
+        rows=replace(taken.rows, code=code),
+        values=entries.values.renamed(becomes),
+        metadata=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
     where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
@@ -95,9 +88,8 @@ def _becoming(
                 raise no_such("field", option, name, fields)
     both = [name for name in select if name in drop]
     if both:
-        raise InvalidRequest(
-            "--drop-fields", f"{_quoted(both)}, which --select-fields names too", expected="each field in one of them"
-        )
+        found = f"{_quoted(both)}, which --select-fields names too"
+        raise InvalidRequest("--drop-fields", found, expected="each field in one of them")
     stay = [name for name in fields if name not in drop and (not select or name in select)]
     gone = [name for name in old if name not in stay]
     if gone:
@@ -116,25 +108,24 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
             continue
         merged = [name for name in becomes if becomes[name] == new]
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
-        ours = owners[found.code == code]
+        ours = owners[found.rows.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        typed = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        values = entries.values
+        typed = [name for name in merged if name in {*values.inline, *values.classes, *values.lists}]
         if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
-            raise InvalidRequest(
-                "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
-                expected="each its own name, or fields that no sample has both of: no numbers, labels or lists",
-                remedy="Rename the others too, or leave them out with --drop-fields.",
-            )  # fmt: skip
+            problem = f"{_quoted(merged)}{whose} would all be called {new!r}"
+            expected = "each its own name, or fields that no sample has both of: no numbers, labels or lists"
+            remedy = "Rename the others too, or leave them out with --drop-fields."
+            raise InvalidRequest("--rename-field", problem, expected=expected, remedy=remedy)
 
 
 def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
         raise InvalidRequest("--rename-field", f"{name!r}, a name that readers keep for themselves")
     if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
-        raise InvalidRequest(
-            "--rename-field", f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
-        )
+        expected = "an ending, such as jpg, cls or seg.png"
+        raise InvalidRequest("--rename-field", f"{name!r}, no name for a field", expected=expected)
 
 
 def _quoted(names: Collection[str]) -> str:
@@ -148,16 +139,11 @@ def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -
     return np.argsort(rank, kind="stable")
 
 
-def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
-    """Return facts of fields, by their new names."""
-    return {new: found[old] for old, new in becomes.items() if old in found}
-
-
-def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> Any:
+def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:
     """Return the metadata with the source paths of `rows` alone, for they stand in the order of the fields."""
     import pyarrow.compute as pc
 
-    columns = entries.columns
+    columns = entries.metadata
     if columns is None or _PATHS not in columns.column_names:
         return columns
     at = columns.column_names.index(_PATHS)
@@ -171,8 +157,8 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
-def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
-    """Return the samples that have fields; the others are listed in `skipped`.
+def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples that have fields, and the others, which are left out.
 
     Args:
         entries: The samples.
@@ -186,8 +172,8 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
-        return entries
+        return entries, ()
     if len(empty) == len(entries):
         raise InvalidRequest(where, found, remedy="`shardtool inspect` lists the fields.")
-    lost = [Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist()]
-    return replace(entries.take(np.flatnonzero(counts)), skipped=(*entries.skipped, *lost))
+    skipped = tuple(Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist())
+    return entries.take(np.flatnonzero(counts)), skipped

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -86,9 +86,9 @@ def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray
     import pyarrow as pa
     from pyarrow import types
 
-    simple = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_string,
-              types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
-              types.is_date, types.is_timestamp, types.is_time, types.is_null)  # fmt: skip
+    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
+    simple = *numbers, *texts, types.is_date, types.is_timestamp, types.is_time, types.is_null
     try:
         plain = _unwrapped(values)
         known = any(one(plain.type) for one in simple)
@@ -125,10 +125,8 @@ def _check_nulls(keys: Names, values: pa.ChunkedArray, option: str, column: str)
     missing = np.flatnonzero(values.is_null().to_numpy())
     named = listing([printable(keys[at]) for at in missing[:5].tolist()], total=len(missing))
     which = column if column.isidentifier() else f"`{column}`"
-    raise InvalidRequest(
-        option, f"{counted(len(missing), 'sample')} without a value of {column}: {named}",
-        remedy=f"Give each a value, or leave them out with --where '{which}.notna()'.",
-    )  # fmt: skip
+    found = f"{counted(len(missing), 'sample')} without a value of {column}: {named}"
+    raise InvalidRequest(option, found, remedy=f"Give each a value, or leave them out with --where '{which}.notna()'.")
 
 
 def _by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> Splits:
@@ -225,7 +223,7 @@ def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.
             yield _texts(encoded.dictionary), encoded.indices.to_numpy()
 
 
-def _texts(values: Any) -> list[bytes]:
+def _texts(values: pa.Array) -> list[bytes]:
     """Return the values of an Arrow array as text that neither width nor unit changes: 7, 7.0 and "7" are the same."""
     from pyarrow import types
 

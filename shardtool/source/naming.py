@@ -7,7 +7,6 @@ where it is read (`keys`); a folder has none of these.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,31 +53,32 @@ def check_names(entries: Entries, *, skip: bool = False) -> None:
     kinds = [*dict.fromkeys(name_problem(name) for name in bad)]
     names = [_short(name) for name in bad]
     also = ", or leave them out with --on-error skip" if skip else ""
-    raise InvalidRequest(
-        "SOURCE", f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
-        f"{listing(names, total=len(keys) + len(fields))}",
-        expected=f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes",
-        remedy=f"Rename them, or pack them under safe names with --portable{also}.",
-    )  # fmt: skip
+    found = (
+        f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
+        f"{listing(names, total=len(keys) + len(fields))}"
+    )
+    expected = f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes"
+    remedy = f"Rename them, or pack them under safe names with --portable{also}."
+    raise InvalidRequest("SOURCE", found, expected=expected, remedy=remedy)
 
 
-def skip_unsafe_names(entries: Entries) -> Entries:
-    """Return the samples whose names a shard can hold; the others are left out, whole, and listed."""
+def skip_unsafe_names(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples whose names a shard can hold, and the others, which are left out whole."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
-    rows = np.flatnonzero(np.isin(entries.code, codes)) if codes else np.zeros(0, np.int64)
-    owners = np.searchsorted(entries.first, rows, "right") - 1
+    rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
+    owners = entries.owners(rows)
     lost = {at: (entries.path(int(entries.first[at])), entries.keys[at]) for at in keys}
     for at, row in zip(owners.tolist(), rows.tolist(), strict=True):
-        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.code[row]])))
+        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.rows.code[row]])))
     if not lost:
-        return entries
-    skipped = [
+        return entries, ()
+    skipped = tuple(
         Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {name_problem(name)}")
         for at, (path, name) in sorted(lost.items())
-    ]
+    )
     kept = np.delete(np.arange(len(entries)), sorted(lost))
-    return replace(entries.take(kept), skipped=(*entries.skipped, *skipped))
+    return entries.take(kept), skipped
 
 
 def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:
@@ -105,17 +105,13 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
             remedy += ", or leave --dots last out"
         elif asked is None:
             remedy += ", choose --dots last if they come from the endings of paths"
-        raise InvalidRequest(
-            where, f"{what}fields with dots: {listing([repr(name) for name in fields])}",
-            expected="names that the first dot divides, or the last",
-            remedy=f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}.",
-        )  # fmt: skip
+        found = f"{what}fields with dots: {listing([repr(name) for name in fields])}"
+        cure = f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}."
+        raise InvalidRequest(where, found, expected="names that the first dot divides, or the last", remedy=cure)
     if asked == "first":
-        raise InvalidRequest(
-            where, f"keys with dots in their last part{example}",
-            expected="keys that end at the first dot",
-            remedy="Choose --dots last, or make the keys safe with --portable.",
-        )  # fmt: skip
+        found = f"keys with dots in their last part{example}"
+        cure = "Choose --dots last, or make the keys safe with --portable."
+        raise InvalidRequest(where, found, expected="keys that end at the first dot", remedy=cure)
     if asked == "last":
         return "last", ""
     return "last", f"keys have dots{example}: in members' names they end at the last dot, as with --dots last"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
@@ -113,7 +113,7 @@ class Changed:
     image: ImageFact | None
 
 
-def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
+def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     """Return the function that `package.module:function` names; modules may lie in the current folder.
 
     Raises:
@@ -127,7 +127,7 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
     allow_pandas()
     try:
         with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
-            found: Any = import_module(module) if find_spec(module) else None
+            found: object = import_module(module) if find_spec(module) else None
         for part in attribute.split(".") if found else ():
             found = getattr(found, part)
     except AttributeError:
@@ -140,7 +140,7 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
         raise InvalidRequest("--map", f"no module {module!r}", remedy="Run where Python can import it.")
     if not callable(found):
         raise InvalidRequest("--map", f"{name!r} is a {type(found).__name__}", expected="a function of one sample")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class Transformer:
@@ -161,7 +161,7 @@ class Transformer:
             fields, image = _change_images(self._images, fields)
         if self._function is None:
             return [Changed(key, _in_order(fields), image)]
-        sample: dict[str, Any] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
+        sample: dict[str, object] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
             made = self._function(sample)
             several = isinstance(made, Iterable) and not isinstance(made, (dict, str, bytes))
@@ -196,7 +196,7 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
     return changed, first
 
 
-def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) -> Changed:
+def _returned(sample: object, key: str, default_key: str, image: ImageFact | None) -> Changed:
     """Return a sample that the user's function made of the sample `key`.
 
     Raises:
@@ -226,7 +226,7 @@ def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) 
     return Changed(new.encode(), _in_order(fields), image)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> TypeGuard[str]:
     """Tell whether a value is text that can name something: UTF-8, without a NUL."""
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -237,7 +237,7 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _payload(name: str, value: Any) -> Payload:
+def _payload(name: str, value: object) -> Payload:
     """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them.
 
     What the function may change later is copied.
@@ -258,7 +258,7 @@ def _payload(name: str, value: Any) -> Payload:
     raise BadSample("map-failed", f"the function of --map returned a {type(value).__name__} as {name!r}, no bytes")
 
 
-def _short(value: float | str) -> str:
+def _short(value: object) -> str:
     return f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
 
 

@@ -56,11 +56,9 @@ def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
-        raise SampleFailed(
-            to_text(planned.path), "changed while it was read",
-            expected="a shard that stays as it was when the run began",
-            remedy="Run the same command with --resume.",
-        )  # fmt: skip
+        expected = "a shard that stays as it was when the run began"
+        remedy = "Run the same command with --resume."
+        raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
 
 
 class SpanReader:
@@ -71,10 +69,10 @@ class SpanReader:
         regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
     """
 
-    def __init__(self, files: tuple[SpanFile, ...], regions: bytes | None = None) -> None:
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
         self._files = files
         bounds = array("q")
-        bounds.frombytes(regions or b"")
+        bounds.frombytes(regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, SpanSource] = {}

@@ -54,7 +54,9 @@ def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _samp
 
 def _places(plan: Plan) -> list[list[int]]:
     """Return the samples of each shard, as a worker would get them."""
-    return [[int(key) for key in shard_samples(plan, shard).keys.split(b"\0")[:-1]] for shard in range(plan.shards)]
+    return [
+        [int(key) for key in shard_samples(plan, shard).content.keys.split(b"\0")[:-1]] for shard in range(plan.shards)
+    ]
 
 
 def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset()) -> list[int]:
@@ -241,12 +243,6 @@ def test_all_names_can_be_used(bounds: Bounds) -> None:
     assert plan.ends.tolist() == list(range(1, 11))
 
 
-def test_no_samples_are_refused() -> None:
-    """A source without samples is refused."""
-    with pytest.raises(InvalidRequest, match="no samples"):
-        make_plan(made_entries([]), OPEN, Bounds())
-
-
 _LARGE = st.lists(st.sampled_from([100, 1500, 9000, 20_000]).map(lambda size: [size]), min_size=2, max_size=20)
 
 
@@ -356,9 +352,9 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
     plan = make_plan(entries, OPEN, Bounds(20_000), seed)
     assert [at for shard in _places(plan) for at in shard] == shuffled(len(samples), seed).tolist()
     for shard, places in enumerate(_places(plan)):
-        carried = np.frombuffer(shard_samples(plan, shard).sizes, np.int64).tolist()
+        carried = np.frombuffer(shard_samples(plan, shard).content.sizes, np.int64).tolist()
         assert carried == [size for at in places for size in samples[at]]
-        assert np.frombuffer(shard_samples(plan, shard).counts, np.uint16).tolist() == [
+        assert np.frombuffer(shard_samples(plan, shard).content.counts, np.uint16).tolist() == [
             len(samples[at]) for at in places
         ]
 
@@ -385,7 +381,7 @@ from tests.made import made_entries
 entries = made_entries([[7, 100_000 + at] for at in range(20_000)])
 sys.addaudithook(lambda event, _: sys.exit(event) if event in {"open", "os.listdir", "os.scandir"} else None)
 plan = make_plan(entries, parse_pattern("/nowhere/out-{000..}.tar"), Bounds(10**8, multiple_of=4), 1)
-print(plan.shards, len(shard_samples(plan, 0).keys) > 0)
+print(plan.shards, len(shard_samples(plan, 0).content.keys) > 0)
 """
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
         plan = make_plan(entries, output_now.pattern_left, bounds, estimate=estimate)
+        plan = replace(plan, skipped=(*listed.skipped, *plan.skipped))
         assert output_now.old is not None
         check_appended(output_now.old, plan)
         with output_now.folder.lock(pattern.base):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
 _OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
+_DOT = 46  # the byte
 _CHUNK = 8192  # files of one folder that a worker takes at a time
 
 
@@ -220,7 +221,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     with os.scandir(root + prefix) as listing:
         for entry in listing:
             name = entry.name
-            if (name[0] == 46 or name in _LEFT_BEHIND) and not rules.hidden:  # noqa: PLR2004 - a dot
+            if (name[0] == _DOT or name in _LEFT_BEHIND) and not rules.hidden:
                 _pass_over(rules, prefix, name, part)
                 continue
             link = False

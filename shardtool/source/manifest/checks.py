@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ _SHOWN = 3  # keys and paths in a message
 _BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
-def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types cannot be what they are used for.
 
     Args:
@@ -80,23 +80,21 @@ def check_values(rows: Rows, roles: Roles) -> None:
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
     for role, name in needed:
-        rows.refuse(
-            missing_places(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
-            expected=f"a {role} in each row", remedy="--where can leave such rows out.",
-        )  # fmt: skip
+        missing = missing_places(rows.columns[name])
+        found = f"column {name!r}: no {role} (null or NaN)"
+        rows.refuse(missing, found, expected=f"a {role} in each row", remedy="--where can leave such rows out.")
     for name in (*roles.values(), *roles.paths()):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.values():
         bad = large_places(rows.columns[name])
         rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
-        rows.refuse(
-            _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",
-            remedy="Make it null, or leave the column out of --meta.",
-        )  # fmt: skip
+        found = f"column {name!r}: an infinite number"
+        remedy = "Make it null, or leave the column out of --meta."
+        rows.refuse(_infinite(rows.columns[name]), found, expected="what JSON has a form for", remedy=remedy)
 
 
-def _infinite(column: Any) -> NDArray[np.int64]:
+def _infinite(column: pa.Array) -> NDArray[np.int64]:
     """Return where a column holds an infinite float, however deep."""
     kind = column.type
     if pa.types.is_floating(kind):
@@ -106,7 +104,7 @@ def _infinite(column: Any) -> NDArray[np.int64]:
     return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
 
 
-def _has_infinite(column: Any) -> bool:
+def _has_infinite(column: pa.Array) -> bool:
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_has_infinite(part) for part in column.flatten())
@@ -134,7 +132,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     return sizes
 
 
-def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
+def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> None:
     """Refuse paths that are empty, are no files' or lead out of the root.
 
     Args:
@@ -152,19 +150,16 @@ def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
     urls = arrays.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
     if len(urls):
-        rows.refuse(
-            urls, f"{column}: a URL, such as {rows.examples(original, urls[:1])},", expected="paths of files",
-            remedy="Download them first, with img2dataset for example.",
-        )  # fmt: skip
+        problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
+        remedy = "Download them first, with img2dataset for example."
+        rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return
     away = np.union1d(places.absolute_places(found), places.upward_places(found))
     if len(away):
-        rows.refuse(
-            away, f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},",
-            expected="paths below the manifest's folder, or --root",
-            remedy="Name their common folder with --root, or take them with --allow-outside.",
-        )  # fmt: skip
+        problem = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
+        remedy = "Name their common folder with --root, or take them with --allow-outside."
+        rows.refuse(away, problem, expected="paths below the manifest's folder, or --root", remedy=remedy)
 
 
 def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
@@ -176,10 +171,9 @@ def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[st
     column = rows.columns[name]
     if "" in endings.names:
         bad = np.flatnonzero(endings.codes == endings.names.index(""))
-        rows.refuse(
-            bad, f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},",
-            expected="an ending that names the field, such as .jpg", remedy=f"Name the field: --file jpg={name}.",
-        )  # fmt: skip
+        found = f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},"
+        expected = "an ending that names the field, such as .jpg"
+        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: --file jpg={name}.")
     for field in sorted(set(endings.names) & set(known)):
         bad = np.flatnonzero(endings.codes == endings.names.index(field))
         remedy = META_CLASH if field == META else "Name them apart."
@@ -200,17 +194,16 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     """
     remedy = "--key COLUMN names another; the column of paths means the paths without their endings."
     if column is not None and len(bad):
-        rows.refuse(
-            bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
-            f"{rows.examples(rows.columns[column], bad)},",
-            expected=f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'",
-            remedy=remedy,
-        )  # fmt: skip
+        problem = (
+            f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
+            f"{rows.examples(rows.columns[column], bad)},"
+        )
+        expected = f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
+        rows.refuse(bad, problem, expected=expected, remedy=remedy)
     twice = keys.repeated(found)
     if twice:
         first = [*twice.items()][:_SHOWN]
         some = [f"'{short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
-        raise InvalidRequest(
-            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
-            expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,
-        )  # fmt: skip
+        problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
+        expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
+        raise InvalidRequest(rows.where, problem, expected=expected, remedy=remedy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -84,7 +84,7 @@ class Roles:
         return names + ([META] if self.meta else [])
 
 
-def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
+def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
     """Return what each column is for.
 
     Args:
@@ -150,14 +150,13 @@ def _note(roles: Roles, options: ManifestOptions) -> None:
 
 def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
     if not roles.paths() and not roles.binary and not roles.fields:
-        raise InvalidRequest(
-            name, f"no column with a usual name for paths, among {listing(columns, 20)}",
-            expected=f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}",
-            remedy="Name it: --path COLUMN, --file jpg=COLUMN, --bytes jpg=COLUMN, or --field txt=COLUMN.",
-        )  # fmt: skip
+        found = f"no column with a usual name for paths, among {listing(columns, 20)}"
+        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
+        remedy = "Name it: --path COLUMN, --file jpg=COLUMN, --bytes jpg=COLUMN, or --field txt=COLUMN."
+        raise InvalidRequest(name, found, expected=expected, remedy=remedy)
 
 
-def _is_key(kind: Any) -> bool:
+def _is_key(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
@@ -179,17 +178,13 @@ def _only_bytes(
     if not columns:
         return ()
     if len(columns) > 1:
-        raise InvalidRequest(
-            name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}",
-            remedy=f"Say which, and the fields that they become: --bytes jpg={columns[0]}.",
-        )  # fmt: skip
+        remedy = f"Say which, and the fields that they become: --bytes jpg={columns[0]}."
+        raise InvalidRequest(name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}", remedy=remedy)
     column = columns[0]
     ending = column.casefold() if column.casefold() in _FORMATS else first_ending(column)
     if not ending:
-        raise InvalidRequest(
-            name, f"column {column!r} holds bytes, and nothing says of what kind",
-            remedy=f"Name the field that they become: --bytes jpg={column}.",
-        )  # fmt: skip
+        found = f"column {column!r} holds bytes, and nothing says of what kind"
+        raise InvalidRequest(name, found, remedy=f"Name the field that they become: --bytes jpg={column}.")
     notes.append(f"bytes column: {column}, as the field {ending} (--bytes FIELD=COLUMN names another)")
     return ((ending, column),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardtool.request.options import pairs
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
@@ -84,7 +84,7 @@ def manifest_options(options: CreateOptions) -> ManifestOptions:
     )
 
 
-def is_manifest(source: Any) -> bool:
+def is_manifest(source: object) -> bool:
     """Tell whether a source is a table: by the name of a file, by what a folder holds, or by what an object can do."""
     if not isinstance(source, str | os.PathLike):
         return is_frame(source) or any(hasattr(source, name) for name in _STREAM)

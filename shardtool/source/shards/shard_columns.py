@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from shardtool.values import SpanFile, is_utf8, to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
@@ -111,7 +112,7 @@ class ShardColumns:
 
     Attributes:
         shard: The shard.
-        keys: One per sample: an Arrow array of strings.
+        keys: One per sample.
         counts: Fields per sample; uint16 once they are arranged.
         names: The field names that `codes` stands for.
         codes: One per field; uint16 once they are arranged.
@@ -121,22 +122,22 @@ class ShardColumns:
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         skipped: What the shard holds that is no part of a sample.
-        columns: Metadata, a row per sample: a `pyarrow.Table`; None where there is none.
+        columns: Metadata, a row per sample; None where there is none.
         whole: bool per field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
 
     shard: Shard
-    keys: Any
-    counts: NDArray[Any]
+    keys: pa.StringArray
+    counts: NDArray[np.integer]
     names: tuple[str, ...]
-    codes: NDArray[Any]
-    offsets: NDArray[Any]
-    lengths: NDArray[Any]
+    codes: NDArray[np.integer]
+    offsets: NDArray[np.integer]
+    lengths: NDArray[np.integer]
     crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    columns: Any = None
+    columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -207,10 +208,9 @@ def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
     if entry is not None:
         check_samples(sidecar, path, entry)
     rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
-    return ShardColumns(
-        shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
-        rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
-    )  # fmt: skip
+    keys, names = string_array(rows.keys, rows.key_sizes), tuple(map(bytes.decode, rows.names))
+    places, kinds = (rows.codes, rows.offsets, rows.lengths), shard.kinds or {}
+    return ShardColumns(shard, keys, rows.counts, names, *places, rows.crcs, kinds, columns=columns)
 
 
 def needs_walk(shard: Shard, indexed: ShardColumns | None) -> bool:
@@ -246,10 +246,8 @@ def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> Sh
     if indexed is None:
         return part
     if not _same(arranged(part), arranged(indexed)):
-        raise CorruptShard(
-            shard.path, "other samples, offsets or checksums than in its sidecar",
-            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
-        )  # fmt: skip
+        remedy = f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
+        raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
     return replace(part, columns=indexed.columns)
 
 
@@ -276,10 +274,8 @@ def arranged(part: ShardColumns) -> ShardColumns:
         codes, offsets, lengths = codes[order], offsets[order], lengths[order]
         crcs = None if crcs is None else crcs[order]
         whole = None if whole is None else whole[order]
-    return replace(
-        part, counts=part.counts.astype(np.uint16), names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths,
-        crcs=crcs, whole=whole,
-    )  # fmt: skip
+    part = replace(part, counts=part.counts.astype(np.uint16), names=tuple(kept), crcs=crcs, whole=whole)
+    return replace(part, codes=codes, offsets=offsets, lengths=lengths)
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
@@ -302,7 +298,7 @@ def _whole(found: Survey) -> NDArray[np.bool_] | None:
     return whole
 
 
-def _texts(names: list[bytes]) -> Any:
+def _texts(names: list[bytes]) -> pa.StringArray:
     if not is_utf8(b"\0".join(names)):
         names = [walked_text(name).encode() for name in names]
     return strings(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -38,12 +38,13 @@ def joined_classes(
         for at, classes in known.items():
             if classes != found.setdefault(name, classes):
                 first = datasets[next(iter(known))].name
-                raise InvalidRequest(
-                    f"the field {name!r}", f"other classes in {datasets[at].name} ({listing(classes)})",
-                    expected=f"those of {first}: {listing(found[name])}",
-                    remedy=f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
-                    f"--drop-fields {name}.",
-                )  # fmt: skip
+                problem = f"other classes in {datasets[at].name} ({listing(classes)})"
+                expected = f"those of {first}: {listing(found[name])}"
+                remedy = (
+                    f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
+                    f"--drop-fields {name}."
+                )
+                raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if known and len(known) < len(places):
             others = [datasets[at].name for at in places if at not in known]
             notes.append(
@@ -52,7 +53,7 @@ def joined_classes(
     return found, notes
 
 
-def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> Any:
+def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> pa.Table | None:
     """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
 
     Raises:
@@ -89,10 +90,9 @@ def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Da
                 raise
             except pa.ArrowException:
                 shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-                raise InvalidRequest(
-                    f"the column {name!r}", shown, expected="types that can be one",
-                    remedy="Reshard them apart, with --join to give the column another type.",
-                ) from None  # fmt: skip
+                expected = "types that can be one"
+                remedy = "Reshard them apart, with --join to give the column another type."
+                raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
 
 
 def joined_digest(datasets: Sequence[Dataset]) -> int | None:

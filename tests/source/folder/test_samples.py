@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.entries.entries import Entries
+    from shardtool.skipped import Skipped
 
 PATTERN = "out-{000..}.tar"
 KeyField = tuple[bytes, bytes]
 
 
-def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> Entries:
+def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[Entries, tuple[Skipped, ...]]:
     """List a tree the way `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
@@ -42,13 +43,13 @@ def _rows(entries: Entries) -> list[KeyField]:
     rows = []
     for sample in range(len(entries)):
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
-            rows.append((entries.keys[sample], to_bytes(entries.fields[entries.code[row]])))
+            rows.append((entries.keys[sample], to_bytes(entries.fields[entries.rows.code[row]])))
             assert entries.path(row) == b".".join(rows[-1])
     return rows
 
 
 def _names(root: Path, rules: ScanRules | None = None) -> list[str]:
-    return [b".".join(row).decode() for row in _rows(_list(root, rules))]
+    return [b".".join(row).decode() for row in _rows(_list(root, rules)[0])]
 
 
 def _expected(paths: Iterable[bytes], dots: str) -> tuple[list[KeyField], list[bytes]]:
@@ -100,10 +101,10 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         root = write_tree(Path(folder), {path: path for path in files})
         patch.setattr(scan_module, "_CHUNK", chunk)  # so that a few files are "a large folder"
-        entries = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
+        entries, skipped = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
     assert _rows(entries) == rows
-    assert entries.size.tolist() == [len(b".".join(row)) for row in rows]
-    assert [(to_bytes(one.path), one.code) for one in entries.skipped] == _escaped(without)
+    assert entries.rows.size.tolist() == [len(b".".join(row)) for row in rows]
+    assert [(to_bytes(one.path), one.code) for one in skipped] == _escaped(without)
 
 
 def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
@@ -196,11 +197,11 @@ _INSIDE = ["a/0.jpg", "a/b/1.jpg", "file.jpg", "folder/0.jpg", "folder/b/1.jpg",
 )
 def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_path: Path) -> None:
     """Links are followed within the tree, or all, but never in a loop; those that are not followed are each named."""
-    entries = _list(_linked(tmp_path), rules)
+    entries, skipped = _list(_linked(tmp_path), rules)
     assert [b".".join(row).decode() for row in _rows(entries)] == names
     both = dict.fromkeys(("a/loop", "a/self", "folder/loop", "folder/self"), "link-loop")
     both["dangling.jpg"] = "dangling-link"
-    assert {one.path: one.code for one in entries.skipped} == both | codes
+    assert {one.path: one.code for one in skipped} == both | codes
 
 
 def test_a_link_to_itself(tmp_path: Path) -> None:
@@ -208,15 +209,15 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", {"a.jpg": b""})
     (root / "b.jpg").symlink_to("c.jpg")
     (root / "c.jpg").symlink_to("b.jpg")
-    found = {(one.path, one.code) for one in _list(root).skipped}
+    found = {(one.path, one.code) for one in _list(root)[1]}
     assert found in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
 
 
 def test_links_can_be_left_out(tmp_path: Path) -> None:
     """With `skip`, no link is followed, and none is an error."""
-    entries = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
+    entries, skipped = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
     assert [b".".join(row).decode() for row in _rows(entries)] == ["a/0.jpg", "a/b/1.jpg"]
-    assert entries.skipped == ()
+    assert skipped == ()
 
 
 def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:
