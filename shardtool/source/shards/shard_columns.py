@@ -315,7 +315,7 @@ def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
 
 
 def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
-    """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
+    """Tell whether a walk and an index have the same payloads, offsets and, where both know them, checksums."""
     return bool(
         found.names == indexed.names
         and found.keys.equals(indexed.keys)
