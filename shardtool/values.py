@@ -23,6 +23,11 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 
+Trust = Literal["time", "size"]
+OnDuplicate = Literal["error", "rename", "first", "last"]
+ReadMethod = Literal["auto", "gather", "scatter"]
+Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
+
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
@@ -33,10 +38,6 @@ IMAGE_ENDINGS = frozenset(
 
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
-
-IMAGE_ENDINGS = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm"}
-)
 
 NO_FIELD = "no-field"  # why something was left out that has no field, or no name for one
 DUPLICATE = "duplicate"  # why a sample was left out whose key another one has
@@ -110,6 +111,11 @@ def name_problem(name: bytes) -> str:
     except UnicodeDecodeError:
         return "bytes that are no UTF-8"
     return "control characters" if _CONTROL.search(text) else ""
+
+
+def source_name(root: bytes) -> str:
+    """Return what a message calls the source whose paths count from `root`."""
+    return to_text(root.rstrip(b"/") or root) or "the source"
 
 
 def output_text(name: str) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.entries.classes import EXPECTED, OPTION, SHOWN, Classes
+from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import InvalidRequest, printable, reason
 from shardtool.storage.reading import read_small
 from shardtool.values import source_text
+from shardtool.wording import option
 
 _FILE_LIMIT = 2**28  # bytes: no list of names is larger
 
@@ -35,7 +36,7 @@ def _read(path: str, where: str) -> Any:
     try:
         data = read_small(path, _FILE_LIMIT)
     except OSError as error:
-        raise InvalidRequest(OPTION, f"{where}: {reason(error)}", expected=EXPECTED) from None
+        raise InvalidRequest(option("classes_from"), f"{where}: {reason(error)}", expected=EXPECTED) from None
     if shard_names(data) is not None:
         return dict(read_dataset(data, path).classes)
     try:
@@ -44,7 +45,7 @@ def _read(path: str, where: str) -> Any:
             found = json.loads(text)
             return _encoded(found)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(OPTION, f"{where}: {str(error)[:80]}", expected=EXPECTED) from None
+        raise InvalidRequest(option("classes_from"), f"{where}: {str(error)[:80]}", expected=EXPECTED) from None
     return _encoded(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
@@ -59,11 +60,13 @@ def _checked(where: str, found: Any) -> Classes:
     lists = found if isinstance(found, Mapping) else {"": found}
     for names in lists.values():
         if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
-            raise InvalidRequest(OPTION, f"{where} holds no list of names", expected=EXPECTED)
+            raise InvalidRequest(option("classes_from"), f"{where} holds no list of names", expected=EXPECTED)
         names = [*names]  # noqa: PLW2901 - a list of it
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise InvalidRequest(OPTION, f"{where} holds what is no name, or none", expected=EXPECTED)
+            raise InvalidRequest(option("classes_from"), f"{where} holds what is no name, or none", expected=EXPECTED)
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            raise InvalidRequest(OPTION, f"{where} names {twice[:SHOWN]!r} twice", expected="each class once")
+            raise InvalidRequest(
+                option("classes_from"), f"{where} names {twice[:SHOWN]!r} twice", expected="each class once"
+            )
     return Classes(where, {name: [*names] for name, names in lists.items()})

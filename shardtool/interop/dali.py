@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.interop.export import IndexedShard
@@ -40,7 +41,7 @@ def webdataset_index(shard: IndexedShard) -> bytes:
     if unsafe := sorted(name for name in set(names) if _SPACE.search(name)):
         raise InvalidRequest(
             shard.name, f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name",
-            remedy="Pack the samples with --portable.",
+            remedy=f"Pack the samples with {flag('portable')}.",
         )  # fmt: skip
     offsets, lengths = (fields.field(part).to_numpy().tolist() for part in ("offset", "length"))
     lines = [b"v1.2 %d\n" % len(keys)]

@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.wording import exporting, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ def offsets_index(shard: IndexedShard) -> bytes:
             if not _READ.match(name):
                 raise InvalidRequest(
                     shard.name, f"{printable(name)!r}, which energon passes over",
-                    remedy="Pack the samples with --portable.",
+                    remedy=f"Pack the samples with {flag('portable')}.",
                 )  # fmt: skip
     starts, sizes = (table.column(name).to_numpy().astype("<u8") for name in ("__offset__", "__size__"))
     end = starts[-1:] + sizes[-1:] if len(starts) else np.zeros(1, "<u8")
@@ -103,6 +104,6 @@ def by_split(split: SplitShards) -> tuple[int, str]:
 def _quoted(name: str) -> str:
     if _NO_NAME.search(name):
         raise InvalidRequest(
-            "--export energon", f"the name {name!r}", expected="one without quotes, backslashes and braces"
+            exporting("energon"), f"the name {name!r}", expected="one without quotes, backslashes and braces"
         )
     return f'"{name}"'

@@ -30,6 +30,7 @@ from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.appended import Done
 from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.wording import flag, option
 from shardtool.write.shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
@@ -99,7 +100,7 @@ class Packing:
         if not any(shard.samples for shard in self.entries.values()):
             raise SampleFailed(
                 to_text(plan.entries.root), f"none of {len(plan):,} samples could be packed",
-                remedy="Run it without --on-error skip to see why. No dataset file was written.",
+                remedy=f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written.",
             )  # fmt: skip
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
@@ -144,24 +145,24 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.output.pattern.text
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
-            raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
+            raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
         if len(counts) % self.manner.options.shards_multiple_of:
             found, multiple = (
                 f"{len(counts):,} shards, now that the sizes are known",
                 self.manner.options.shards_multiple_of,
             )
             raise InvalidRequest(
-                where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
+                where, found, expected=f"a multiple of {multiple:,}, by {option('shards_multiple_of')}", remedy=remedy
             )
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         if pattern.count is not None and needed > pattern.count:
             raise InvalidRequest(
                 pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
@@ -295,12 +296,13 @@ class Packing:
             mark = blake2b(key, digest_size=16).digest()
             if mark in self._taken:
                 raise SampleFailed(
-                    to_text(key), "a key that the function of --map gave, and the dataset appended to has already",
+                    to_text(key), f"a key that the function of {option('map')} gave, and the dataset appended to has "
+                    "already",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
             if mark in self.manner.keys:
                 raise SampleFailed(
-                    to_text(key), "a key that the function of --map gave to two samples",
+                    to_text(key), f"a key that the function of {option('map')} gave to two samples",
                     remedy="Give each sample that it returns a key of its own.",
                 )  # fmt: skip
             self.manner.keys.add(mark)

@@ -22,8 +22,9 @@ import numpy as np
 from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
-from shardtool.storage.spool import SPOOL_REMEDY
+from shardtool.storage.spool import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
+from shardtool.wording import option
 from shardtool.write.scatter import GAP, LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
 from shardtool.write.task import Failed
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.storage.spool import Spool
     from shardtool.storage.staging import Folder
-    from shardtool.values import OnError
+    from shardtool.values import OnError, ReadMethod
 
 _LEAST_MEMORY = 16 * 10**6
 _BUFFERS = 2 * 2**20  # what a worker needs of its share besides payloads
@@ -69,7 +70,7 @@ def choose_method(  # noqa: PLR0913 - what there is to say
     memory: int,
     workers: int,
     packed: bool,
-    asked: Literal["auto", "gather", "scatter"],
+    asked: ReadMethod,
 ) -> Method:
     """Return how the samples of `plans` should be read.
 
@@ -139,7 +140,7 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
     free, need = _free(temp), layout.size + besides
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
-        raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
+        raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
     spool = temp.spool(name, layout.size)
     where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
     observer.note(f"first pass of two: {where}")
@@ -161,10 +162,10 @@ def check_memory(memory: int) -> None:
         InvalidRequest: There is not.
     """
     if memory < _LEAST_MEMORY:
-        raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+        raise InvalidRequest(option("memory"), show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
 
 
-def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -> None:
+def check_method(asked: ReadMethod, *, packed: bool) -> None:
     """See that compressed shards are not to be gathered.
 
     Raises:
@@ -172,14 +173,14 @@ def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -
     """
     if packed and asked == "gather":
         expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
+        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
 
 
 def _free(temp: Folder) -> int:
     try:
         return temp.free_bytes()
     except OutputFailed as error:
-        raise OutputFailed(error.where, error.found, remedy=SPOOL_REMEDY) from None
+        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
 
 
 def _which(plan: Plan) -> NDArray[np.int64]:
@@ -447,7 +448,8 @@ def _unreadable(source: SpanFile, code: str, message: str) -> SampleFailed:
     return SampleFailed(
         to_text(source.path), message,
         expected="a file that stays as it was when the run began" if code == "changed" else "",
-        remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
+        remedy=f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+        f"{option('on_error', 'skip')}.",
     )  # fmt: skip
 
 

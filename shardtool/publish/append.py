@@ -27,6 +27,7 @@ from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.publish.appended import Done
 from shardtool.table.keys import hashes
 from shardtool.values import counted, to_bytes
+from shardtool.wording import export_call, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -182,9 +183,9 @@ def _check_dots(old: DatasetFile, made: Mapping[str, object]) -> None:
     before, now = _dots(old.made), _dots(made)
     if old.format == "tar" and before != now:
         raise InvalidRequest(
-            "--append", f"keys that end at the {now} dot of members' names",
+            option("if_exists", "append"), f"keys that end at the {now} dot of members' names",
             expected=f"at the {before}, as those of the dataset",
-            remedy=f"`create` has --dots {before}; `reshard` makes one dataset of both.",
+            remedy=f"`create` has {option('dots', before)}; `reshard` makes one dataset of both.",
         )  # fmt: skip
 
 
@@ -355,7 +356,7 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
             raise InvalidRequest(
                 f"column {name}", f"{kind} in the new samples", expected=f"{before}, as in the dataset",
-                remedy="Give it that type, or another name, or leave it out with --meta.",
+                remedy=f"Give it that type, or another name, or leave it out with {option('meta')}.",
             )  # fmt: skip
     return schema
 
@@ -371,7 +372,8 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
             raise InvalidRequest(
                 f"classes of {name}", f"{at} stands for {names[at]!r} in the new samples",
                 expected=f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}",
-                remedy="--classes-from, with the dataset file of the dataset, gives the new labels the same numbers.",
+                remedy=f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
+                "numbers.",
             )  # fmt: skip
         classes[name] = max(before, names, key=len)
     return classes
@@ -412,5 +414,5 @@ def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable
     }
     there = destination.folder.facts(files.values())
     if stale := [name for name, file in files.items() if file in there]:
-        again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
+        again = f"{export_call('', stale, overwrite=False)} renews them"
         yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

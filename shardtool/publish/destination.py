@@ -22,6 +22,7 @@ from shardtool.publish.appended import (
 from shardtool.publish.foreign_indexes import Beside
 from shardtool.publish.skipped_file import check_ledger, encode_skipped, read_skipped
 from shardtool.values import IfExists, counted, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,9 +132,13 @@ def look(before: Destination) -> Destination:
     if found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":
-        finish = "." if pattern.dataset_file in found.existing else ", or finish that run with --resume."
+        finish = (
+            "."
+            if pattern.dataset_file in found.existing
+            else f", or finish that run with {option('if_exists', 'resume')}."
+        )
         what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
-        raise OutputExists(where, what, remedy=f"Choose another name, or --overwrite{finish}")
+        raise OutputExists(where, what, remedy=f"Choose another name, or {option('if_exists', 'overwrite')}{finish}")
     if not found.resumes and found.if_exists != "overwrite":
         beside = Beside(folder, pattern, appends=found.appends)
         beside.look(there)
@@ -162,9 +167,11 @@ def _check_dataset_file(found: Destination) -> None:
             remedy="Choose another pattern, use that dataset's own, or remove it first.",
         )  # fmt: skip
     if found.if_exists == "resume" and tells_of_appends(data):
+        append = either(f"Choose {option('if_exists', 'append-resume')}", "Add --append")
+        overwrite = either("'resume-overwrite'", "--overwrite")
         raise OutputExists(
             found.dataset_file, "shards that were appended, which this run would remove",
-            remedy="Add --append to go on with an append, or --overwrite to replace the dataset by a new one.",
+            remedy=f"{append} to go on with an append, or {overwrite} to replace the dataset by a new one.",
         )  # fmt: skip
 
 

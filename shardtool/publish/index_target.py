@@ -16,6 +16,7 @@ from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_
 from shardtool.storage.reading import plain_size, read_small
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from typing import Any
@@ -82,9 +83,9 @@ def index_target(dataset: Any, options: IndexOptions) -> IndexTarget:
     size = sum(map(_size_of, found.shards))
     names = [os.path.basename(path) for path in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
-        raise InvalidRequest("DATASET", f"shards that want the same sidecar: {listing(twice)}")
+        raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
     pattern = parse_pattern(names)
-    folder = open_folder(found.folder if options.output is None else options.output)
+    folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
     shards_folder = _below(folder.path, found.folders())
     _check_rivals(folder, names, set() if shards_folder else {*names})
     name = os.path.basename(found.dataset_file) if found.dataset_file else pattern.dataset_file
@@ -129,11 +130,17 @@ def _format_of(found: Found) -> str:
             packed[0], "a compressed shard", expected="a plain one",
             remedy="Decompress it: nothing can be read at an offset of a compressed file.",
         )  # fmt: skip
+    where = found.dataset_file or found.folder or "."
     if not found.shards:
-        raise InvalidRequest(found.dataset_file or "DATASET", "no shards", expected="one at least")
+        raise InvalidRequest(where, "no shards", expected="one at least")
     formats = sorted({shard_format(path) for path in found.shards})
     if len(formats) > 1:
-        raise InvalidRequest("DATASET", "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
+        raise InvalidRequest(
+            where,
+            "tar and TFRecord shards",
+            expected="one format",
+            remedy="Index each alone.",
+        )
     return formats[0]
 
 
@@ -143,7 +150,7 @@ def _size_of(path: str) -> int:
     Raises:
         CorruptShard: It is not there, or no plain file.
     """
-    remedy = "Get it again, or run the command that made it again with --resume."
+    remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
     if (size := plain_size(path)) is None:
         found = "no plain file" if os.path.lexists(path) else "no such file or directory"
         raise CorruptShard(path, found, expected="a shard", remedy=remedy)
@@ -158,14 +165,16 @@ def _below(folder: str, shards: list[str]) -> str:
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {listing(shards, 3)}"
-        raise InvalidRequest("DATASET", found, expected="one folder", remedy="Index each alone.")
+        raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each alone.")
     path = os.path.relpath(os.path.realpath(shards[0] or "."), os.path.realpath(folder or "."))
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
+        alone = either("`export`", "--export alone")
         raise InvalidRequest(
-            "--output", f"{folder or '.'}, which does not hold the shards", expected="their folder, or one above it",
-            remedy="A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere.",
+            option("output"), f"{folder or '.'}, which does not hold the shards",
+            expected="their folder, or one above it",
+            remedy=f"A dataset file leads to no other place. {alone}, with a dataset file, writes anywhere.",
         )  # fmt: skip
     name = output_text(path)
     if printable(name) != name or ":" in name:
@@ -192,7 +201,7 @@ def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFil
     """
     if shard_names(data) is None:
         if path != found.dataset_file:
-            remedy = "Move it away, or choose another --output."
+            remedy = f"Move it away, or choose another {option('output')}."
             raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
         check_finished(found.folder, found.shards)
         _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
@@ -213,7 +222,7 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
     if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
         raise OutputExists(
             path, f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}",
-            remedy="Give all shards of the dataset, or choose another --output.",
+            remedy=f"Give all shards of the dataset, or choose another {option('output')}.",
         )  # fmt: skip
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
         check_finished(found.folder, found.shards)
@@ -228,7 +237,7 @@ def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> Non
     if not overwrite:
         raise OutputExists(
             path, found, expected="the dataset file of these shards",
-            remedy=f"--overwrite replaces it; {lost} is lost then.",
+            remedy=f"{flag('overwrite')} replaces it; {lost} is lost then.",
         )  # fmt: skip
 
 

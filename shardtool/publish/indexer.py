@@ -22,6 +22,7 @@ from shardtool.publish.known_sidecar import Right, Wrong, compare_sidecar
 from shardtool.request.results import IndexResult
 from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.dataset.walk import Survey
@@ -158,7 +159,7 @@ class Indexer:
         else:
             self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
         if not file.fingerprint:
-            self._note("no content fingerprint: --checksum reads the payloads, too")
+            self._note(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
         self._publish(target.dataset_file, file.encode())
         return self._result(shards)
 
@@ -170,7 +171,7 @@ class Indexer:
         where = self.target.folder.path or "."
         raise OutputExists(
             where, f"not what the shards hold: {listing(self.wrong)}", expected="right ones, or none",
-            remedy="--overwrite makes them again from the shards; what only they know is lost then: checksums"
+            remedy=f"{flag('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
             f"{columns}, how the dataset was made. `shardtool verify` tells whether the shards are right.",
         )  # fmt: skip
 

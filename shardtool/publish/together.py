@@ -9,6 +9,7 @@ from shardtool.dataset.dataset_file import shard_names
 from shardtool.errors import OutputExists
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.storage.staging import open_folder, write_whole
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -98,7 +99,7 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
     fact = folder.facts([name]).get(name)
     if fact is None:
         return False
-    where, remedy = folder.full_path(name), "choose another folder with --output."
+    where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
     if fact.is_folder:
         raise OutputExists(where, "a folder", remedy=remedy.capitalize())
     if fact.size == len(data):
@@ -107,7 +108,9 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
                 return True
     if not overwrite:
         raise OutputExists(
-            where, "a file there already, with other bytes", remedy=f"Replace it with --overwrite, or {remedy}"
+            where,
+            "a file there already, with other bytes",
+            remedy=f"Replace it with {flag('overwrite')}, or {remedy}",
         )
     if name.endswith(DATASET_SUFFIX):
         with suppress(OSError):

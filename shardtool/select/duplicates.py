@@ -7,7 +7,7 @@ always stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.table.keys import repeated
 from shardtool.values import DUPLICATE, Skipped, counted, to_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
+    from shardtool.values import OnDuplicate
 
-Rule = Literal["error", "rename", "first", "last"]
 
 _SHOWN = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
@@ -46,7 +47,12 @@ class _Group:
 
 
 def resolve_duplicates(
-    entries: Entries, rule: Rule, shard_of: Callable[[int], str], taken: Names | None = None
+    entries: Entries,
+    rule: OnDuplicate,
+    shard_of: Callable[[int], str],
+    taken: Names | None = None,
+    *,
+    where: str = "the datasets",
 ) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
 
@@ -56,20 +62,21 @@ def resolve_duplicates(
             sample has; `first` and `last` keep one of them and list the others in `left_out`.
         shard_of: Gives the name of a sample's shard.
         taken: The keys of the dataset appended to.
+        where: What the source is called.
 
     Raises:
         InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
     """
     if rule == "last" and taken is not None:
         raise InvalidRequest(
-            "--on-duplicate", "last, for a dataset that is appended to", expected="error, rename or first",
+            option("on_duplicate"), "last, for a dataset that is appended to", expected="error, rename or first",
             remedy="Its shards are not written again: make a new dataset of both sources instead.",
         )  # fmt: skip
     groups = _groups(entries.keys, taken)
     if not groups:
         return entries, None, ()
     if rule == "error":
-        raise _refusal(entries, groups, shard_of)
+        raise _refusal(entries, groups, shard_of, where)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
         return found, None, (note,)
@@ -91,7 +98,7 @@ def _joined(one: Names, two: Names) -> Names:
     return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
 
 
-def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], str]) -> InvalidRequest:
+def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], str], where: str) -> InvalidRequest:
     """Return the error that names keys, and the shards of their samples."""
     named, torn = [], True
     for group in groups[:_SHOWN]:
@@ -99,16 +106,16 @@ def _refusal(entries: Entries, groups: list[_Group], shard_of: Callable[[int], s
         shards = [name for _, name in dict.fromkeys(places)]  # of two sources, two may have one name
         torn &= len(shards) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(places)} times in " if len(shards) == 1 and len(places) > 1 else ""
-        where = listing(shards, _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
-        named.append(f"'{printable(group.key)}' ({times}{where})")
+        held = listing(shards, _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
+        named.append(f"'{printable(group.key)}' ({times}{held})")
     found = f"{counted(len(groups), 'key')} more than once: {listing(named, _SHOWN, total=len(groups))}"
     if torn:
         remedy = _TORN
     elif any(group.taken for group in groups):
-        remedy = "--on-duplicate rename gives the new samples other keys, first leaves them out."
+        remedy = f"{option('on_duplicate', 'rename')} gives the new samples other keys, first leaves them out."
     else:
-        remedy = "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
-    return InvalidRequest("DATASET", found, expected="a key of its own for each sample", remedy=remedy)
+        remedy = f"{option('on_duplicate', 'rename')} gives the later ones other keys, first or last keeps one of each."
+    return InvalidRequest(where, found, expected="a key of its own for each sample", remedy=remedy)
 
 
 def _are_disjoint(entries: Entries, samples: list[int]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.values import INLINE, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -102,8 +103,8 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     rows = _rows(entries, made)
     if len(rows.fields) > _MOST or rows.counts.max(initial=0) > _MOST:
         raise InvalidRequest(
-            "--field", f"{len(rows.fields):,} different fields, {int(rows.counts.max()):,} in one sample",
-            expected=f"at most {_MOST:,}", remedy="Leave some out with --drop-fields.",
+            option("values"), f"{len(rows.fields):,} different fields, {int(rows.counts.max()):,} in one sample",
+            expected=f"at most {_MOST:,}", remedy=f"Leave some out with {option('drop_fields')}.",
         )  # fmt: skip
     old = {*rows.fields} - {one.name for one in made}
     return replace(

@@ -19,6 +19,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, printable
 from shardtool.table import buffers
 from shardtool.table.columns import is_text, no_such
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def _share(share: float | str) -> Fraction:
     found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
     if not 0 < found <= 1:
         raise InvalidRequest(
-            "--sample", f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
+            option("sample"), f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
         )
     return found
 
@@ -83,7 +84,7 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
         return np.arange(len(values))
     if not _is_ordered(kind):
         raise InvalidRequest(
-            "--sort-by", f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
+            option("sort_by"), f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
         )
     values = buffers.plain(values)
     if pa.types.is_floating(kind):

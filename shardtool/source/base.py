@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import SampleFailed, listing, printable
 from shardtool.values import DUPLICATE, NO_FIELD, Skipped, counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,9 +81,7 @@ class Source(ABC):
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
 
 
-def check_left_out(
-    source: str, left_out: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
-) -> None:
+def check_left_out(source: str, left_out: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
@@ -93,7 +92,7 @@ def check_left_out(
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
         raise SampleFailed(
             source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
-            remedy=f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written.",
+            remedy=f"Mend them, {otherwise}, or leave them out with {option('on_error', 'skip')}. Nothing was written.",
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,5 +72,5 @@ def too_long(where: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
     return InvalidRequest(
         where, f"a row of more than {LONGEST_ROW >> 20} MiB", expected="less text in a row",
-        remedy="Write it to a file, and its path into the table (--file FIELD=COLUMN).",
+        remedy=f"Write it to a file, and its path into the table ({option('files', {'FIELD': 'COLUMN'})}).",
     )  # fmt: skip

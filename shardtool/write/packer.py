@@ -19,6 +19,7 @@ from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reaso
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, Skipped, to_text
+from shardtool.wording import option
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
@@ -230,7 +231,8 @@ class Packer:
             raise CorruptShard(
                 path,
                 f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; --on-error skip "
+                remedy="Nothing of it was copied. `shardtool verify` tells what else is wrong there; "
+                f"{option('on_error', 'skip')} "
                 "leaves such samples out.",
             )
         if self.task.on_error == "stop":
@@ -238,7 +240,8 @@ class Packer:
             raise SampleFailed(
                 where, failed.message,
                 expected="a file that stays as it was when the run began" if failed.code == "changed" else "",
-                remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
+                remedy=f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+                f"{option('on_error', 'skip')}.",
                 detail=failed.detail,
             )  # fmt: skip
         key = to_text(self.keys[sample])

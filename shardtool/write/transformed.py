@@ -14,6 +14,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.values import ShardSamples, Skipped, counted, ends_early, show_size, to_text
+from shardtool.wording import option
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
 
@@ -161,11 +162,14 @@ class TransformPacker(Packer):
         for one in changed:
             if self._work.dots == "first" and ends_early(one.key):
                 found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found} (--dots last: at the last)")
+                raise BadSample(
+                    "map-failed",
+                    f"the function of {option('map')} returned the {found} ({option('dots', 'last')}: at the last)",
+                )
             dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
             if dotted:
-                found = f"field '{to_text(dotted[0])}': with --dots last, it begins behind its last dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found}")
+                found = f"field '{to_text(dotted[0])}': with {option('dots', 'last')}, it begins behind its last dot"
+                raise BadSample("map-failed", f"the function of {option('map')} returned the {found}")
 
     def _encode(self, sample: Changed) -> tuple[Parts, list[tuple[bytes, bytes | memoryview]]]:
         """Return a sample's records, and its fields as they are stored."""
@@ -235,7 +239,10 @@ class TransformPacker(Packer):
         found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
         if self._work.oversize != "skip":
             raise SampleFailed(
-                to_text(key), found, remedy="Raise --max-size or --max-count, or leave it out with --oversize skip."
+                to_text(key),
+                found,
+                remedy=f"Raise {option('max_size')} or {option('max_count')}, or leave it out with "
+                f"{option('oversize', 'skip')}.",
             )
         self.without[place] = Skipped(to_text(key), "", "oversize", found)
 

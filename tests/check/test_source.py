@@ -190,7 +190,7 @@ def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
     _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **asked, where="kind == 'x'")
     report = _verify(tmp_path / "b", sources / "one")
     assert (report.counts, report.samples, len(report.unchecked)) == ({}, 4, 1)
-    assert "--where" in report.unchecked[0]
+    assert "where" in report.unchecked[0]
     _create(_table("a", 12, txt=["x"] * 12), f"{tmp_path}/other/one-{{0..}}.tar")
     assert {code for code, _, _ in _found(tmp_path / "b", tmp_path / "other")} == {"source-differs"}
     assert set(_verify(tmp_path / "b", sources / "two").counts) == {"source-extra"}

@@ -16,6 +16,7 @@ from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.values import INLINE, NO_FIELD, counted, to_bytes, to_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from array import array
@@ -52,7 +53,7 @@ def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entr
     if len(names) > _FIELD_LIMIT:
         raise InvalidRequest(
             printable(root), f"{len(names):,} different fields, such as {printable(names[0])!r}", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
+            remedy=f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field.",
         )  # fmt: skip
     place = {name: at for at, name in enumerate(names)}
     codes = [
@@ -112,8 +113,8 @@ def check_torn(entries: Entries) -> None:
     key = printable(entries.keys[int(np.searchsorted(entries.first, row, "right")) - 1])
     raise InvalidRequest(
         name, f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}",
-        remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
-        "the first dot), or --dots first if that is what you want.",
+        remedy=f"Choose {option('dots', 'last')} (only the last ending is the field; add {flag('portable')} for "
+        f"readers that end the key at the first dot), or {option('dots', 'first')} if that is what you want.",
     )  # fmt: skip
 
 
@@ -133,9 +134,9 @@ def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: 
     if not len(entries):
         return entries
     if "cls" in entries.fields:
-        raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
-    expected = "SOURCE/SPLIT/CLASS/FILE" if depth else "SOURCE/CLASS/FILE"
-    spans = _folders(entries.keys, depth, ("--label-from-folder", expected))
+        raise InvalidRequest(option("label_from_folder"), "the samples have a field 'cls' already")
+    expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
+    spans = _folders(entries.keys, depth, ("label_from_folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
     paths = [to_bytes(one.path).split(b"/") for one in entries.left_out if one.code != NO_FIELD]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
@@ -172,7 +173,7 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
-    spans = _folders(keys, 0, ("--split-from-folder", "SOURCE/SPLIT/FILE"))
+    spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
 
@@ -184,10 +185,11 @@ def split_note(entries: Entries) -> str:
     if len(found) < min(2, len(classes)) or not found:
         return ""
     shown = listing(found)
-    return f"--label-from-folder takes {shown} for classes: --split-from-folder takes them for splits, and labels below"
+    label, split = option("label_from_folder"), option("split_from_folder")
+    return f"{label} takes {shown} for classes: {split} takes them for splits, and labels below"
 
 
-def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
     """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
 
     Keys are sorted, so this is a few bisections.
@@ -195,7 +197,7 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
     Args:
         keys: One a sample.
         depth: How many folders lie above.
-        option: Who wants to know, and what it expects.
+        asked: The option that wants to know, and what it expects.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
@@ -217,8 +219,8 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
         spans = found
     if beside:
         raise InvalidRequest(
-            option[0], f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}",
-            expected=option[1], remedy="Move them, or leave them out with --exclude.",
+            option(asked[0]), f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}",
+            expected=asked[1], remedy=f"Move them, or leave them out with {option('exclude')}.",
         )  # fmt: skip
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 

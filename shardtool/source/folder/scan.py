@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable, reason
 from shardtool.values import FILE, LINK, NO_FIELD, Dots, Skipped, Symlinks, split_name, to_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -285,7 +286,10 @@ def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, tar
     """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # what the link says, not where that is on this machine
-        return "link-outside", f"a link out of the tree, to {where}; --symlinks follow packs it, skip leaves it out"
+        return (
+            "link-outside",
+            f"a link out of the tree, to {where}; {option('symlinks', 'follow')} packs it, skip leaves it out",
+        )
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -295,7 +299,7 @@ def _link_problem(root: bytes, rules: ScanRules, prefix: bytes, path: bytes, tar
         return code, reason(error)
     if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
-            return "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"
+            return "link-loop", f"a link to a folder that it lies in; {option('symlinks', 'skip')} leaves it out"
     elif not stat.S_ISREG(mode):
         return "special-file", "a link to a fifo, socket or device"
     return None

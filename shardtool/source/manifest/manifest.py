@@ -37,6 +37,7 @@ from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
 from shardtool.values import FILE, INLINE, SPAN, Skipped
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,9 +79,9 @@ class Manifest:
         self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
             raise InvalidRequest(
-                "--no-stat",
+                option("stat"),
                 "no file is looked at, and nothing says how large it is",
-                expected="--size COLUMN, one file a row",
+                expected=f"{option('size', 'COLUMN')}, one file a row",
             )
         self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
@@ -137,7 +138,7 @@ class Manifest:
         options = self._options
         rows, roles = Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
-        check_sidecar_names(self._where, self._sidecar_names())
+        check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         checks.check_values(rows, roles)
         if not self._options.stat and roles.paths():
             self._sizes = checks.check_sizes(rows, self._options.size or "")
@@ -216,7 +217,7 @@ class Manifest:
         if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
             raise SampleFailed(
                 self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
+                remedy=f"Run again with {option('if_exists', 'resume')}.",
             )  # fmt: skip
 
     def _read(self, names: list[str]) -> None:
@@ -294,7 +295,7 @@ class Manifest:
             rows.refuse(
                 np.flatnonzero(lengths < 0), f"column {column!r}: no bytes",
                 expected="bytes in each row; a path beside them is not followed",
-                remedy="--file takes a column of paths; --where can leave such rows out.",
+                remedy=f"{option('files')} takes a column of paths; {option('where')} can leave such rows out.",
             )  # fmt: skip
         return found
 
@@ -309,7 +310,8 @@ class Manifest:
             raise InvalidRequest(
                 self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
                 f"'{printable(str(self._columns[paths[0]][0]))}'",
-                expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
+                expected=f"paths that count from {printable(self._root)}",
+                remedy=f"{option('root')} names another folder.",
             )  # fmt: skip
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
         left_out = []
@@ -360,7 +362,9 @@ class Manifest:
 
 def _root(options: ManifestOptions, folder: str) -> bytes:
     if options.root is not None and options.stat and not os.path.isdir(options.root):
-        raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
+        raise InvalidRequest(
+            option("root"), f"no folder {options.root!r}", expected="what the manifest's paths count from"
+        )
     return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
 
 
@@ -370,5 +374,5 @@ def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings
     except OverflowError:
         raise InvalidRequest(
             where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
+            remedy=f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field.",
         ) from None  # fmt: skip

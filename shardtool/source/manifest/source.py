@@ -8,6 +8,7 @@ from shardtool.source.base import TASKS, Listing, Source, check_left_out
 from shardtool.source.manifest.manifest import Manifest
 from shardtool.source.manifest.options import manifest_options
 from shardtool.source.manifest.stat import stat_listed
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
@@ -35,7 +36,9 @@ class ManifestSource(Source):
             found[number] = part
             observer.listed(len(part))
         entries = manifest.entries([found[number] for number in sorted(found)])
-        check_left_out(manifest.name, entries.left_out, options.on_error, "leave their rows out with --where")
+        check_left_out(
+            manifest.name, entries.left_out, options.on_error, f"leave their rows out with {option('where')}"
+        )
         return Listing(entries, manifest.name, tuple(manifest.notes))
 
     def column(self, listed: Listing, name: str) -> Any:  # noqa: ARG002 - the table has more columns than samples

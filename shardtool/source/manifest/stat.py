@@ -16,6 +16,7 @@ from typing import NamedTuple
 from shardtool.errors import reason
 from shardtool.source.folder.scan import ALWAYS
 from shardtool.values import FILE, LINK
+from shardtool.wording import flag
 
 VANISHED = "vanished"
 
@@ -156,7 +157,7 @@ class _Look:
     def _outside_problem(self, path: bytes) -> tuple[str, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
             return None
-        return "link-outside", "leads out of the root by a link; --allow-outside packs it"
+        return "link-outside", f"leads out of the root by a link; {flag('allow_outside')} packs it"
 
 
 def _special(mode: int) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from shardtool.source.shards.shard_columns import Seen, arranged, check_fields, 
 from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
 from shardtool.table import keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, to_bytes
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -120,7 +121,8 @@ def list_datasets(  # noqa: PLR0913 - what there is to say
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
     if dots == "last" and dotted and to_format == "tar":
         notes.append(
-            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; --portable mends keys"
+            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; "
+            f"{flag('portable')} mends keys"
         )
     return Listed(
         entries=entries,
@@ -167,14 +169,14 @@ def _check_rows(part: Part, wanted: Callable[[str], bool]) -> None:
         if wanted(name):
             raise InvalidRequest(
                 part.where(int(owners[row])), f"the field {name!r} twice", expected="each field once",
-                remedy=f"Leave it out with --drop-fields {name}, or make the shard anew.",
+                remedy=f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew.",
             )  # fmt: skip
 
 
 def _entries(parts: list[Part], numbers: NumberFields, seen: Seen) -> Entries:
     """Return the samples of all parts, which are used up by it, without classes and metadata."""
     fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
-    check_fields("DATASET", fields)
+    check_fields(parts[0].shard.path if parts else "", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
     left_out = tuple(one for part in parts for one in part.left_out)

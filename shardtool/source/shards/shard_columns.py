@@ -25,6 +25,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
 from shardtool.storage.reading import file_stat, open_plain
 from shardtool.values import NO_FIELD, Skipped, SpanFile, is_utf8, to_bytes
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from shardtool.values import Dots, Number
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
-_REMEDY = "`shardtool verify` tells what is wrong, and --repair mends what it can."
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
@@ -194,10 +194,10 @@ def read_sidecar(shard: Shard, seen: Seen) -> Part | None:
     except FileNotFoundError:
         if shard.entry is None and not os.path.islink(path):
             return None
-        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy()) from None
     except OSError as error:
         found = f"cannot be read: {reason(error)}"
-        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy()) from None
     entry, size = shard.entry, shard.file.size
     if entry is not None:
         check_listed(data, path, entry)
@@ -247,7 +247,7 @@ def walked_part(shard: Shard, found: Survey, told: Part | None) -> Part:
     if not _same(arranged(part), arranged(told)):
         raise CorruptShard(
             shard.path, "other samples, places or checksums than its sidecar tells of",
-            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
+            remedy=f"{_remedy()} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
         )  # fmt: skip
     return replace(part, columns=told.columns)
 
@@ -328,4 +328,10 @@ def _same(found: Part, told: Part) -> bool:
             for column in ("counts", "codes", "offsets", "lengths")
         )
         and (found.crcs is None or told.crcs is None or np.array_equal(found.crcs, told.crcs))
+    )
+
+
+def _remedy() -> str:
+    return (
+        f"`shardtool verify` tells what is wrong, and {either('`verify(repair=True)`', '--repair')} mends what it can."
     )

@@ -10,6 +10,7 @@ from shardtool.dataset.dataset_file import feature_kinds
 from shardtool.errors import InvalidRequest, listing
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.table import buffers
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +42,8 @@ def joined_classes(
                 raise InvalidRequest(
                     f"the field {name!r}", f"other classes in {datasets[at].name} ({listing(classes)})",
                     expected=f"those of {first}: {listing(found[name])}",
-                    remedy=f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
-                    f"--drop-fields {name}.",
+                    remedy=f"Number them anew with {option('values', {name: 'COLUMN'})} {option('classes', (name,))}, "
+                    f"or leave the field out with {option('drop_fields', (name,))}.",
                 )  # fmt: skip
         if told and len(told) < len(places):
             others = [datasets[at].name for at in places if at not in told]
@@ -72,7 +73,8 @@ def joined_columns(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Any:
     except pa.ArrowException as error:
         for name in names:
             _check_alike(name, parts, datasets)
-        raise InvalidRequest("DATASET", f"metadata that cannot be one table: {str(error)[:200]}") from None
+        where = ", ".join(dataset.name for dataset in datasets)
+        raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
 
 
 def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) -> None:
@@ -91,7 +93,7 @@ def _check_alike(name: str, parts: Sequence[Part], datasets: Sequence[Dataset]) 
                 shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
                 raise InvalidRequest(
                     f"the column {name!r}", shown, expected="types that can be one",
-                    remedy="Reshard them apart, with --join to give the column another type.",
+                    remedy=f"Reshard them apart, with {option('join')} to give the column another type.",
                 ) from None  # fmt: skip
 
 

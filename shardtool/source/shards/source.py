@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.request.options import pairs
+from shardtool.request.python_types import pairs
 from shardtool.select import order
 from shardtool.source.base import Listing, Source, check_left_out
 from shardtool.values import SPAN, counted, to_text
+from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,9 @@ class ShardSource(Source):
     def __init__(self, datasets: Any, options: ReshardOptions, to_format: str) -> None:
         self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
         if not self._datasets:
-            raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
+            raise InvalidRequest(
+                "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
+            )
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
@@ -52,7 +55,7 @@ class ShardSource(Source):
         from shardtool.source.shards.listing import list_datasets
 
         options = self._options
-        renames = pairs("--rename-field", options.rename_fields)
+        renames = pairs("rename_fields", options.rename_fields)
         found = list_datasets(
             self._datasets, pool, observer, to_format=self._format,
             only=options.select_fields, without={*options.drop_fields, *options.classes} - {old for old, _ in renames},
@@ -82,7 +85,7 @@ class ShardSource(Source):
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         from shardtool.select.order import column_of
 
-        return column_of(_table(listed), name, "DATASET")
+        return column_of(_table(listed), name, listed.name)
 
     def _with_named_fields(self, listed: Listing) -> Listing:
         options = self._options
@@ -90,7 +93,7 @@ class ShardSource(Source):
             return listed
         from shardtool.select.fields import select_fields
 
-        renames = pairs("--rename-field", options.rename_fields)
+        renames = pairs("rename_fields", options.rename_fields)
         entries = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
         return replace(listed, entries=entries)
 
@@ -109,11 +112,11 @@ class ShardSource(Source):
         from shardtool.select.query import matching
 
         samples = matching(_table(listed), options.where)
-        return _take_some(listed, samples, "--where", f"no sample for which {options.where}")
+        return _take_some(listed, samples, option("where"), f"no sample for which {options.where}")
 
     def _with_values(self, listed: Listing) -> Listing:
         """Return the samples with the fields that `values` and `classes` make of metadata."""
-        options, values = self._options, pairs("--field", self._options.values)
+        options, values = self._options, pairs("values", self._options.values)
         if not (values or options.classes):
             return listed
         from shardtool.dataset.classes import open_classes
@@ -137,7 +140,7 @@ class ShardSource(Source):
         if share is None:
             return listed
         samples = order.sample_by_key(entries.keys, share)
-        return _take_some(listed, samples, "--sample", f"none of {len(entries):,} samples falls into {share}")
+        return _take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
@@ -145,7 +148,9 @@ class ShardSource(Source):
         before, file, asked = listed.entries, listed.entries.file, self._options.on_duplicate
         # An error tells where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
-        entries, _, notes = resolve_duplicates(before, asked, lambda at: names[0 if file is None else file[at]], taken)
+        entries, _, notes = resolve_duplicates(
+            before, asked, lambda at: names[0 if file is None else file[at]], taken, where=listed.name
+        )
         if entries is before:
             return listed
         more = notes if asked == "rename" else ()  # what is left out gets a note of its own
@@ -156,7 +161,7 @@ class ShardSource(Source):
         if options.sort_by is None:
             return listed.entries
 
-        column = order.column_of(_table(listed), options.sort_by, "--sort-by")
+        column = order.column_of(_table(listed), options.sort_by, option("sort_by"))
         return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
 
     def _first(self, entries: Entries) -> Entries:
@@ -175,13 +180,15 @@ def _check_tar(listed: Listing) -> None:
         raise InvalidRequest(
             listed.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
             expected="names that the first dot divides, or the last",
-            remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
+            remedy=f"Rename them ({option('rename_fields', {dotted[0]: dotted[0].rpartition('.')[2]})}), or use "
+            f"{flag('portable')}.",
         )  # fmt: skip
     bad = [name for name in fields if "/" in name]
     if bad:
         raise InvalidRequest(
             listed.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
-            expected="an ending, such as jpg", remedy=f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields.",
+            expected="an ending, such as jpg", remedy=f"Rename it ({option('rename_fields', {bad[0]: 'jpg'})}), or "
+            f"{option('drop_fields')}.",
         )  # fmt: skip
 
 
@@ -197,7 +204,7 @@ def _unchecked(entries: Entries) -> list[str]:
     samples = np.searchsorted(entries.first, rows, "right") - 1
     shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be told"
-    return [f"{what}: `shardtool index --checksum` adds them"]
+    return [f"{what}: {call('index', checksum=True)} adds them"]
 
 
 def _table(listed: Listing) -> Any:
