@@ -102,6 +102,11 @@ def made_again() -> str:
     return f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index`."
 
 
+def create_again() -> str:
+    """Return what a message calls a run of `create` that keeps what is finished."""
+    return either("`create(..., if_exists='resume')`", "`create --resume`")
+
+
 def typed_name(name: str) -> str:
     """Return how the command line calls an option, whoever reads."""
     return _OPTION.get(name, f"--{name.replace('_', '-')}")

@@ -22,7 +22,7 @@ from shardtool.publish.folder_index import has_own_readme, once_files, other_spl
 from shardtool.publish.together import Outbox
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
-from shardtool.wording import exporting, flag, made_again
+from shardtool.wording import exporting, made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +63,7 @@ def check_exports(
     if not overwrite and (found := [*folder.facts(names)]):
         raise OutputExists(
             folder.path or ".", f"{counted(len(found), 'file')} there already: {listing(found, 3)}",
-            remedy=f"Remove them, choose another folder, or {flag('overwrite')}.",
+            remedy=f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}.",
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.storage.reading import file_stat
 from shardtool.table import buffers
 from shardtool.table.text import numbers_of
-from shardtool.wording import option
+from shardtool.wording import create_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -69,7 +69,7 @@ class _Files:
         if not same:
             raise SampleFailed(
                 self._path, "changed while it was read", expected="a table that stays as it was when the run began",
-                remedy=f"Run it again; {option('if_exists', 'resume')} keeps what is finished.",
+                remedy=f"Run it again; {create_again()} keeps what is finished.",
             )  # fmt: skip
 
 

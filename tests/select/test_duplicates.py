@@ -121,7 +121,7 @@ def test_the_refusal_says_where() -> None:
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
-    assert "rename gives the new samples other keys, first leaves them out." in found
+    assert "rename' gives the new samples other keys, first leaves them out." in found
 
 
 def test_torn_samples_are_told() -> None:
