@@ -312,9 +312,9 @@ def test_repair_of_what_reshard_made(both: list[Path], ending: str, tmp_path: Pa
     wanted = read_tree(tmp_path / "out")
     flip(tmp_path / "out" / f"out-001.{ending}", 600)
     for source in (None, both):
-        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "--resume")  # noqa: B023
+        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "if_exists='resume'")  # noqa: B023
     (tmp_path / "out" / "out-002.index").unlink()
-    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "--resume")
+    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "if_exists='resume'")
     _reshard(both, pattern, shuffle=True, if_exists="resume")
     assert read_tree(tmp_path / "out") == wanted
 
