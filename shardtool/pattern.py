@@ -136,7 +136,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     """
     texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
     if not texts:
-        raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
+        raise InvalidRequest("the output", "nothing given", expected=_EXAMPLE)
     for text in texts:
         if not is_utf8(raw := _raw(text)):
             raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
@@ -212,17 +212,17 @@ def _from_names(names: list[str]) -> ShardPattern:
     for name in names:
         if match := _LEFT_OVER.search(name.rpartition("/")[2]):
             raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=_EXAMPLE)
-    folders = {name.rpartition("/")[0] for name in names}
+    folders, where = {name.rpartition("/")[0] for name in names}, f"{names[0]} ... {names[-1]}"
     if len(folders) > 1:
         found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"
-        raise InvalidRequest("OUTPUT", found, expected="one folder")
+        raise InvalidRequest(where, found, expected="one folder")
     plain = [name.rpartition("/")[2] for name in names]
     for name in plain:
         _check_ending(name, name)
     if len(set(map(_ending, plain))) > 1:
-        raise InvalidRequest("OUTPUT", f"several formats: {listing(sorted(set(map(_ending, plain))))}", expected="one")
+        raise InvalidRequest(where, f"several formats: {listing(sorted(set(map(_ending, plain))))}", expected="one")
     if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
-        raise InvalidRequest("OUTPUT", f"names given twice: {listing(twice)}")
+        raise InvalidRequest(where, f"names given twice: {listing(twice)}")
     stems = [name.removesuffix(_ending(name)) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
     prefix, ending = _common(stems), _ending(plain[0])

@@ -26,6 +26,11 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 
+Trust = Literal["time", "size"]
+OnDuplicate = Literal["error", "rename", "first", "last"]
+ReadMethod = Literal["auto", "gather", "scatter"]
+Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
+
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
@@ -105,6 +110,11 @@ def name_problem(name: bytes) -> str:
     except UnicodeDecodeError:
         return "bytes that are no UTF-8"
     return "control characters" if _CONTROL.search(text) else ""
+
+
+def source_name(root: bytes) -> str:
+    """Return what a message calls the source whose paths count from `root`."""
+    return to_text(root.rstrip(b"/") or root) or "the source"
 
 
 def output_text(name: str) -> str:

@@ -35,7 +35,7 @@ LATE = {
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
-    "execute.worker": {"errors"},
+    "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter"},
     "pack.run": {"pack.result", "publish.exporter"},
     "request.options": {"transform.steps"},

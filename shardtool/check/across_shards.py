@@ -13,6 +13,7 @@ from shardtool.check.worker import HASH_SIZE
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import printable
 from shardtool.fingerprint import show_fingerprint
+from shardtool.wording import call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,7 @@ def _check_totals(findings: Findings, name: str, file: DatasetFile, sums: Sums) 
 
 def _check_fingerprint(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
     if not file.fingerprint:
-        findings.unchecked.append("the fingerprint: there is none; `shardtool index --checksum` adds it")
+        findings.unchecked.append(f"the fingerprint: there is none; {call('index', checksum=True)} adds it")
     elif None in sums.digests:
         findings.unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
     elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:

@@ -20,6 +20,7 @@ from shardtool.errors import printable
 from shardtool.execute.here import Here
 from shardtool.execute.local import LocalPool, cores
 from shardtool.values import counted, output_text, show_size
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding, Findings
@@ -204,7 +205,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
     if sums.undecoded:
         limits = f"images over {show_size(IMAGE_LIMIT)} and JSON over {show_size(JSON_LIMIT)}"
-        unchecked.append(f"{counted(sums.undecoded, 'payload')} that --decode leaves out: {limits}")
+        unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
     return Report(
         dataset=output_text(subject.found.dataset_file or subject.found.folder or "."),
         findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),

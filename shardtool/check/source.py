@@ -27,6 +27,7 @@ from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
 from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ class Comparison:
     def _compare(self, all_surveys: Surveys, pool: LocalPool) -> None:
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
-            unchecked.append("the source: --map made the samples, and is not run again")
+            unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
         listed = self._listed(pool)
         entries = listed.entries
@@ -93,25 +94,27 @@ class Comparison:
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, place)
         if made.changes:
-            unchecked.append("payloads against the source: --resize or --encode changed them")
+            unchecked.append(f"payloads against the source: {option('resize')} or {option('encode')} changed them")
             return
         self._compare_fields(entries, surveys, place, pool)
 
     @property
     def _of_table(self) -> str:
-        return f"{' and '.join(self.made.choosing)} may have chosen them by --join {self.made.table}"
+        return f"{' and '.join(self.made.choosing)} may have chosen them by {option('join')} {self.made.table}"
 
     def _add_unchecked(self) -> None:
         """Say what is not compared."""
         made, unchecked, file = self.made, self.findings.unchecked, self.subject.file
         if made.made_fields:
             what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
-            unchecked.append(f"{what} against the source: made with --join {made.table}, which is not at hand")
+            unchecked.append(
+                f"{what} against the source: made with {option('join')} {made.table}, which is not at hand"
+            )
         if made.choosing:
             unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
         if file is not None and file.appends:
             before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
-            what = f"--source is compared with the first {counted(before, 'shard')}"
+            what = f"{option('source')} is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
     def _first_shards(self, surveys: Surveys) -> Surveys:
@@ -134,7 +137,9 @@ class Comparison:
             splits = divide(entries.keys, dividing, values)
             name = file.made.split
             if name not in splits.names:
-                raise InvalidRequest("--source", f"no split {printable(name)[:80]!r} of it", expected="the source")
+                raise InvalidRequest(
+                    option("source"), f"no split {printable(name)[:80]!r} of it", expected="the source"
+                )
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
             from shardtool.select.portable import make_portable

@@ -23,6 +23,7 @@ from shardtool.cli.output import say, show_json
 from shardtool.cli.signals import Signals
 from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory
 from shardtool.frames import withhold_pandas
+from shardtool.wording import command_line_words
 
 _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
@@ -102,6 +103,11 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str], signals: Signals) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
+    with command_line_words():
+        return _carry_out(arguments, signals)
+
+
+def _carry_out(arguments: list[str], signals: Signals) -> int:
     try:
         result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
         signals.end()

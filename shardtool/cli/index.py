@@ -8,7 +8,7 @@ import click
 
 from shardtool.cli.options import chosen, common
 from shardtool.interop.export_formats import EXPORTS
-from shardtool.request.options import IndexOptions
+from shardtool.request.options import ExportOptions, IndexOptions
 
 
 @click.command(no_args_is_help=True)
@@ -86,7 +86,8 @@ def index(  # noqa: PLR0913 - an option each
         if formats:
             from shardtool.verbs.export import export
 
-            exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
+            how = ExportOptions(output=output, overwrite=overwrite, workers=options["workers"])
+            exported = export(file, formats, how, observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
             there = f", {exported.kept:,} of them there already" if exported.kept else ""
             lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")

@@ -125,7 +125,7 @@ def _show_summary(  # noqa: PLR0913 - an option each
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.inspection.overview import InspectOptions
+    from shardtool.request.options import InspectOptions
     from shardtool.verbs.inspect import inspect as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose)

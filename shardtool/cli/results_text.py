@@ -147,8 +147,10 @@ def summary(result: CreateResult) -> str:
         f"fingerprint   {result.fingerprint}",
     ]
     if result.appended:
-        lines.insert(1, f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, "
-                     f"{show_size(result.size)}")  # fmt: skip
+        found = (
+            f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {show_size(result.size)}"
+        )
+        lines.insert(1, found)
     for name, split in result.splits.items():
         held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
         lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")

@@ -73,7 +73,7 @@ def find_dataset(given: Given) -> Found:
     """
     names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
     if not names:
-        raise InvalidRequest("DATASET", "nothing given", expected=_EXPECTED)
+        raise InvalidRequest("the dataset", "nothing given", expected=_EXPECTED)
     if len(names) > 1:
         return _of_names(names)
     name = names[0]

@@ -18,6 +18,7 @@ from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
 from shardtool.storage.reading import names_in, read_small
 from shardtool.values import counted
+from shardtool.wording import create_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,7 +87,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
     """
     there = [path for path in shards if os.path.isfile(path)]
     for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
-        remedy = "`create --resume` finishes such a run; `shardtool reshard` makes a dataset of those that are here."
+        remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
         raise InvalidRequest(folder or ".", str(one), expected=EXPECTED, remedy=remedy)
 
 

@@ -33,6 +33,7 @@ from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.inspection.overview import class_names
 from shardtool.inspection.statistics import is_plain
 from shardtool.values import output_text
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -192,7 +193,11 @@ def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
     if damage:
         raise damage[0]
     such = f", such as {printable(example)!r}" if example else ""
-    raise InvalidRequest(f"--sample {key}", "no such sample", expected=f"a key{such}, or a number below {number:,}")
+    raise InvalidRequest(
+        either(f"sample {key}", f"--sample {key}"),
+        "no such sample",
+        expected=f"a key{such}, or a number below {number:,}",
+    )
 
 
 def _raise_damage(part: OpenedIndex) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
 from shardtool.values import INLINE, counted, to_bytes
+from shardtool.wording import exporting, option
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
@@ -32,7 +33,7 @@ _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
-    ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; --export dali-webdataset does not",
+    ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; {} does not",
      "key with white space", _WHITE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-folder", "webdataset and energon pass over names in a folder such as __meta__",
      "key in a folder between two underscores on each side", (b"__",), re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
@@ -117,7 +118,8 @@ def misread_keys(keys: Names) -> list[Misread]:
         if first:
             sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
             count = sum(1 for _ in pattern.finditer(keys.data))
-            found.append(Misread(code, readers, what, count, printable(keys[sample])))
+            who = readers.format(exporting("dali-webdataset"))
+            found.append(Misread(code, who, what, count, printable(keys[sample])))
     return found
 
 
@@ -132,7 +134,7 @@ def _long_names(entries: Entries) -> list[Misread]:
         return []
     found = [Misread("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))]
     if pax := [name for name in long if split_prefix(name) is None]:
-        readers = "DALI loses the field of a name in a pax header, without an index (--export dali-webdataset)"
+        readers = f"DALI loses the field of a name in a pax header, without an index ({exporting('dali-webdataset')})"
         found.append(Misread("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
     return found
 
@@ -157,7 +159,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
             bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
-            readers += f" (--classes {name} numbers it)"
+            readers += f" ({option('classes', (name,))} numbers it)"
             found.append(Misread("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False))
     return found
 

@@ -56,7 +56,7 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
     if not isinstance(options, ReshardOptions):
         return None
     first = targets[0].pattern
-    folder = open_folder(first.folder if options.temp_dir is None else options.temp_dir)
+    folder = open_folder(first.folder if options.temp_dir is None else os.fspath(options.temp_dir))
     whose = os.path.realpath(os.path.join(first.folder, first.base))
     return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 

@@ -17,6 +17,7 @@ from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.values import parse_size
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +134,7 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
     changes = find_changes(resumed)
     if changes is None:
         return None
-    most = share("--max-removed", options.max_removed)
+    most = share("max_removed", options.max_removed)
     if options.if_exists == "resume" and (refused := refusal(resumed, changes, most)) is not None:
         if not request.dry:
             raise refused
@@ -163,7 +164,8 @@ def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
     if options.portable or not any(one.mendable for one in found):
         return found
     return [
-        replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
+        replace(one, readers=f"{one.readers} ({flag('portable')} makes them safe)") if one.mendable else one
+        for one in found
     ]
 
 

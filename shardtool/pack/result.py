@@ -10,6 +10,7 @@ from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.values import counted, to_bytes
+from shardtool.wording import export_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,9 +82,8 @@ def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator
         gone = {name: form for name, form in removed.items() if form not in request.exports}
         if gone:
             what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
-            words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
-            again = f"`shardtool index {publisher.destination.dataset_file} {words} --overwrite` makes them again"
-            yield f"{what} ({listing([*gone], 3)}): {again}"
+            again = export_call(publisher.destination.dataset_file, sorted({*gone.values()}), overwrite=True)
+            yield f"{what} ({listing([*gone], 3)}): {again} makes them again"
 
 
 def result(

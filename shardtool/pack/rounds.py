@@ -30,6 +30,7 @@ from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.old_dataset import Done
 from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
@@ -101,9 +102,9 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
-            found = f"none of {len(plan):,} samples could be packed"
-            remedy = "Run it without --on-error skip to see why. No dataset file was written."
-            raise SampleFailed(to_text(plan.entries.root), found, remedy=remedy)
+            problem = f"none of {len(plan):,} samples could be packed"
+            remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
+            raise SampleFailed(to_text(plan.entries.root), problem, remedy=remedy)
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
@@ -147,20 +148,20 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.output.pattern.text
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
-            raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
+            raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
         if len(counts) % self.manner.options.shards_multiple_of:
             found = f"{len(counts):,} shards, now that the sizes are known"
-            expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by --shards-multiple-of"
+            expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known"
             remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}."
@@ -288,10 +289,10 @@ class Packing:
         for key in keys:
             mark = blake2b(key, digest_size=16).digest()
             if mark in self._taken:
-                found = "a key that the function of --map gave, and the dataset appended to has already"
+                found = f"a key that the function of {option('map')} gave, and the dataset appended to has already"
                 raise SampleFailed(to_text(key), found, remedy="Give each sample that it returns a key of its own.")
             if mark in self._made_keys:
-                found = "a key that the function of --map gave to two samples"
+                found = f"a key that the function of {option('map')} gave to two samples"
                 raise SampleFailed(to_text(key), found, remedy="Give each sample that it returns a key of its own.")
             self._made_keys.add(mark)
 

@@ -21,6 +21,7 @@ from shardtool.pack.samples import list_samples, spool
 from shardtool.pack.targets import lock, open_targets
 from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.pack.request import Names, Request
@@ -102,7 +103,7 @@ def start_pool(options: OutputOptions) -> LocalPool:
     """
     for name in _OF_WORKERS:
         import_module(name)
-    again = "Run the same command with --resume: finished shards are kept."
+    again = f"Run the same command with {option('if_exists', 'resume')}: finished shards are kept."
     return LocalPool(options.workers or cores(), options.start_method, again)
 
 

@@ -10,6 +10,7 @@ from shardtool.errors import InvalidRequest, memory_for
 from shardtool.pack.request import made
 from shardtool.pack.targets import open_targets
 from shardtool.values import SPAN, SpanFile
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,7 @@ def list_samples(
     from shardtool.source.naming import check_names
 
     if not request.options.portable:
-        check_names(listed.entries, skip=source.may_skip_names)
+        check_names(listed.entries, listed.name, skip=source.may_skip_names)
     listed, dots = _settle_dots(request, listed, notes)
     samples = Samples(listed, targets, (None,), dots)
     if request.dividing is not None:
@@ -135,7 +136,8 @@ def _divide(request: Request, source: Source, samples: Samples, notes: Notes) ->
     parts = tuple(splits.samples(at) for at in range(len(splits.names)))
     if empty := [name for name, part in zip(splits.names, parts, strict=True) if not len(part)]:
         found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
-        raise InvalidRequest("--split", found, remedy="Use larger shares, another --seed, or --stratify.")
+        remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
+        raise InvalidRequest(option("split"), found, remedy=remedy)
     entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     return replace(samples, listed=replace(samples.listed, entries=entries), targets=targets, parts=parts)
 
@@ -147,8 +149,8 @@ def _with_safe_names(request: Request, source: Source, samples: Samples) -> Entr
     entries, dividing = samples.entries, request.dividing
     if request.options.portable:
         if dividing is not None:
-            other = "--split" if dividing.column is None else dividing.option
-            raise InvalidRequest("--portable", f"used with {other}", remedy="Choose one of them.")
+            other = option("split" if dividing.column is None else dividing.option)
+            raise InvalidRequest(option("portable"), f"used with {other}", remedy="Choose one of them.")
         return _keep_source_paths(make_portable(entries, by_key=source.by_key))
     if request.format == "tar":
         check_case(entries)

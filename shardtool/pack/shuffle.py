@@ -22,8 +22,9 @@ import numpy as np
 from shardtool.dataset.shard_file import COMPRESSED
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
-from shardtool.storage.spool import SPOOL_REMEDY
+from shardtool.storage.spool import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
+from shardtool.wording import option
 from shardtool.write.buffers import GAP
 from shardtool.write.scatter import LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
     from shardtool.storage.spool import Spool
     from shardtool.storage.staging import Folder
-    from shardtool.values import OnError
+    from shardtool.values import OnError, ReadMethod
 
 Asked = Literal["auto", "gather", "scatter"]
 
@@ -66,7 +67,7 @@ class Method:
     note: str = ""
 
 
-def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: Asked) -> Method:
+def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: ReadMethod) -> Method:
     """Return how the samples of `plans` should be read.
 
     Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
@@ -141,7 +142,7 @@ def scatter(
     free, need = _free(temp), layout.size + room.besides
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
-        raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
+        raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
     spool = temp.spool(room.name, layout.size)
     where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
     observer.note(f"first pass of two: {where}")
@@ -159,10 +160,10 @@ def check_memory(memory: int) -> None:
         InvalidRequest: There is not.
     """
     if memory < _LEAST_MEMORY:
-        raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+        raise InvalidRequest(option("memory"), show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
 
 
-def check_method(asked: Asked, *, packed: bool) -> None:
+def check_method(asked: ReadMethod, *, packed: bool) -> None:
     """Check that compressed shards are not to be gathered.
 
     Raises:
@@ -170,14 +171,14 @@ def check_method(asked: Asked, *, packed: bool) -> None:
     """
     if packed and asked == "gather":
         expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
+        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
 
 
 def _free(temp: Folder) -> int:
     try:
         return temp.free_bytes()
     except OutputFailed as error:
-        raise OutputFailed(error.where, error.found, remedy=SPOOL_REMEDY) from None
+        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
 
 
 def _which(plan: Plan) -> NDArray[np.int64]:
@@ -442,7 +443,10 @@ class _Pass:
 def _unreadable(source: SpanFile, code: SkipCode, message: str) -> SampleFailed:
     """Return the error for a file that cannot be read."""
     expected = "a file that stays as it was when the run began" if code == "changed" else ""
-    remedy = "Mend it and run again with --resume, or leave such samples out with --on-error skip."
+    remedy = (
+        f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+        f"{option('on_error', 'skip')}."
+    )
     return SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
 
 

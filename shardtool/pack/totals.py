@@ -13,6 +13,7 @@ from shardtool.publish.append import joined
 from shardtool.publish.old_dataset import Done
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.values import output_text, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,5 +118,8 @@ def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destin
     """
     if [*done.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset has these samples already, with other content"
-        remedy = "Give the new samples other keys, and leave --resume out."
+        remedy = either(
+            f"Give the new samples other keys, with {option('if_exists', 'append')}.",
+            "Give the new samples other keys, and leave --resume out.",
+        )
         raise InvalidRequest(output.pattern.text, found, remedy=remedy)

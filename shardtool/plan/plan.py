@@ -21,7 +21,8 @@ from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
 from shardtool.plan.shuffle import shuffled
 from shardtool.skipped import Skipped
-from shardtool.values import INLINE, Oversize, counted, show_size, to_text
+from shardtool.values import INLINE, Oversize, counted, show_size, source_name, to_text
+from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,7 +186,8 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
         InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
     """
     if to_text(KEY_FEATURE) in entries.fields:
-        raise InvalidRequest("SOURCE", "a field called '__key__', the name of a TFRecord's key", remedy="Rename it.")
+        found = "a field called '__key__', the name of a TFRecord's key"
+        raise InvalidRequest(source_name(entries.root), found, remedy="Rename it.")
     if not entries.values.numbers:
         return None, ()
     stored: NDArray[np.int64] = entries.rows.size.copy()
@@ -248,22 +250,23 @@ def _fit(
     total, never = sizes + room.trailer, too_large[sizes[too_large] > room.sample]
     if len(never) and oversize != "skip":
         found = _named(entries, total, never, "a TFRecord")
-        remedy = "Write tar shards, or leave them out with --oversize skip."
+        remedy = f"Write tar shards, or leave them out with {option('oversize', 'skip')}."
         raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({room.sample:,} bytes)", remedy=remedy)
     found = _named(entries, total, too_large, f"a shard of {show_size(min(limit, room.shard) + room.trailer)}")
     if oversize == "error":
-        remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
-        raise InvalidRequest("--max-size", found, remedy=remedy)
+        remedy = f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
+        raise InvalidRequest(option("max_size"), found, remedy=remedy)
     if oversize == "alone":
         return which, (), (f"{found}; each gets a shard of its own",)
-    over = dict.fromkeys(too_large.tolist(), "--max-size") | dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
+    over = dict.fromkeys(too_large.tolist(), typed_option("max_size"))
+    over |= dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
     skipped = tuple(
         Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {name}") for at, name in over.items()
     )
     stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
     if not len(stay):
-        remedy = "Write tar shards" if len(never) == len(too_large) else "Raise --max-size"
-        raise InvalidRequest("--max-size", found, remedy=f"{remedy}: no sample is left.")
+        remedy = "Write tar shards" if len(never) == len(too_large) else f"Raise {option('max_size')}"
+        raise InvalidRequest(option("max_size"), found, remedy=f"{remedy}: no sample is left.")
     return stay, skipped, ()
 
 

@@ -25,6 +25,7 @@ from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.publish.old_dataset import Done
 from shardtool.table.keys import among, hashes
 from shardtool.values import counted, to_bytes
+from shardtool.wording import export_call, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -179,8 +180,9 @@ def _check_dots(old: DatasetFile, made: RunRecord) -> None:
     before, now = old.made.dots, made.dots
     if old.format == "tar" and before != now:
         found = f"keys that end at the {now} dot of members' names"
-        remedy = f"`create` has --dots {before}; `reshard` makes one dataset of both."
-        raise InvalidRequest("--append", found, expected=f"at the {before}, as those of the dataset", remedy=remedy)
+        expected = f"at the {before}, as those of the dataset"
+        remedy = f"`create` has {option('dots', before)}; `reshard` makes one dataset of both."
+        raise InvalidRequest(option("if_exists", "append"), found, expected=expected, remedy=remedy)
 
 
 def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
@@ -326,9 +328,9 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
         if before == _NULL:
             schema[name] = kind
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
-            found = f"{kind} in the new samples"
-            remedy = "Give it that type, or another name, or leave it out with --meta."
-            raise InvalidRequest(f"column {name}", found, expected=f"{before}, as in the dataset", remedy=remedy)
+            expected = f"{before}, as in the dataset"
+            remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
+            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
     return schema
 
 
@@ -342,7 +344,10 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
             at = next(at for at in range(shared) if before[at] != names[at])
             found = f"{at} stands for {names[at]!r} in the new samples"
             expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
-            remedy = "--classes-from, with the dataset file of the dataset, gives the new labels the same numbers."
+            remedy = (
+                f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
+                "numbers."
+            )
             raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
         classes[name] = max(before, names, key=len)
     return classes
@@ -372,5 +377,5 @@ def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable
     }
     there = destination.folder.facts(files.values())
     if stale := [name for name, file in files.items() if file in there]:
-        again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
+        again = f"{export_call('', stale, overwrite=False)} renews them"
         yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

@@ -7,7 +7,7 @@ always stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table.keys import repeated
 from shardtool.values import counted, to_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.entries.entries import Entries
+    from shardtool.values import OnDuplicate
 
-Rule = Literal["error", "rename", "first", "last"]
 
 _SHOWN = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
@@ -45,7 +46,12 @@ class _Group:
 
 
 def resolve_duplicates(
-    entries: Entries, rule: Rule, shards: Sequence[str], taken: Names | None = None
+    entries: Entries,
+    rule: OnDuplicate,
+    shards: Sequence[str],
+    taken: Names | None = None,
+    *,
+    where: str = "the datasets",
 ) -> tuple[Entries, tuple[Skipped, ...], str]:
     """Return the samples with a key of its own for each, what is left out, and a note of new names.
 
@@ -55,6 +61,7 @@ def resolve_duplicates(
             sample has; `first` and `last` keep one of them.
         shards: The names of the shards that they lie in, as `known_spans.file` counts them.
         taken: The keys of the dataset appended to.
+        where: What the source is called.
 
     Raises:
         InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
@@ -62,12 +69,12 @@ def resolve_duplicates(
     if rule == "last" and taken is not None:
         problem = "last, for a dataset that is appended to"
         remedy = "Its shards are not written again: make a new dataset of both sources instead."
-        raise InvalidRequest("--on-duplicate", problem, expected="error, rename or first", remedy=remedy)
+        raise InvalidRequest(option("on_duplicate"), problem, expected="error, rename or first", remedy=remedy)
     groups = _groups(entries.keys, taken)
     if not groups:
         return entries, (), ""
     if rule == "error":
-        raise _refusal(entries, groups, shards)
+        raise _refusal(entries, groups, shards, where)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
         return found, (), note
@@ -89,23 +96,23 @@ def _joined(one: Names, two: Names) -> Names:
     return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
 
 
-def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str]) -> InvalidRequest:
+def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str], where: str) -> InvalidRequest:
     """Return the error that names keys, and the shards of their samples."""
     named, torn = [], True
     for group in groups[:_SHOWN]:
         files = {_file_of(entries, one): None for one in group.samples}  # of two sources, two may have one name
         torn &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        where = listing([shards[file] for file in files], _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
-        named.append(f"'{printable(group.key)}' ({times}{where})")
+        held = listing([shards[file] for file in files], _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
+        named.append(f"'{printable(group.key)}' ({times}{held})")
     found = f"{counted(len(groups), 'key')} more than once: {listing(named, _SHOWN, total=len(groups))}"
     if torn:
         remedy = _TORN
     elif any(group.taken for group in groups):
-        remedy = "--on-duplicate rename gives the new samples other keys, first leaves them out."
+        remedy = f"{option('on_duplicate', 'rename')} gives the new samples other keys, first leaves them out."
     else:
-        remedy = "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
-    return InvalidRequest("DATASET", found, expected="a key of its own for each sample", remedy=remedy)
+        remedy = f"{option('on_duplicate', 'rename')} gives the later ones other keys, first or last keeps one of each."
+    return InvalidRequest(where, found, expected="a key of its own for each sample", remedy=remedy)
 
 
 def _file_of(entries: Entries, sample: int) -> int:

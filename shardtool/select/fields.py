@@ -20,6 +20,7 @@ from shardtool.skipped import Skipped
 from shardtool.table import arrays
 from shardtool.table.columns import BAD_FIELD, no_such
 from shardtool.values import is_utf8, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -73,7 +74,7 @@ def select_fields(
         metadata=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
-    where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
+    where, why = option("select_fields" if select else "drop_fields"), "none of the fields that were selected"
     return without_empty(found, where, "no sample keeps a field", why)
 
 
@@ -82,20 +83,27 @@ def _becoming(
 ) -> dict[str, str]:
     """Return the fields that stay, and what they are called then."""
     old = [name for name, _ in rename]
-    for option, names in (("--select-fields", select), ("--drop-fields", drop), ("--rename-field", old)):
+    for asked, names in (("select_fields", select), ("drop_fields", drop), ("rename_fields", old)):
         for name in names:
             if name not in fields:
-                raise no_such("field", option, name, fields)
+                raise no_such("field", option(asked), name, fields)
     both = [name for name in select if name in drop]
     if both:
-        found = f"{_quoted(both)}, which --select-fields names too"
-        raise InvalidRequest("--drop-fields", found, expected="each field in one of them")
+        raise InvalidRequest(
+            option("drop_fields"),
+            f"{_quoted(both)}, which {option('select_fields')} names too",
+            expected="each field in one of them",
+        )
     stay = [name for name in fields if name not in drop and (not select or name in select)]
     gone = [name for name in old if name not in stay]
     if gone:
-        raise InvalidRequest("--rename-field", f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}")
+        raise InvalidRequest(
+            option("rename_fields"), f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}"
+        )
     if twice := [name for name, count in Counter(old).items() if count > 1]:
-        raise InvalidRequest("--rename-field", f"{_quoted(twice)} more than once", expected="one new name for each")
+        raise InvalidRequest(
+            option("rename_fields"), f"{_quoted(twice)} more than once", expected="one new name for each"
+        )
     for _, name in rename:
         _check_name(name)
     return {name: name for name in stay} | dict(rename)
@@ -116,16 +124,17 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             problem = f"{_quoted(merged)}{whose} would all be called {new!r}"
             expected = "each its own name, or fields that no sample has both of: no numbers, labels or lists"
-            remedy = "Rename the others too, or leave them out with --drop-fields."
-            raise InvalidRequest("--rename-field", problem, expected=expected, remedy=remedy)
+            remedy = f"Rename the others too, or leave them out with {option('drop_fields')}."
+            raise InvalidRequest(option("rename_fields"), problem, expected=expected, remedy=remedy)
 
 
 def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
-        raise InvalidRequest("--rename-field", f"{name!r}, a name that readers keep for themselves")
+        raise InvalidRequest(option("rename_fields"), f"{name!r}, a name that readers keep for themselves")
     if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
-        expected = "an ending, such as jpg, cls or seg.png"
-        raise InvalidRequest("--rename-field", f"{name!r}, no name for a field", expected=expected)
+        raise InvalidRequest(
+            option("rename_fields"), f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
+        )
 
 
 def _quoted(names: Collection[str]) -> str:

@@ -14,6 +14,7 @@ from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.values import INLINE, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -110,8 +111,8 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     merged = _merge(entries, made)
     if len(merged.fields) > _MOST or merged.counts.max(initial=0) > _MOST:
         found = f"{len(merged.fields):,} different fields, {int(merged.counts.max()):,} in one sample"
-        remedy = "Leave some out with --drop-fields."
-        raise InvalidRequest("--field", found, expected=f"at most {_MOST:,}", remedy=remedy)
+        remedy = f"Leave some out with {option('drop_fields')}."
+        raise InvalidRequest(option("values"), found, expected=f"at most {_MOST:,}", remedy=remedy)
     old = {*merged.fields} - {one.name for one in made}
     rows, values, spans = entries.rows, entries.values, entries.spans
     return replace(

@@ -36,6 +36,7 @@ from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows, rows_text
 from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def join(entries: Entries, table: object, on: str) -> Joined:
         side = "keys of the dataset" if on not in had else f"values of the dataset's column {on!r}"
         problem = f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}"
         expected = f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}"
-        raise InvalidRequest(source.where, problem, expected=expected, remedy="--on names another column.")
+        raise InvalidRequest(source.where, problem, expected=expected, remedy=f"{option('on')} names another column.")
     used = np.zeros(len(rows) + 1, bool)  # and one for -1
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
@@ -118,7 +119,7 @@ def _check_columns(source: Table, on: str) -> list[str]:
     columns = source.schema.names
     check_names(source.where, columns)
     if on not in columns:
-        raise no_such("column", "--on", on, columns)
+        raise no_such("column", option("on"), on, columns)
     names = [name for name in columns if name != on and not is_index(name)]
     check_sidecar_names(source.where, names, remedy="leave them out of the table")
     heavy = [name for name in heavy_columns(source.schema) if name in names]
@@ -176,8 +177,9 @@ def _sample_keys(entries: Entries, on: str) -> Names:
         return entries.keys
     column = _one(entries.metadata, on)
     if not is_key(column.type):
-        found = f"the dataset's column {on!r} holds {column.type}"
-        raise InvalidRequest("--on", found, expected="one of text or whole numbers")
+        raise InvalidRequest(
+            option("on"), f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
+        )
     never = np.union1d(broken_numbers(column), nul_places(column))
     if len(never):
         mask = np.zeros(len(column), bool)
@@ -297,7 +299,7 @@ def set_fields(
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
     """
-    check_fields("--field", [name for name, _ in fields])
+    check_fields(option("values"), [name for name, _ in fields])
     check_labels(classes, fields)
     made, notes = [], []
     for name, column in fields:
@@ -324,7 +326,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     alike = number is not None or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
-    found, remedy = f"column {column!r}: no value (null or NaN)", f'--where "{query}" leaves them out.'
+    found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
     _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
     labels = None
     if label:
@@ -337,13 +339,17 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:
     """Return a column of metadata as it is to become a field; some values may be null."""
     if entries.metadata is None:
-        raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
+        raise InvalidRequest(
+            option("values"), f"no column {column!r}, nor any other", remedy=f"{option('join')} adds a table's."
+        )
     if column not in entries.metadata.column_names:
-        raise no_such("column", "--field", column, entries.metadata.column_names)
+        raise no_such("column", option("values"), column, entries.metadata.column_names)
     values = _one(entries.metadata, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         role = "labels" if label else f"field {name}"
-        raise InvalidRequest("--field", f"column {column!r} ({role}) holds {values.type}", expected="text or numbers")
+        raise InvalidRequest(
+            option("values"), f"column {column!r} ({role}) holds {values.type}", expected="text or numbers"
+        )
     _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
     _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
     return values
@@ -353,7 +359,7 @@ def _refuse(entries: Entries, samples: NDArray[np.int64], found: str, expected: 
     """Raise for some samples, where there are any."""
     if len(samples):
         found = f"{found} in {counted(len(samples), 'sample')}, such as {_shown(entries.keys, samples)}"
-        raise InvalidRequest("--field", found, expected=expected, remedy=remedy)
+        raise InvalidRequest(option("values"), found, expected=expected, remedy=remedy)
 
 
 def _samples_with(entries: Entries, name: str) -> NDArray[np.bool_]:

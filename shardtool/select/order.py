@@ -19,6 +19,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, printable
 from shardtool.table import arrays
 from shardtool.table.columns import is_text, no_such
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +62,9 @@ def _share(share: float | str) -> Fraction:
     match = _SHARE.fullmatch(str(share))
     found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
     if not 0 < found <= 1:
-        expected = "a share above 0 and at most 1, such as 0.01 or 1%"
-        raise InvalidRequest("--sample", f"{str(share)!r}", expected=expected)
+        raise InvalidRequest(
+            option("sample"), f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
+        )
     return found
 
 
@@ -83,8 +85,9 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     if pa.types.is_null(kind):
         return np.arange(len(values))
     if not _is_ordered(kind):
-        found = f"column {name!r} holds {values.type}"
-        raise InvalidRequest("--sort-by", found, expected="numbers, text, truths or times")
+        raise InvalidRequest(
+            option("sort_by"), f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
+        )
     values = arrays.plain(values)
     if pa.types.is_floating(kind):
         values = pc.if_else(pc.is_nan(values), pa.nulls(1, kind)[0], values)

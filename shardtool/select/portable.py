@@ -12,7 +12,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.format.tar import NAME_LIMIT
 from shardtool.names import Names
-from shardtool.values import INLINE, to_bytes
+from shardtool.values import INLINE, source_name, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
     room = NAME_LIMIT - 1 - len(longest)
     if room < 2 * _HASH_LENGTH:
         found = f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys"
-        raise InvalidRequest("--portable", found, expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.")
+        raise InvalidRequest(option("portable"), found, expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
     keys = _portable_keys(entries.keys, room)
@@ -82,7 +83,7 @@ def _portable_keys(keys: Names, room: int) -> Names:
             new = [_portable_key(key, room) for key in chunk[:-1].split(b"\0")]
             twins = [key for key in new if b"~" in key]  # only these can meet: what is encoded is encoded one to one
             if len(cut) + len(twins) > len(cut.union(twins)):
-                raise InvalidRequest("--portable", "two long keys become one", remedy="Rename one of them.")
+                raise InvalidRequest(option("portable"), "two long keys become one", remedy="Rename one of them.")
             cut.update(twins)
             chunk = b"\0".join(new) + b"\0"
         chunks.append(chunk)
@@ -135,4 +136,5 @@ def check_case(entries: Entries) -> None:
         why = "that get the same name" if entries.source_paths else "that differ in case only"
         found = f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}"
         expected = "one field of a name in a sample, in any case"
-        raise InvalidRequest("SOURCE", found, expected=expected, remedy="Rename or --exclude one of each.")
+        remedy = f"Rename or {option('exclude')} one of each."
+        raise InvalidRequest(source_name(entries.root), found, expected=expected, remedy=remedy)

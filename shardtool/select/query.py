@@ -25,6 +25,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,17 +100,17 @@ _TIME = re.compile(  # no `now`, `12:30` or `EST`: the same rows on every day an
 )
 
 
-def matching(table: pa.Table, query: str, *, where: str = "--where") -> NDArray[np.int64]:
+def matching(table: pa.Table, query: str) -> NDArray[np.int64]:
     """Return the rows of `table` that `query` takes, in order; that there are none is no error.
 
     Args:
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks stand in backticks.
-        where: What a message calls the query.
 
     Raises:
         InvalidRequest: A query outside of the language, a column that does not exist, types that do not compare.
     """
+    where = option("where")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # \d in quotes, a pattern with groups, a division by zero

@@ -18,6 +18,7 @@ import numpy as np
 from shardtool.errors import Bug, InvalidRequest, listing, printable
 from shardtool.request.split_options import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,14 +120,15 @@ def _unwrapped(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values
 
 
-def _check_nulls(keys: Names, values: pa.ChunkedArray, option: str, column: str) -> None:
+def _check_nulls(keys: Names, values: pa.ChunkedArray, asked: str, column: str) -> None:
     if not values.null_count:
         return
     missing = np.flatnonzero(values.is_null().to_numpy())
     named = listing([printable(keys[at]) for at in missing[:5].tolist()], total=len(missing))
     which = column if column.isidentifier() else f"`{column}`"
     found = f"{counted(len(missing), 'sample')} without a value of {column}: {named}"
-    raise InvalidRequest(option, found, remedy=f"Give each a value, or leave them out with --where '{which}.notna()'.")
+    remedy = f"Give each a value, or leave them out with {option('where', f'{which}.notna()')}."
+    raise InvalidRequest(asked, found, remedy=remedy)
 
 
 def _by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> Splits:
@@ -152,7 +154,7 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     """Return splits in which each label has its shares: of its samples in the order of their hashes, the first ones."""
     names, weights = _weights(options)
     column = str(options.stratify)
-    label, labels = _labels(values, _MOST_LABELS, "--stratify", column)
+    label, labels = _labels(values, _MOST_LABELS, option("stratify"), column)
     counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
     hashes = np.concatenate([np.empty(0, np.uint64), *_hashes((names for _, names in keys.chunks()), options.seed)])
     number = np.empty(len(keys), np.int16)
@@ -254,7 +256,11 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
         if count and abs(count * SHARE_UNIT - total * weight) * _FAR > total * weight
     ]
     if far:
-        why = "groups stay whole" if options.group_by is not None else "a hash decides; --stratify keeps shares exact"
+        why = (
+            "groups stay whole"
+            if options.group_by is not None
+            else f"a hash decides; {option('stratify')} keeps shares exact"
+        )
         yield f"{listing(far)} ({why})"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, printable
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,9 +107,7 @@ def check_some(listed: Listing) -> None:
         raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
-def check_skipped(
-    source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
-) -> None:
+def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
@@ -117,7 +116,7 @@ def check_skipped(
     failed = [one for one in skipped if one.code not in _CHOSEN]
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
-        remedy = f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written."
+        remedy = f"Mend them, {otherwise}, or leave them out with {option('on_error', 'skip')}. Nothing was written."
         raise SampleFailed(source, f"{counted(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
 
 

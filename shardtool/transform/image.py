@@ -51,6 +51,7 @@ from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,26 +153,30 @@ class ImageOptions:
     def __post_init__(self) -> None:
         self._check_numbers()
         if self.encode is not None and self.encode not in _KINDS:
-            raise InvalidRequest("--encode", repr(self.encode), expected="jpg, png or webp")
+            raise InvalidRequest(option("encode"), repr(self.encode), expected="jpg, png or webp")
         if self.resize_mode not in get_args(ResizeMode):
-            raise InvalidRequest("--resize-mode", repr(self.resize_mode), expected=", ".join(get_args(ResizeMode)))
+            raise InvalidRequest(
+                option("resize_mode"), repr(self.resize_mode), expected=", ".join(get_args(ResizeMode))
+            )
         if self.only_larger and not self.resize:
-            raise InvalidRequest("--only-larger", "nothing is resized", remedy="Give --resize too.")
+            raise InvalidRequest(option("only_larger"), "nothing is resized", remedy=f"Give {option('resize')} too.")
         if self.quality is not None and self.encode == "png":
-            raise InvalidRequest("--quality", "PNG is lossless and takes none", remedy="Leave it out.")
+            raise InvalidRequest(option("quality"), "PNG is lossless and takes none", remedy="Leave it out.")
         if self.quality is not None and not self.resize and not self.encode:
-            raise InvalidRequest("--quality", "no image is written", remedy="Give --resize or --encode too.")
+            raise InvalidRequest(
+                option("quality"), "no image is written", remedy=f"Give {option('resize')} or {option('encode')} too."
+            )
 
     def _check_numbers(self) -> None:
         if not 1 <= self.max_pixels <= MAX_PIXELS:
-            raise InvalidRequest("--max-pixels", f"{self.max_pixels:,}", expected=f"1 to {MAX_PIXELS:,}")
+            raise InvalidRequest("max_pixels", f"{self.max_pixels:,}", expected=f"1 to {MAX_PIXELS:,}")
         if self.quality is not None and self.quality not in range(1, 101):
-            raise InvalidRequest("--quality", str(self.quality), expected="1 to 100")
+            raise InvalidRequest(option("quality"), str(self.quality), expected="1 to 100")
         longest = _LONGEST.get(_KINDS.get(self.encode or "", ""), self.max_pixels)
         for side in self.resize or ():
             if not 1 <= side <= longest:
                 what = f" for {self.encode}" if longest < self.max_pixels else ""
-                raise InvalidRequest("--resize", f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
+                raise InvalidRequest(option("resize"), f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
 
     def applies(self, field: str) -> bool:
         """Tell whether `field` is an image to be looked at."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import CorruptShard
-from shardtool.inspection.overview import InspectOptions, Overview
+from shardtool.inspection.overview import Overview
 from shardtool.inspection.summary import summarize
 from shardtool.request.observer import Observer
+from shardtool.request.options import InspectOptions
 
 if TYPE_CHECKING:
     from shardtool.inspection.summary import Summary

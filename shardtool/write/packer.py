@@ -19,6 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
@@ -213,14 +214,18 @@ class Packer:
         path = to_text(failed.path)
         if self.task.on_error == "stop" and failed.code == "corrupt":
             cure = (
-                "Nothing of it was copied. `shardtool verify` shows what else is wrong there; --on-error skip "
+                "Nothing of it was copied. `shardtool verify` shows what else is wrong there; "
+                f"{option('on_error', 'skip')} "
                 "leaves such samples out."
             )
             raise CorruptShard(path, f"{to_text(self.keys[sample])}: {failed.message}", remedy=cure)
         if self.task.on_error == "stop":
             where = to_text(self.root) + path if failed.path else to_text(self.keys[sample])
             expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
-            remedy = "Mend it and run again with --resume, or leave such samples out with --on-error skip."
+            remedy = (
+                f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+                f"{option('on_error', 'skip')}."
+            )
             raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         key = to_text(self.keys[sample])
         if any(file.path == failed.path for file in self.files):

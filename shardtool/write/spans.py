@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import OutputFailed, SampleFailed
 from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
+from shardtool.wording import option
 from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
 from shardtool.write.task import Failed
 
@@ -57,7 +58,7 @@ def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
         expected = "a shard that stays as it was when the run began"
-        remedy = "Run the same command with --resume."
+        remedy = f"Run the same command with {option('if_exists', 'resume')}."
         raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
 
 
@@ -164,7 +165,7 @@ class SpanReader:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 if not self._open:
-                    remedy = "Raise the limit (ulimit -n), or use fewer --workers."
+                    remedy = f"Raise the limit (ulimit -n), or use fewer {option('workers')}."
                     raise OutputFailed(to_text(self.path(file)), "too many open files", remedy=remedy) from None
                 self._close_oldest()
             else:

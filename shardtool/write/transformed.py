@@ -15,6 +15,7 @@ from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.values import ShardContent, counted, ends_early, show_size, to_text
+from shardtool.wording import option, typed_option
 from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
@@ -153,14 +154,15 @@ class TransformPacker(Packer):
         """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""
         if self.task.format != "tar":
             return
+        last = typed_option("dots", "last")
         for one in changed:
             if self._work.dots == "first" and ends_early(one.key):
-                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found} (--dots last: at the last)")
+                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot ({last}: at the last)"
+                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
             dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
             if dotted:
-                found = f"field '{to_text(dotted[0])}': with --dots last, it begins behind its last dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found}")
+                found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
+                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
 
     def _encode(self, sample: Changed) -> tuple[Parts, Fields]:
         """Return a sample's records, and its fields as they are stored."""
@@ -224,8 +226,12 @@ class TransformPacker(Packer):
         """Apply the rule for a sample that fits in no shard, now that its size is known."""
         found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
         if self._work.oversize != "skip":
-            remedy = "Raise --max-size or --max-count, or leave it out with --oversize skip."
-            raise SampleFailed(to_text(key), found, remedy=remedy)
+            raise SampleFailed(
+                to_text(key),
+                found,
+                remedy=f"Raise {option('max_size')} or {option('max_count')}, or leave it out with "
+                f"{option('oversize', 'skip')}.",
+            )
         self.skipped[place] = Skipped(to_text(key), "", "oversize", found)
 
     def _flush(self) -> None:

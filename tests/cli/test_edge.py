@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import signal
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import click
+
 
 _PACKAGE = Path(shardtool.__file__).parent
 _VERBS = ("create", "reshard", "index", "inspect", "verify")
@@ -236,61 +236,3 @@ def test_a_query_has_its_pandas(place: Path) -> None:
 def _options(verb: str) -> set[str]:
     command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
     return {one for param in command.params for one in param.opts} | {"--help"}
-
-
-def _remedies(path: Path) -> list[tuple[int, str]]:
-    """Return the texts that a module gives as a remedy, with their lines: what is written there, not what is put in."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        named = isinstance(node, ast.keyword) and node.arg in ("remedy", "again")
-        if not named and not (isinstance(node, ast.Assign) and "remedy" in ast.unparse(node.targets[0]).lower()):
-            continue
-        assert isinstance(node, ast.keyword | ast.Assign)
-        parts = [one for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
-        found.append((node.value.lineno, " ".join(one.value for one in parts if isinstance(one.value, str))))
-    return found
-
-
-_EVERY = {path: _remedies(path) for path in sorted(_PACKAGE.rglob("*.py"))}
-# Whose errors any verb can meet: they advise what every verb has, or say which verb has it.
-_SHARED = ("execute", "format", "storage", "dataset", "errors.py")
-_WHERE_THEY_ARE_KNOWN = {
-    "--workers": "execute",
-    "--temp-dir": "storage",
-    "--method": "storage",
-    "--overwrite": "storage",
-}
-_ANOTHER_COMMAND = re.compile(r"`[^`]*`|the command that made it again with --resume", re.IGNORECASE)
-
-
-def _texts(path: Path) -> list[tuple[int, str]]:
-    """Return all texts of a module but its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    strings = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
-    return [(one.lineno, str(one.value)) for one in strings if id(one) not in alone]
-
-
-def test_remedies_name_options_that_there_are() -> None:
-    """Every option in a remedy exists, in some verb."""
-    known = set().union(*map(_options, _VERBS)) | {"--version"}
-    wrong = {
-        f"{path.relative_to(_PACKAGE)}:{line}": option
-        for path, remedies in _EVERY.items() for line, text in remedies
-        for option in re.findall(r"--[a-z][a-z-]*", text) if option not in known
-    }  # fmt: skip
-    assert not wrong
-    assert sum(map(len, _EVERY.values())) > 100
-
-
-def test_remedies_of_what_all_verbs_share() -> None:
-    """What any verb can raise advises no option that only some of them have, unless it names that command."""
-    common = set.intersection(*map(_options, _VERBS))
-    wrong = {
-        f"{path.relative_to(_PACKAGE)}:{line}": option
-        for path in _EVERY if (room := path.relative_to(_PACKAGE).parts[0]) in _SHARED
-        for line, text in _texts(path)
-        for option in re.findall(r"--[a-z][a-z-]*", _ANOTHER_COMMAND.sub("", text))
-        if option not in common and _WHERE_THEY_ARE_KNOWN.get(option) != room
-    }  # fmt: skip
-    assert not wrong

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, export, verify
+from shardtool import CreateOptions, ExportOptions, InvalidRequest, VerifyOptions, create, export, verify
 from shardtool.interop.huggingface import is_ours, misreading
 from tests.helpers import shards, write_tree
 
@@ -62,7 +62,7 @@ def test_splits_share_it(tmp_path: Path) -> None:
     }
     right = (folder / "README.md").read_bytes()
     for turn in ("held-out.json", "train.json"):
-        export(folder / turn, "huggingface", workers=1)
+        export(folder / turn, "huggingface", ExportOptions(workers=1))
         assert (folder / "README.md").read_bytes() == right
     with pytest.raises(InvalidRequest, match="both be a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
@@ -83,7 +83,7 @@ def test_the_users_stays(text: str, tmp_path: Path) -> None:
     else:
         path.write_text(text)
     before = path.read_bytes()
-    result = export(folder / "x.json", "huggingface", overwrite=True, workers=1)
+    result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=1))
     assert any("README.md is not ours, and stays" in note for note in result.notes)
     _pack(folder, shuffle=True, max_count=6, if_exists="overwrite", export=("huggingface",))
     assert path.read_bytes() == before

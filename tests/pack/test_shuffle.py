@@ -517,7 +517,7 @@ def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: Loc
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "1.05 MB free, 1.2 MB needed for the two passes of a shuffle"
-    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
     assert os.listdir(disk) == []
 
 
@@ -546,7 +546,7 @@ def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPo
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "cannot write a temporary file: no space left on device"
-    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
     assert os.listdir(disk) == ["filler"]
 
 
@@ -664,7 +664,7 @@ def test_compressed_shards(place: Path) -> None:
             method = _method(source, [plan], packed=True, asked=asked)
             assert method.name == "scatter"
             assert "compressed" in method.note
-        with pytest.raises(InvalidRequest, match="--method: gather, of compressed shards"):
+        with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
             _method(source, [plan], packed=True, asked="gather")
 
 
@@ -677,9 +677,9 @@ def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
 def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
     """With what is needed, before anything else."""
     source = made_source(place, [(10, 10)] * 100)
-    with pytest.raises(InvalidRequest, match=r"--memory: 16 MB; expected 16 MB or more"):
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
         _method(source, memory=16 * 10**6 - 1)
-    with pytest.raises(InvalidRequest, match="--memory: 1 MB"):
+    with pytest.raises(InvalidRequest, match="memory: 1 MB"):
         scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place)), SPOOL, 10**6, 1), pool, Observer())
 
 

@@ -101,15 +101,15 @@ def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
 def test_the_refusal_says_where() -> None:
     """Keys are named with the shards of their samples, the first few of them, and the ways out."""
     assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
-        "DATASET: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
-        "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
+        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
+        "on_duplicate='rename' gives the later ones other keys, first or last keeps one of each."
     )
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
-    assert "rename gives the new samples other keys, first leaves them out." in found
+    assert "rename' gives the new samples other keys, first leaves them out." in found
 
 
 def test_torn_samples_are_told() -> None:
@@ -117,7 +117,7 @@ def test_torn_samples_are_told() -> None:
     hint = "looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`"
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
-    assert "--on-duplicate" not in _refused(torn)
+    assert "on_duplicate" not in _refused(torn)
     for other in (
         [*torn[:3], _sample("b", 0, "jpg")],  # a common field
         [*torn[:3], _sample("b", 1, "json")],  # another shard
@@ -132,7 +132,7 @@ def test_shards_of_one_name_are_two() -> None:
     with pytest.raises(InvalidRequest) as caught:
         resolve_duplicates(entries_of(samples), "error", ["out-0.tar"] * 3)
     assert "'a' (out-0.tar, out-0.tar)" in caught.value.found
-    assert "--on-duplicate rename" in caught.value.remedy
+    assert "on_duplicate='rename'" in caught.value.remedy
 
 
 def test_nothing_that_is_appended_to_is_replaced() -> None:
@@ -140,7 +140,7 @@ def test_nothing_that_is_appended_to_is_replaced() -> None:
     for taken in ([], ["b"], ["a"]):
         with pytest.raises(InvalidRequest) as caught:
             resolve_duplicates(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))
-        assert caught.value.where == "--on-duplicate"
+        assert caught.value.where == "on_duplicate"
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

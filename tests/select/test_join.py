@@ -341,8 +341,8 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"id": ["a"], "n": [1]}, ("--on: no column 'key'; expected one of id, n",)),
-        ({"Key": ["a"], "n": [1]}, ("--on: no column 'key'", "Did you mean 'Key'?")),
+        ({"id": ["a"], "n": [1]}, ("on: no column 'key'; expected one of id, n",)),
+        ({"Key": ["a"], "n": [1]}, ("on: no column 'key'", "Did you mean 'Key'?")),
         ({"key": ["a"]}, ("Table: no column but 'key'; expected columns to be joined",)),
         ({"key": pa.array([], pa.string()), "n": []}, ("Table: no rows; expected a row for each key",)),
         (
@@ -368,7 +368,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
             {"key": ["x", "y"], "n": [1, 2]},
             (
                 "Table: no row matches a sample: column 'key' holds 'x'; expected keys of the dataset, such as 'a'. ",
-                "--on names another column.",
+                "on names another column.",
             ),
         ),
         ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
@@ -408,12 +408,12 @@ def test_the_datasets_side_is_named(tmp_path: Path) -> None:
     table = pa.table({"label": ["x"], "n": [1]})
     assert _error(join.join, _labelled((None, "p", "q", "r")), table, "label") == (
         "Table: no row matches a sample: column 'label' holds 'x'; expected values of the dataset's column 'label', "
-        "such as 'p'. --on names another column."
+        "such as 'p'. on names another column."
     )
     assert _error(join.join, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
     assert _error(join.join, dated, table, "label") == (
-        "--on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
+        "on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
     )
     assert "no such file" in _error(join.join, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
@@ -615,7 +615,7 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
-        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. --where \"label.notna()\" leaves them out."),
+        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. where \"label.notna()\" leaves them out."),
         ("cls!", "label", f"{_NO_VALUE}. "),
         ("num", "label", f"{_NO_VALUE}. "),
         ("lab", "label", f"{_NO_VALUE}. "),
@@ -642,14 +642,14 @@ def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
     field = name.removesuffix("!")
     found = _error(set_fields, entries, ((field, column),), (field,) if field != name else ())
     assert said in found
-    assert found.startswith(("--field: ", "field '"))
+    assert found.startswith(("values: ", "field '"))
 
 
 def test_remedies_can_be_typed() -> None:
     """The query that leaves samples out quotes what is no plain name, and is one."""
     entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
     for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
-        assert f'--where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
+        assert f'where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
         left = entries.take(matching(_VALUES, query))
         assert "txt" in set_fields(left, (("txt", column),), ())[0].fields
 
@@ -658,10 +658,10 @@ def test_fields_that_were_not_asked_for() -> None:
     """Labels must be fields, fields each one's own, and there must be metadata."""
     entries = _labelled()
     assert _error(set_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "--classes: no field 'cl'. Name its column: --field cl=COLUMN."
+        "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
-    assert _error(set_fields, entries, twice, ()) == "--field: several columns become the field 'cls'. Name them apart."
+    assert _error(set_fields, entries, twice, ()) == "values: several columns become the field 'cls'. Name them apart."
     assert _error(set_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "--field: no column 'label', nor any other. --join adds a table's."
+        "values: no column 'label', nor any other. join adds a table's."
     )

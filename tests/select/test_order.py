@@ -99,7 +99,7 @@ def test_shares_that_make_no_sense(share: Any) -> None:
     """What is no number above 0 and at most 1 is refused."""
     with pytest.raises(InvalidRequest) as caught:
         sample_by_key(Names.of([b"a"]), share)
-    assert caught.value.where == "--sample"
+    assert caught.value.where == "sample"
     assert "such as 0.01 or 1%" in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_what_has_no_order(values: Any) -> None:
     """Lists, structs, maps, bytes and intervals are refused by the column's name and type."""
     with pytest.raises(InvalidRequest) as caught:
         sort_order(pa.chunked_array([values]), "tags")
-    assert caught.value.where == "--sort-by"
+    assert caught.value.where == "sort_by"
     assert str(caught.value.found) == f"column 'tags' holds {values.type}"
 
 
@@ -267,13 +267,13 @@ def test_columns_that_are_not_there() -> None:
     """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
     entries = entries_of([Sample("a", {}, 0, 7)])
     table = table_of(entries, np.zeros(1, np.int32), SHARDS)
-    assert column_of(table, "number", "--sort-by").to_pylist() == [7]
+    assert column_of(table, "number", "sort_by").to_pylist() == [7]
     with pytest.raises(InvalidRequest) as caught:
-        column_of(table, "Sise", "--group-by")
-    said = "--group-by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
+        column_of(table, "Sise", "group_by")
+    said = "group_by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
     assert str(caught.value) == said
     with pytest.raises(InvalidRequest, match="2 columns 'number'"):
-        column_of(table.append_column("number", table.column(0)), "number", "--sort-by")
+        column_of(table.append_column("number", table.column(0)), "number", "sort_by")
 
 
 _WITHOUT_PANDAS = """

@@ -314,7 +314,7 @@ def test_a_tar_holds_no_lists(place: Path) -> None:
     """A list is refused with shard, field and sample where tar shards are to be written; the rest can be."""
     source = _typical(place)
     with pytest.raises(
-        InvalidRequest, match=r"x-0\.tfrecord, a: the field '\w+' is a list.*--drop-fields .*ids"
+        InvalidRequest, match=r"x-0\.tfrecord, a: the field '\w+' is a list.*drop_fields=.*ids"
     ) as found:
         _run(source, place / "a", "tar")
     assert "Write TFRecord shards" in found.value.remedy

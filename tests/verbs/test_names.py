@@ -118,7 +118,7 @@ def test_a_folders_names(keys: list[str], field: str, dots: Any, way: str, endin
             assert way != "portable"
             assert way == "" or set(found) == unsafe
             assert unsafe or not found
-            named = "--portable" in error.remedy and "--on-error skip" in error.remedy
+            named = "portable=True" in error.remedy and "on_error='skip'" in error.remedy
             assert named or way or not unsafe
             return
         assert way or not unsafe
@@ -242,7 +242,7 @@ def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:
         asked = _options(key="key", values=("txt=text",), meta="none", if_exists=if_exists)
         told = create(table, f"{tmp_path}/o-{{0..}}.tar", asked)
         assert any("last dot" in note and "'a.b'" in note for note in told.notes)
-    with pytest.raises(InvalidRequest, match="Choose --dots last, or make the keys safe with --portable"):
+    with pytest.raises(InvalidRequest, match="Choose dots='last', or make the keys safe with portable=True"):
         create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none", dots="first"))
     plain = create(table.slice(1), f"{tmp_path}/q-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none"))
     assert not any("dot" in note for note in plain.notes)

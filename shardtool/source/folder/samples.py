@@ -16,6 +16,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from array import array
@@ -49,7 +50,7 @@ def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
-        remedy = "If the names have dots in them, --dots last makes the last ending the field."
+        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
         raise InvalidRequest(printable(root), found, expected="a few", remedy=remedy)
     place = {name: at for at, name in enumerate(names)}
     codes = [
@@ -109,8 +110,8 @@ def check_torn(entries: Entries) -> None:
     key = printable(entries.keys[int(entries.owners(row))])
     found = f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}"
     remedy = (
-        "Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
-        "the first dot), or --dots first if that is what you want."
+        f"Choose {option('dots', 'last')} (only the last ending is the field; add {flag('portable')} for "
+        f"readers that end the key at the first dot), or {option('dots', 'first')} if that is what you want."
     )
     raise InvalidRequest(name, found, remedy=remedy)
 
@@ -134,9 +135,9 @@ def label_from_folder(
     if not len(entries):
         return entries
     if "cls" in entries.fields:
-        raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
-    expected = "SOURCE/SPLIT/CLASS/FILE" if depth else "SOURCE/CLASS/FILE"
-    spans = _folders(entries.keys, depth, ("--label-from-folder", expected))
+        raise InvalidRequest(option("label_from_folder"), "the samples have a field 'cls' already")
+    expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
+    spans = _folders(entries.keys, depth, ("label_from_folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
     paths = [to_bytes(one.path).split(b"/") for one in skipped if one.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
@@ -173,7 +174,7 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
-    spans = _folders(keys, 0, ("--split-from-folder", "SOURCE/SPLIT/FILE"))
+    spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
 
@@ -185,10 +186,11 @@ def split_note(entries: Entries) -> str:
     if len(found) < min(2, len(classes)) or not found:
         return ""
     shown = listing(found)
-    return f"--label-from-folder takes {shown} for classes: --split-from-folder takes them for splits, and labels below"
+    label, split = option("label_from_folder"), option("split_from_folder")
+    return f"{label} takes {shown} for classes: {split} takes them for splits, and labels below"
 
 
-def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
     """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
 
     Keys are sorted, so this is a few bisections.
@@ -196,7 +198,7 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
     Args:
         keys: One per sample.
         depth: How many folders lie above.
-        option: Who wants to know, and what it expects.
+        asked: The option that wants to know, and what it expects.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
@@ -218,8 +220,8 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
         spans = found
     if beside:
         problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
-        remedy = "Move them, or leave them out with --exclude."
-        raise InvalidRequest(option[0], problem, expected=option[1], remedy=remedy)
+        remedy = f"Move them, or leave them out with {option('exclude')}."
+        raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 
 

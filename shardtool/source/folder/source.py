@@ -14,6 +14,7 @@ from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.reading import inside, source_root
 from shardtool.values import counted
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +60,7 @@ class FolderSource(Source):
         options = self._options
         notes = _left_behind_notes([top, *parts])
         entries, skipped = folder.collect(self._root, parts, top.skipped)
-        check_skipped(self._source, skipped, options.on_error)
+        check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
         chosen = None
         if options.where is not None:
             from shardtool.select.query import matching
@@ -103,9 +104,9 @@ def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
         return []
     names = [printable(name) for name, _ in found.most_common()]
     what = counted(found.total(), "name that an operating system made, passed over")
-    return [f"{what}: {listing(names)} (--hidden takes them)"]
+    return [f"{what}: {listing(names)} ({flag('hidden')} takes them)"]
 
 
 def _check_some(entries: Entries, query: str) -> None:
     if not len(entries):
-        raise InvalidRequest("--where", f"no sample for which {query}")
+        raise InvalidRequest(option("where"), f"no sample for which {query}")

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.columns import META, META_CLASH, Roles
+from shardtool.source.manifest.columns import META, Roles, meta_clash
 from shardtool.table import arrays, keys
 from shardtool.table.columns import is_bytes, is_text, is_wrapped_bytes
 from shardtool.table.json_text import has_text
 from shardtool.table.row_names import Rows, short
 from shardtool.table.values import large_places, missing_places, nul_places
 from shardtool.values import NAME_LIMIT, counted
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from shardtool.names import Names
 
 _SHOWN = 3  # keys and paths in a message
-_BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
 def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
@@ -43,7 +43,7 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         InvalidRequest: There are such columns.
     """
     kinds = {name: column.type for name, column in rows.columns.items()}
-    null = pa.null()
+    null, bytes_remedy = pa.null(), f"{option('binary')} takes a column of bytes."
 
     def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
         if not right:
@@ -55,20 +55,20 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         right = keys.is_key(kinds.get(roles.key, null))
         want(roles.key, "key", "text or whole numbers", right=right)
     for column in roles.paths():
-        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
+        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
-        want(column, f"field {field}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+        want(column, f"field {field}", "text or numbers", right=right, remedy=bytes_remedy)
         if field in classes:
             want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
     for column in roles.meta:
         right = column in kinds and has_text(kinds[column])
-        remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
+        remedy = f"Make it a field ({option('binary', {'jpg': column})}), or leave it out of {option('meta')}."
         want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
     for _, column in roles.binary:
         kind = schema.field(column).type
         right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
-        want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
+        want(column, "bytes", "bytes, or text", right=right, remedy=f"{option('values')} takes a column of numbers.")
 
 
 def check_values(rows: Rows, roles: Roles) -> None:
@@ -82,16 +82,18 @@ def check_values(rows: Rows, roles: Roles) -> None:
     for role, name in needed:
         missing = missing_places(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
-        rows.refuse(missing, found, expected=f"a {role} in each row", remedy="--where can leave such rows out.")
+        rows.refuse(
+            missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
+        )
     for name in (*roles.values(), *roles.paths()):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.values():
         bad = large_places(rows.columns[name])
         rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
-        found = f"column {name!r}: an infinite number"
-        remedy = "Make it null, or leave the column out of --meta."
-        rows.refuse(_infinite(rows.columns[name]), found, expected="what JSON has a form for", remedy=remedy)
+        problem = f"column {name!r}: an infinite number"
+        remedy = f"Make it null, or leave the column out of {option('meta')}."
+        rows.refuse(_infinite(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
 
 
 def _infinite(column: pa.Array) -> NDArray[np.int64]:
@@ -123,7 +125,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     """
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise InvalidRequest("--size", f"column {name!r} holds no numbers", expected="bytes of the file")
+        raise InvalidRequest(option("size"), f"column {name!r} holds no numbers", expected="bytes of the file")
     rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
     broken = keys.broken_numbers(column)
     rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
@@ -157,9 +159,9 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
         return
     away = np.union1d(places.absolute_places(found), places.upward_places(found))
     if len(away):
-        problem = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
-        remedy = "Name their common folder with --root, or take them with --allow-outside."
-        rows.refuse(away, problem, expected="paths below the manifest's folder, or --root", remedy=remedy)
+        what = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
+        cure = f"Name their common folder with {option('root')}, or take them with {flag('allow_outside')}."
+        rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option('root')}", remedy=cure)
 
 
 def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
@@ -173,10 +175,10 @@ def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[st
         bad = np.flatnonzero(endings.codes == endings.names.index(""))
         found = f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},"
         expected = "an ending that names the field, such as .jpg"
-        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: --file jpg={name}.")
+        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: {option('files', {'jpg': name})}.")
     for field in sorted(set(endings.names) & set(known)):
         bad = np.flatnonzero(endings.codes == endings.names.index(field))
-        remedy = META_CLASH if field == META else "Name them apart."
+        remedy = meta_clash() if field == META else "Name them apart."
         rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {field!r}", remedy=remedy)
 
 
@@ -192,7 +194,7 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     Raises:
         InvalidRequest: There are such keys.
     """
-    remedy = "--key COLUMN names another; the column of paths means the paths without their endings."
+    remedy = f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
     if column is not None and len(bad):
         problem = (
             f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "

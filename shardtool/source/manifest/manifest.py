@@ -38,6 +38,7 @@ from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
 from shardtool.values import FILE, INLINE, SPAN
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +78,11 @@ class Manifest:
         heavy = {*heavy_columns(self._source.schema), *self._roles.streamed()}
         self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
-            found = "no file is looked at, and nothing says how large it is"
-            raise InvalidRequest("--no-stat", found, expected="--size COLUMN, one file a row")
+            raise InvalidRequest(
+                option("stat"),
+                "no file is looked at, and nothing says how large it is",
+                expected=f"{option('size', 'COLUMN')}, one file a row",
+            )
         self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
         used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
@@ -134,7 +138,7 @@ class Manifest:
         options = self._options
         rows, roles = Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
-        check_sidecar_names(self._where, self._sidecar_names())
+        check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         checks.check_values(rows, roles)
         if not self._options.stat and roles.paths():
             self._sizes = checks.check_sizes(rows, self._options.size or "")
@@ -209,7 +213,9 @@ class Manifest:
         if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
             found = "changed while it was packed"
             expected = "a table that stays as it was when the run began"
-            raise SampleFailed(self._where, found, expected=expected, remedy="Run again with --resume.")
+            raise SampleFailed(
+                self._where, found, expected=expected, remedy=f"Run again with {option('if_exists', 'resume')}."
+            )
 
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
@@ -282,7 +288,7 @@ class Manifest:
             found = [lengths[self._numbers] for lengths in found]
         for column, lengths in zip(columns, found, strict=True):
             expected = "bytes in each row; a path beside them is not followed"
-            remedy = "--file takes a column of paths; --where can leave such rows out."
+            remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
         return found
 
@@ -299,7 +305,9 @@ class Manifest:
                 f"'{printable(str(self._columns[paths[0]][0]))}'"
             )
             expected = f"paths that count from {printable(self._root)}"
-            raise InvalidRequest(self._where, found, expected=expected, remedy="--root names another folder.")
+            raise InvalidRequest(
+                self._where, found, expected=expected, remedy=f"{option('root')} names another folder."
+            )
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
         skipped = []
         for sample in bad.tolist():
@@ -352,7 +360,9 @@ class Manifest:
 
 def _root(options: ManifestOptions, folder: str) -> bytes:
     if options.root is not None and options.stat and not os.path.isdir(options.root):
-        raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
+        raise InvalidRequest(
+            option("root"), f"no folder {options.root!r}", expected="what the manifest's paths count from"
+        )
     return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
 
 
@@ -361,5 +371,5 @@ def _endings(where: str, paths: pa.Array, options: ManifestOptions) -> places.En
         return places.Endings(paths, options.dots)
     except OverflowError:
         found = f"more than {_FIELD_LIMIT:,} different fields"
-        remedy = "If the names have dots in them, --dots last makes the last ending the field."
+        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
         raise InvalidRequest(where, found, expected="a few", remedy=remedy) from None

@@ -8,6 +8,7 @@ from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest.manifest import Manifest
 from shardtool.source.manifest.options import manifest_options
 from shardtool.source.manifest.stat import stat_listed
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +39,7 @@ class ManifestSource(Source):
             found[number] = part
             observer.listed(len(part))
         entries, skipped = manifest.entries([found[number] for number in sorted(found)])
-        check_skipped(manifest.name, skipped, options.on_error, "leave their rows out with --where")
+        check_skipped(manifest.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
         return Listing(entries, skipped, manifest.name, tuple(manifest.notes))
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - the table has more columns than samples

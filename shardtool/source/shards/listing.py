@@ -24,6 +24,7 @@ from shardtool.source.shards.shard_columns import Seen, arranged, check_fields, 
 from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
 from shardtool.table import keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, to_bytes
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -128,7 +129,8 @@ def list_datasets(
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
     if dots == "last" and dotted and to_format == "tar":
         notes.append(
-            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; --portable mends keys"
+            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; "
+            f"{flag('portable')} mends keys"
         )
     return Listed(
         entries=entries,
@@ -175,14 +177,14 @@ def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:
         name = part.names[part.codes[row]]
         if wanted(name):
             place = part.where(int(owners[row]))
-            remedy = f"Leave it out with --drop-fields {name}, or make the shard anew."
+            remedy = f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew."
             raise InvalidRequest(place, f"the field {name!r} twice", expected="each field once", remedy=remedy)
 
 
 def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: Seen) -> Entries:
     """Return the samples of all parts, which are used up by it, without classes and metadata."""
     fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
-    check_fields("DATASET", fields)
+    check_fields(parts[0].shard.path if parts else "", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
     names, rows = _keys(parts), [len(part.codes) for part in parts]

@@ -14,6 +14,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.source.shards.number_text import TextTask, Wanted, read_texts
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: s
             lists = [name for name in part.unlike if wanted(name)]
             found = f"the field {name!r} is a list of {one.values:,} {one.kind} values"
             expected = "one: a tar shard holds no lists"
-            remedy = f"Write TFRecord shards, or leave lists out with --drop-fields {','.join(lists)}."
+            remedy = f"Write TFRecord shards, or leave lists out with {option('drop_fields', tuple(lists))}."
             raise InvalidRequest(part.where(one.sample), found, expected=expected, remedy=remedy)
 
 
@@ -149,7 +150,7 @@ def _stored_kind(name: str, having: Sequence[ShardColumns]) -> Kind | None:
 
 
 def _other_kind(part: ShardColumns, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
-    remedy = f"Reshard them apart, or leave it out with --drop-fields {name}."
+    remedy = f"Reshard them apart, or leave it out with {option('drop_fields', (name,))}."
     return InvalidRequest(part.where(sample), f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
 
 

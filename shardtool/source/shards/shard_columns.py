@@ -26,6 +26,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import file_stat, open_plain
 from shardtool.values import SpanFile, is_utf8, to_bytes
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from shardtool.values import Dots, Number
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
-_REMEDY = "`shardtool verify` shows what is wrong, and --repair mends what it can."
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
@@ -196,10 +196,10 @@ def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
     except FileNotFoundError:
         if shard.entry is None and not os.path.islink(path):
             return None
-        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy()) from None
     except OSError as error:
         found = f"cannot be read: {reason(error)}"
-        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy()) from None
     entry, size = shard.entry, shard.file.size
     if entry is not None:
         check_listed(data, path, entry)
@@ -246,7 +246,7 @@ def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> Sh
     if indexed is None:
         return part
     if not _same(arranged(part), arranged(indexed)):
-        remedy = f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
+        remedy = f"{_remedy()} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
         raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
     return replace(part, columns=indexed.columns)
 
@@ -324,4 +324,10 @@ def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
             for column in ("counts", "codes", "offsets", "lengths")
         )
         and (found.crcs is None or indexed.crcs is None or np.array_equal(found.crcs, indexed.crcs))
+    )
+
+
+def _remedy() -> str:
+    return (
+        f"`shardtool verify` tells what is wrong, and {either('`verify(repair=True)`', '--repair')} mends what it can."
     )

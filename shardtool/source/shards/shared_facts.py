@@ -10,6 +10,7 @@ from shardtool.dataset.feature import numbers_in
 from shardtool.errors import InvalidRequest, listing
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.table import arrays
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +42,8 @@ def joined_classes(
                 problem = f"other classes in {datasets[at].name} ({listing(classes)})"
                 expected = f"those of {first}: {listing(found[name])}"
                 remedy = (
-                    f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
-                    f"--drop-fields {name}."
+                    f"Number them anew with {option('values', {name: 'COLUMN'})} {option('classes', (name,))}, "
+                    f"or leave the field out with {option('drop_fields', (name,))}."
                 )
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if known and len(known) < len(places):
@@ -73,7 +74,8 @@ def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -
     except pa.ArrowException as error:
         for name in names:
             _check_alike(name, parts, datasets)
-        raise InvalidRequest("DATASET", f"metadata that cannot be one table: {str(error)[:200]}") from None
+        where = ", ".join(dataset.name for dataset in datasets)
+        raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
 
 
 def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> None:
@@ -91,7 +93,7 @@ def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Da
             except pa.ArrowException:
                 shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
                 expected = "types that can be one"
-                remedy = "Reshard them apart, with --join to give the column another type."
+                remedy = f"Reshard them apart, with {option('join')} to give the column another type."
                 raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
 
 

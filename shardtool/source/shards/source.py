@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.request.options import pairs
+from shardtool.request.python_types import pairs
 from shardtool.select import order
 from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.values import SPAN, counted, to_text
+from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,9 @@ class ShardSource(Source):
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
         self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
         if not self._datasets:
-            raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
+            raise InvalidRequest(
+                "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
+            )
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
@@ -56,7 +59,7 @@ class ShardSource(Source):
         from shardtool.source.shards.listing import list_datasets
 
         options = self._options
-        renames = pairs("--rename-field", options.rename_fields)
+        renames = pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames}
         only, to_format = options.select_fields, self._format
         found = list_datasets(self._datasets, pool, observer, to_format=to_format, only=only, without=without)
@@ -85,7 +88,7 @@ class ShardSource(Source):
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         from shardtool.select.order import column_of
 
-        return column_of(_table(listed), name, "DATASET")
+        return column_of(_table(listed), name, listed.name)
 
     def _with_named_fields(self, listed: Listing) -> Listing:
         options = self._options
@@ -93,7 +96,7 @@ class ShardSource(Source):
             return listed
         from shardtool.select.fields import select_fields
 
-        renames = pairs("--rename-field", options.rename_fields)
+        renames = pairs("rename_fields", options.rename_fields)
         entries, empty = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
         return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
@@ -112,11 +115,11 @@ class ShardSource(Source):
         from shardtool.select.query import matching
 
         samples = matching(_table(listed), options.where)
-        return _take_some(listed, samples, "--where", f"no sample for which {options.where}")
+        return _take_some(listed, samples, option("where"), f"no sample for which {options.where}")
 
     def _with_values(self, listed: Listing) -> Listing:
         """Return the samples with the fields that `values` and `classes` make of metadata."""
-        options, values = self._options, pairs("--field", self._options.values)
+        options, values = self._options, pairs("values", self._options.values)
         if not (values or options.classes):
             return listed
         from shardtool.dataset.classes import open_classes
@@ -140,7 +143,7 @@ class ShardSource(Source):
         if share is None:
             return listed
         samples = order.sample_by_key(entries.keys, share)
-        return _take_some(listed, samples, "--sample", f"none of {len(entries):,} samples falls into {share}")
+        return _take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
@@ -148,7 +151,7 @@ class ShardSource(Source):
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.known_spans.files] if asked == "error" else listed.shards
-        entries, skipped, note = resolve_duplicates(before, asked, names, taken)
+        entries, skipped, note = resolve_duplicates(before, asked, names, taken, where=listed.name)
         if entries is before:
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
@@ -159,7 +162,7 @@ class ShardSource(Source):
         if options.sort_by is None:
             return listed.entries
 
-        column = order.column_of(_table(listed), options.sort_by, "--sort-by")
+        column = order.column_of(_table(listed), options.sort_by, option("sort_by"))
         return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
 
     def _first(self, entries: Entries) -> Entries:
@@ -177,12 +180,15 @@ def _check_tar(listed: Listing) -> None:
     if dotted and "dots" in listed.recorded:
         found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
         expected = "names that the first dot divides, or the last"
-        remedy = f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable."
+        remedy = (
+            f"Rename them ({option('rename_fields', {dotted[0]: dotted[0].rpartition('.')[2]})}), or use "
+            f"{flag('portable')}."
+        )
         raise InvalidRequest(listed.name, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
-        remedy = f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields."
+        remedy = f"Rename it ({option('rename_fields', {bad[0]: 'jpg'})}), or {option('drop_fields')}."
         raise InvalidRequest(listed.name, found, expected="an ending, such as jpg", remedy=remedy)
 
 
@@ -196,7 +202,7 @@ def _unchecked(entries: Entries) -> list[str]:
         return []
     shards = int(np.count_nonzero(np.bincount(spans.file[entries.owners(rows)])))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be seen"
-    return [f"{what}: `shardtool index --checksum` adds them"]
+    return [f"{what}: {call('index', checksum=True)} adds them"]
 
 
 def _table(listed: Listing) -> pa.Table:

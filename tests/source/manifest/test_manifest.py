@@ -116,9 +116,9 @@ def test_the_usual_table(tmp_path: Path) -> None:
     manifest, entries = _entries(path)
     assert manifest.name == "t.csv"
     assert manifest.notes == [
-        "path column: path (--path names another)",
-        "key column: id (--key names another)",
-        "columns in the field json: label, n (--meta chooses)",
+        "path column: path (path names another)",
+        "key column: id (key names another)",
+        "columns in the field json: label, n (meta chooses)",
     ]
     assert metadata_of(entries).to_pydict() == {
         "path": ["imgs/1.jpg", "imgs/2.png", "imgs/3.jpg"], "label": ["dog", "cat", "dog"], "n": [1, None, 3],
@@ -176,7 +176,7 @@ def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
     """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
     assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
-    assert "keys: the paths without their endings (--key COLUMN names a column)" in Manifest(path).notes
+    assert "keys: the paths without their endings (key='COLUMN' names a column)" in Manifest(path).notes
     assert _samples(path, key="path") == _samples(path)
     assert list(_samples(_table(tmp_path / "t.csv", _THREE), key="path")) == ["imgs/1", "imgs/2", "imgs/3"]
 
@@ -222,7 +222,7 @@ def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
     """Bytes without keys and paths are called by the numbers of their rows, whichever rows are chosen."""
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
-    assert "bytes column: image, as the field png (--bytes FIELD=COLUMN names another)" in Manifest(table).notes
+    assert "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)" in Manifest(table).notes
     assert list(_samples(table, rows=[1])) == ["000000001"]
 
 
@@ -248,7 +248,7 @@ def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     assert list(manifest.tasks(3)) == []
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
-    assert "nothing says how large it is; expected --size COLUMN" in _error(path, stat=False)
+    assert "nothing says how large it is; expected size='COLUMN'" in _error(path, stat=False)
     for value, said in (("-1", "a negative size in row 2"), ("1.5", "no whole number in row 2"), ("x", "no numbers")):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
         assert said in _error(path, stat=False, size="size")
@@ -300,9 +300,9 @@ def test_a_value_in_a_csv(cells: list[str], payload: list[bytes], number: str | 
 
 
 _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
-    ("id,path\n1,a.jpg\n", {"key": "ID"}, "--key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
+    ("id,path\n1,a.jpg\n", {"key": "ID"}, "key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
     ("id,path\n1,a.jpg\n", {"path": "paht"}, "no column 'paht'; expected one of id, path. Did you mean 'path'?"),
-    ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "--meta: no column 'zzz'; expected one of id, path"),
+    ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "meta: no column 'zzz'; expected one of id, path"),
     ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
     ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
@@ -323,7 +323,7 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
      "several columns become the field 'json'. The metadata is the field json: call the other something else, or"),
     ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "--classes: no field 'cls'. Name its column: --field cls="),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Name its column: values={'cls': "),
     ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
@@ -343,9 +343,9 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key that is no whole number in row 2"),
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
-    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. --bytes takes"),
+    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. binary takes"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {},
-     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (--bytes jpg=b), or"),
+     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (binary={'jpg': 'b'})"),
     ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
     ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
@@ -401,7 +401,7 @@ def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
     assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
     path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
     assert (
-        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. --root"
+        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. root"
         in _error(path)
     )
 
