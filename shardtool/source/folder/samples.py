@@ -15,7 +15,7 @@ from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.values import INLINE, NO_FIELD, counted, to_bytes, to_text
+from shardtool.values import INLINE, NO_FIELD, SPLIT_NAMES, counted, to_bytes, to_text
 
 if TYPE_CHECKING:
     from array import array
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
 
 
 def collect(root: bytes, parts: list[ScanPart], left_out: list[Skipped]) -> Entries:
@@ -180,7 +179,7 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 def split_note(entries: Entries) -> str:
     """Return what the user should know of classes that are called like splits; empty for others."""
     classes = entries.classes.get("cls", [])
-    found = [name for name in classes if name.lower() in _SPLITS]
+    found = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(found) < min(2, len(classes)) or not found:
         return ""
     shown = listing(found)
