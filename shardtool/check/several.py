@@ -43,6 +43,8 @@ def look_at_all(givens: Sequence[Any], look: Callable[[Any], Looked]) -> Report:
     whole = [(at, one) for at, one in enumerate(found) if isinstance(one, Looked)]
     reports = [one.report if isinstance(one, Looked) else one for one in found]
     for (_, first), (at, second) in combinations(whole, 2):
+        if not (first.sums.hashes and second.sums.hashes):
+            continue
         recorded = _of_one_run(first.subject, second.subject)
         if recorded or _named_alike(first.subject, second.subject):
             reports[at] = _with(reports[at], _leaks(first, second, by_content=not recorded))
@@ -89,6 +91,7 @@ def _with(report: Report, more: Findings) -> Report:
         findings=(*report.findings, *(one for _, one in more.listed)),
         counts=dict(sorted(counts.items())),
         checked=(*report.checked, *more.checked),
+        unchecked=(*report.unchecked, *more.unchecked),
     )
 
 
@@ -110,7 +113,11 @@ def _leaks(first: Looked, second: Looked, *, by_content: bool) -> Findings:
     """Find samples that two splits have."""
     import numpy as np
 
-    findings = Findings(checked=[f"leaks from {first.report.dataset}"])
+    findings, what = Findings(), f"leaks from {first.report.dataset}"
+    if first.sums.partial or second.sums.partial:
+        findings.unchecked.append(f"{what}: not all shards were read")
+    else:
+        findings.checked.append(what)
     ours, theirs = first.sums.pairs(), second.sums.pairs()
     _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
     same = ours["b"][one] == theirs["b"][other]

@@ -128,10 +128,18 @@ def _of_splits(text: str) -> list[Given]:
             name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
     splits = {match[1] for one in names_in(folder) if (match := name.fullmatch(one))}
     found = [text.replace(_SPLIT, split) for split in sorted(splits, key=natural)]
-    found = [one for one in found if _is_there(one) and not _is_beside_shards(one)]
-    if not found:
+    datasets = [dataset for one in found for dataset in _of_split(one)]
+    if not datasets:
         raise InvalidRequest(text, "no dataset of such a name", expected=EXPECTED)
-    return [*found]
+    return datasets
+
+
+def _of_split(name: str) -> list[Given]:
+    """Return the datasets that the name of a split means; none where that is the name of something else."""
+    if os.path.isdir(name):
+        return _in_folder(name, below=True)
+    is_name_of_one = name.endswith((DATASET_SUFFIX, *ENDINGS)) and not _is_beside_shards(name)
+    return [name] if is_name_of_one and _is_there(name) else []
 
 
 def _is_there(name: str) -> bool:

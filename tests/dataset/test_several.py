@@ -49,6 +49,7 @@ APART = ["apart/train", "apart/val"]
         (["apart"], APART),
         (["apart/*"], APART),
         (["apart/{split}"], APART),
+        (["{split}/val"], ["apart/val"]),
         (["apart/{split}/x.json"], ["apart/train/x.json", "apart/val/x.json"]),
         (["apart/{split}/x-{0..}.tar"], ["apart/train/x-{0..}.tar", "apart/val/x-{0..}.tar"]),
         (["beside/val.json", "apart"], ["beside/val.json", *APART]),
