@@ -121,7 +121,7 @@ def look(
     Raises:
         InvalidRequest: There is no such dataset, or no such source.
         CorruptShard: The dataset file names what lies elsewhere, or is none.
-    """  # fmt: skip
+    """
     if pool is None:
         with open_pool(options) as own:
             return look(dataset, options, observer, own, contents=contents)

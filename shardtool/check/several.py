@@ -15,7 +15,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from shardtool.check.findings import Finding, Findings, finding_of
-from shardtool.check.look import Looked, Report
+from shardtool.check.look import Report
+from shardtool.check.subject import open_subject
 from shardtool.check.together import sample_at
 from shardtool.errors import CorruptShard, listing
 from shardtool.values import SPLIT_NAMES, output_text
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.check.look import Looked
     from shardtool.check.subject import Subject
     from shardtool.dataset.walk import Survey
 
@@ -32,32 +34,59 @@ _MOST = 100  # leaks between two splits: the rest tells nothing new, and is coun
 _WORD = re.compile(r"[A-Za-z]+|[0-9]+")
 
 
-def look_at_all(givens: Sequence[Any], look: Callable[[Any], Looked]) -> Report:
+def look_at_all(givens: Sequence[Any], look: Callable[[Any, bool], Looked]) -> Report:
     """Return what is wrong with several datasets; one that cannot be opened does not keep others from it.
 
     Args:
         givens: Each as `find_dataset` takes it.
-        look: Looks at one of them, and notes what its samples hold.
+        look: Looks at one of them, and notes what its samples hold where that is asked for.
+
+    Raises:
+        InvalidRequest: One of them is not there; then none was read.
     """
-    found = [_look(given, look) for given in givens]
-    whole = [(at, one) for at, one in enumerate(found) if isinstance(one, Looked)]
-    reports = [one.report if isinstance(one, Looked) else one for one in found]
-    for (_, first), (at, second) in combinations(whole, 2):
-        if not (first.sums.hashes and second.sums.hashes):
+    opened = [_open(given) for given in givens]
+    splits = _splits(opened)
+    related = {at for pair in splits for at in pair}
+    compared = {at for pair, recorded in splits.items() if not recorded for at in pair}
+    looked: dict[int, Looked] = {}
+    reports = []
+    for at, given in enumerate(givens):
+        if isinstance(error := opened[at], CorruptShard):
+            reports.append(_unreadable(given, error))
             continue
-        recorded = _of_one_run(first.subject, second.subject)
-        if recorded or _named_alike(first.subject, second.subject):
-            reports[at] = _with(reports[at], _leaks(first, second, by_content=not recorded))
+        found = look(given, at in compared)
+        reports.append(found.report)
+        if at in related:  # of others nothing is kept: they may be many
+            looked[at] = found
+    for (first, second), recorded in splits.items():
+        if leaks := _leaks(looked[first], looked[second], by_content=not recorded):
+            reports[second] = _with(reports[second], leaks)
     return _together(reports)
 
 
-def _look(given: Any, look: Callable[[Any], Looked]) -> Looked | Report:
+def _open(given: Any) -> Subject | CorruptShard:
     try:
-        return look(given)
+        return open_subject(given)[0]
     except CorruptShard as error:
-        where = output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where)
-        finding = finding_of("dataset-file-damaged", os.path.basename(where), error)
-        return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
+        return error
+
+
+def _splits(opened: Sequence[Subject | CorruptShard]) -> dict[tuple[int, int], bool]:
+    """Return the pairs of datasets that are splits of one, each with whether their dataset files say so."""
+    found = {}
+    for (at, first), (other, second) in combinations(enumerate(opened), 2):
+        if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
+            continue
+        recorded = first.file is not None and second.file is not None and first.file.is_split_with(second.file)
+        if recorded or _named_alike(first, second):
+            found[at, other] = recorded
+    return found
+
+
+def _unreadable(given: Any, error: CorruptShard) -> Report:
+    where = output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where)
+    finding = finding_of("dataset-file-damaged", os.path.basename(where), error)
+    return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
 
 
 def _together(reports: Sequence[Report]) -> Report:
@@ -95,10 +124,6 @@ def _with(report: Report, more: Findings) -> Report:
     )
 
 
-def _of_one_run(first: Subject, second: Subject) -> bool:
-    return first.file is not None and second.file is not None and first.file.is_split_with(second.file)
-
-
 def _named_alike(first: Subject, second: Subject) -> bool:
     names = [one.found.dataset_file or one.found.shards[0] for one in (first, second)]
     return names[0] != names[1] and _without_split(names[0]) == _without_split(names[1])
@@ -109,10 +134,12 @@ def _without_split(path: str) -> str:
     return _WORD.sub(lambda word: "" if word[0].isdigit() or word[0].lower() in SPLIT_NAMES else word[0], path)
 
 
-def _leaks(first: Looked, second: Looked, *, by_content: bool) -> Findings:
-    """Find samples that two splits have."""
+def _leaks(first: Looked, second: Looked, *, by_content: bool) -> Findings | None:
+    """Find samples that two splits have; None where no shard of one was read."""
     import numpy as np
 
+    if not (first.sums.hashes and second.sums.hashes):
+        return None
     findings, what = Findings(), f"leaks from {first.report.dataset}"
     if first.sums.partial or second.sums.partial:
         findings.unchecked.append(f"{what}: not all shards were read")

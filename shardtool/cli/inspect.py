@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
 
+# What can be asked for, one at a time; what an option is for; and what does not go together.
+_SHOWS = ("--sample", "--head", "--keys", "--table", "--html or --contact-sheet")
+_WANTS = {
+    "--extract": ("--sample", "--head", "--where"),
+    "--field": ("--sample",),
+    "--where": ("--head", "--keys", "--extract", "--table"),
+    "--overwrite": ("--extract", "--table", "--html or --contact-sheet"),
+}
+_APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where"))
+
 
 @click.command(no_args_is_help=True)
 @click.argument("dataset", type=click.Path(), nargs=-1, required=True)
@@ -98,7 +108,7 @@ def inspect(  # noqa: PLR0913 - an option each
         "--html or --contact-sheet": pictures, "--extract": extract, "--field": field, "--where": where,
         "--overwrite": overwrite, "--json": as_json,
     }  # fmt: skip
-    asked = _asked({name for name, value in given.items() if value})
+    asked = _asked({name for name, value in given.items() if value not in (None, False, ())})
     if field is not None and len(samples) > 1:
         message = "--field is about one --sample."
         raise click.UsageError(message)
@@ -121,16 +131,6 @@ def inspect(  # noqa: PLR0913 - an option each
     else:
         found = (find_sample(opened, key) for key in samples) if samples else first_samples(opened, head, where)
         _print_samples(found, extract, overwrite=overwrite, brief=not samples, as_json=as_json)
-
-
-_SHOWS = ("--sample", "--head", "--keys", "--table", "--html or --contact-sheet")
-_WANTS = {
-    "--extract": ("--sample", "--head", "--where"),
-    "--field": ("--sample",),
-    "--where": ("--head", "--keys", "--extract", "--table"),
-    "--overwrite": ("--extract", "--table", "--html or --contact-sheet"),
-}
-_APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where"))
 
 
 def _asked(given: set[str]) -> bool:

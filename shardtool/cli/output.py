@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -50,7 +49,7 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
     for block in blocks:
-        if isinstance(sys.stdout, TextIOWrapper) and not _wrote(sys.stdout.buffer, block):
+        if not _wrote(sys.stdout.buffer, block):
             return
 
 

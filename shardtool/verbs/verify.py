@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.check.look import look, open_pool
 from shardtool.check.several import look_at_all
-from shardtool.dataset.find import find_dataset
 from shardtool.dataset.several import given_datasets
-from shardtool.errors import CorruptShard
 from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
 
@@ -49,9 +47,10 @@ def verify(
     if len(givens) == 1:
         report = _look(givens[0], options, observer).report
     else:
-        _check_there(givens)
         with nullcontext() if options.repair else open_pool(options) as pool:
-            report = look_at_all(givens, lambda given: _look(given, options, observer, pool, contents=True))
+            report = look_at_all(
+                givens, lambda given, contents: _look(given, options, observer, pool, contents=contents)
+            )
     return replace(report, seconds=time.time() - begun)
 
 
@@ -68,14 +67,3 @@ def _look(
     else:
         looked = look(dataset, options, observer, pool, contents=contents)
     return replace(looked, report=replace(looked.report, seconds=time.time() - begun))
-
-
-def _check_there(givens: Sequence[Given]) -> None:
-    """See that all datasets are there, before the first of them is read.
-
-    Raises:
-        InvalidRequest: One is not.
-    """
-    for one in givens:
-        with suppress(CorruptShard):
-            find_dataset(one)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pyarrow as pa
 import pytest
 
-from shardtool import CreateOptions, Report, VerifyOptions, create, verify
+from shardtool import CorruptShard, CreateOptions, Report, ReshardOptions, VerifyOptions, create, reshard, verify
 from tests.helpers import flip, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -128,6 +128,17 @@ def test_one_document_of_all(splits: Path) -> None:
     assert (root.tag, root.get("failures"), len(root.findall(".//failure"))) == ("testsuites", str(found), found)
     assert [int(suite.get("tests", 0)) for suite in root] == [found, 1]
     assert typed("verify", splits, "--format", "github").out.count("::error") == found
+
+
+def test_the_source_of_all(packed: Path, splits: Path) -> None:
+    """`--source` is compared with each split; damage of the source is an error of its own, not of a dataset."""
+    assert _verify(splits, source=packed / "source").sound
+    options = ReshardOptions(workers=1, split="a=0.5,b=0.5", seed=1)
+    reshard(splits / "train.json", f"{splits}/again/{{split}}-{{0..}}.tar", options)
+    assert _verify(splits / "again", source=splits / "train.json").sound
+    (splits / "train.json").write_bytes(b"{}")
+    with pytest.raises(CorruptShard, match=r"train\.json"):
+        _verify(splits / "again", source=splits / "train.json")
 
 
 def test_each_is_repaired(splits: Path) -> None:
