@@ -281,5 +281,5 @@ def _checked(subject: Subject, options: VerifyOptions, *, partial: bool) -> list
     if subject.file is not None:
         found.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
     if not options.quick:
-        found += ["framing", "keys across shards"]
+        found += ["framing", "keys across these" if partial else "keys across shards"]
     return found + (["images, JSON and labels decoded"] if options.decode else [])

@@ -69,7 +69,7 @@ def verify(  # noqa: PLR0913 - an option each
     Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys. Of several
     datasets, each; and samples that two splits of one have.
 
-    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read.
+    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read; of several datasets, the worst.
 
     \b
     Examples:
