@@ -39,6 +39,11 @@ IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
 
+# Words that name a split, in lower case.
+SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
+)
+
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
 FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
 

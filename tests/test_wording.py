@@ -137,6 +137,8 @@ def test_no_message_names_an_option_otherwise() -> None:
     """Texts of the library have no `--option` but those for readers of the command line; none is made at import."""
     wrong = []
     for module, path in _modules().items():
+        if module == "skipped":  # its texts are those of docs/cli.md
+            continue
         tree = _tree(path)
         alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
         alone |= {id(part) for one in _calls(tree, {"either"}) for part in ast.walk(one.args[1])}
@@ -206,7 +208,7 @@ def test_workers_speak_as_their_parent(tmp_path: Path, start: str) -> None:
     write_tree(tmp_path / "s", {"a.txt": b"abc"})
     output, function = f"{tmp_path}/o/x-{{0..}}.tar", "tests.mapped:failing"
     options = CreateOptions(map=function, workers=1, start_method="spawn" if start == "spawn" else "fork")
-    with pytest.raises(SampleFailed, match="the function of map raised ValueError"):
+    with pytest.raises(SampleFailed, match=r"again with if_exists=.resume.*on_error=.skip"):
         create(tmp_path / "s", output, options)
     words = ("create", tmp_path / "s", output, "--map", function, "--workers", "1", "--start-method", start)
     ran = typed(*words, traceback=True)

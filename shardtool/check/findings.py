@@ -80,6 +80,8 @@ KINDS = {
     "sidecar-stale": Kind("a sidecar of another shard", _REINDEX),
     "index-differs": Kind("a sidecar lists other samples than the shard holds", _REINDEX),
     "key-duplicate": Kind("two samples have the same key", _RENAME),
+    "split-leak": Kind("a sample of one split that another split has, too",
+                       "Leave it out of one of them: `shardtool reshard` with a query makes the shards anew."),
     "field-duplicate": Kind("a sample has a field twice", _RENAME),
     "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),

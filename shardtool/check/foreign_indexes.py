@@ -59,7 +59,7 @@ class BesideFound:
 
 
 def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
-    """Find index files that lead into other bytes than their shards'."""
+    """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, folder = Findings(), subject.found.folder
     names = set(names_in(folder))
     tasks: dict[int, BesideTask] = {}
@@ -67,7 +67,7 @@ def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
         name = os.path.basename(case.path)
         wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
         files = tuple(sorted(wanted - {os.path.basename(subject.found.dataset_file or "")}))
-        if files and case.size is not None and name.endswith((".tar", ".tfrecord", ".tfrecords")):
+        if files and case.survey is not None and name.endswith((".tar", ".tfrecord", ".tfrecords")):
             tasks[number] = BesideTask(case.path, name, files, subject.dots)
     numbers = [*tasks]
     for place, found in pool.map(compare_beside, iter(tasks.values())):

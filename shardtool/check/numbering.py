@@ -11,6 +11,7 @@ from shardtool.check.findings import Finding, Findings
 from shardtool.check.subject import base_name
 from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.find import natural
+from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.shard_file import ENDINGS
 from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
 from shardtool.errors import ShardError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _MOST_GAPS = 1000
 _MOST_NAMES = 10**7  # of a closed pattern: each is looked for
 _GLOB = re.compile(r"[*?\[]")
-_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
@@ -122,11 +122,7 @@ def _dataset_file_missing(subject: Subject) -> Finding | None:
 
 def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
     """Yield files that belong to the dataset by their name, and are not listed."""
-    if not _PATTERN.fullmatch(file.pattern):
-        return
-    try:
-        pattern = parse_pattern(file.pattern)
-    except (ShardError, ValueError):
+    if (pattern := recorded_pattern(file)) is None:
         return
     sidecars = {one.sidecar for one in file.shards}
     for name in sorted(names, key=natural):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
-_EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
+EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def find_dataset(given: Given) -> Found:
     """
     names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
     if not names:
-        raise InvalidRequest("the dataset", "nothing given", expected=_EXPECTED)
+        raise InvalidRequest("the dataset", "nothing given", expected=EXPECTED)
     if len(names) > 1:
         return _of_names(names)
     name = names[0]
@@ -98,7 +98,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 def _of_names(names: list[str]) -> Found:
     for name in names:
         if not os.path.isfile(name):
-            raise InvalidRequest(name, "no such file", expected=_EXPECTED)
+            raise InvalidRequest(name, "no such file", expected=EXPECTED)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
         return _of_dataset_file(names[0])
     folder = os.path.dirname(names[0])
@@ -110,8 +110,8 @@ def _of_folder(folder: str) -> Found:
     try:
         names = sorted(list_folder(folder), key=natural)
     except OSError as error:
-        raise InvalidRequest(folder, reason(error), expected=_EXPECTED) from None
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
+        raise InvalidRequest(folder, reason(error), expected=EXPECTED) from None
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
         found = f"{len(files)} datasets: {listing(files)}"
         raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
@@ -127,15 +127,16 @@ def _of_pattern(text: str) -> Found:
     try:
         pattern = parse_pattern(text)
     except InvalidRequest as error:
-        if text.endswith(ENDINGS) and not any(mark in text for mark in "{<%"):
-            raise InvalidRequest(text, "no such file", expected=_EXPECTED) from None
+        if not any(mark in text for mark in "{<%"):
+            what = "no such file" if text.endswith(ENDINGS) else "no such file or folder"
+            raise InvalidRequest(text, what, expected=EXPECTED) from None
         raise error from None
     found = _existing(pattern)
     if not found:
-        raise InvalidRequest(text, "no shards of that pattern", expected=_EXPECTED)
+        raise InvalidRequest(text, "no shards of that pattern", expected=EXPECTED)
     shards = [os.path.join(pattern.folder, name) for name in found]
     file = os.path.join(pattern.folder, pattern.dataset_file)
-    own = _is_dataset_file(file)
+    own = is_dataset_file(file)
     return Found(tuple(shards), file if own else None, pattern.folder, own=own)
 
 
@@ -156,7 +157,7 @@ def _of_dataset_file(path: str) -> Found:
     try:
         data = read_small(path)
     except OSError as error:
-        raise InvalidRequest(path, reason(error), expected=_EXPECTED) from None
+        raise InvalidRequest(path, reason(error), expected=EXPECTED) from None
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
@@ -204,7 +205,8 @@ def _wids_names(data: bytes) -> list[str] | None:
     return names if all(isinstance(name, str) for name in names) else None
 
 
-def _is_dataset_file(path: str) -> bool:
+def is_dataset_file(path: str) -> bool:
+    """Tell whether a file is a dataset file of ours, damaged or not."""
     try:
         return os.path.isfile(path) and shard_names(read_small(path)) is not None
     except OSError:
@@ -216,6 +218,6 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     wanted = [output_text(os.path.basename(shard)) for shard in shards]
     for name in names_in(folder):
         path = os.path.join(folder, name)
-        if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:
+        if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path
     return None

@@ -269,6 +269,8 @@ class VerifyOptions:
         source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
             compared by key; None: nothing is.
         target: Readers that the names must be safe for.
+        sample: Read only this share of the shards' bytes, `0.1` or `10%`, in whole shards and one at least; None: all.
+        seed: Decides which shards these are: seeds in a row take other ones, until all were read; None: 0.
         repair: Mend what can be mended without guessing.
         map: The function of `create --map`, which a repair may call to make shards again.
         root: Manifests only: what its relative paths count from; None: its folder.
@@ -283,6 +285,8 @@ class VerifyOptions:
     decode: bool = False
     source: object = None
     target: tuple[Target, ...] = ()
+    sample: float | str | None = None
+    seed: int | None = None
     repair: bool = False
     map: Function | None = None
     root: Folder | None = None
@@ -303,9 +307,23 @@ class VerifyOptions:
         if self.map and not self.repair:
             raise InvalidRequest(option("map"), "nothing to make again", expected=f"{option('repair')}, too")
         if self.quick:
-            for name in ("decode", "repair", "source", "target"):
+            for name in ("decode", "repair", "source", "target", "sample"):
                 if getattr(self, name):
                     raise InvalidRequest(option(name), f"used with {option('quick')}", expected="one of them")
+        self._check_sample()
+
+    def _check_sample(self) -> None:
+        if self.sample is None:
+            if self.seed is not None:
+                raise InvalidRequest(option("seed"), "nothing to choose", expected=f"{option('sample')}, too")
+            return
+        if not share("sample", self.sample):
+            raise InvalidRequest(option("sample"), repr(self.sample), expected="a share above 0, such as 0.1 or 10%")
+        for name in ("repair", "source"):
+            if getattr(self, name):
+                raise InvalidRequest(
+                    option(name), f"used with {option('sample')}, which reads only a part", expected="one of them"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, printable
-from shardtool.values import counted
+from shardtool.values import counted, source_name
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -101,10 +101,11 @@ def check_some(listed: Listing) -> None:
         InvalidRequest: It has none.
     """
     if not len(listed.entries):
-        remedy, skipped = "Is it the right folder? Look at --include, --exclude and --hidden.", listed.skipped
+        where, skipped = source_name(listed.entries.root), listed.skipped
+        remedy = f"Is it the right folder? Look at {option('include')}, {option('exclude')} and {option('hidden')}."
         if skipped:
             remedy = f"All {len(skipped):,} files were left out, such as {skipped[0].path}."
-        raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
+        raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:

@@ -40,7 +40,7 @@ from shardtool.storage.staging import open_folder, write_whole
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from shardtool.check.look import Report
+    from shardtool.check.look import Looked, Report
     from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.options import CreateOptions, VerifyOptions
@@ -50,23 +50,22 @@ if TYPE_CHECKING:
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(dataset: Given, options: VerifyOptions, observer: Observer) -> Report:
+def repair(dataset: Given, options: VerifyOptions, observer: Observer, *, contents: bool = False) -> Looked:
     """Look, mend what can be mended, and look again.
 
     Raises:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    report, seen = look(dataset, options, observer)
-    done: list[str] = []
-    if not report.sound:
-        mending = _Mending(report, seen, options)
-        mending.run()
-        done = mending.done
-        if mending.changed:
-            report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
-        report = replace(report, unchecked=(*report.unchecked, *mending.left))
-    return replace(report, repaired=tuple(done))
+    looked = look(dataset, options, observer, contents=contents)
+    if looked.report.sound:
+        return looked
+    mending = _Mending(looked.report, looked.subject, options)
+    mending.run()
+    if mending.changed:
+        looked = look(dataset, replace(options, repair=False, map=None), Observer(), contents=contents)
+    unchecked = (*looked.report.unchecked, *mending.left)
+    return replace(looked, report=replace(looked.report, unchecked=unchecked, repaired=tuple(mending.done)))
 
 
 class _Mending:

@@ -15,7 +15,7 @@ from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
 
 
 def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple[Entries, tuple[Skipped, ...]]:
@@ -182,7 +181,7 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 def split_note(entries: Entries) -> str:
     """Return what the user should know of classes that are called like splits; empty for others."""
     classes = entries.values.classes.get("cls", [])
-    found = [name for name in classes if name.lower() in _SPLITS]
+    found = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(found) < min(2, len(classes)) or not found:
         return ""
     shown = listing(found)
