@@ -15,7 +15,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.tree import Tree
 from shardtool.values import to_bytes
-from shardtool.wording import option
+from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def field_bytes(sample: FoundSample, field: str) -> Iterator[bytes]:
     names = [one["name"] for one in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
-        raise InvalidRequest(option("field"), found, expected=f"one of {listing(sorted(map(printable, names)), 20)}")
+        raise InvalidRequest(typed_name("field"), found, expected=f"one of {listing(sorted(map(printable, names)), 9)}")
     with open_shard(sample.shard.path) as file:
         yield from _blocks(sample, sample.fields[names.index(field)], file)
 

@@ -21,7 +21,7 @@ from shardtool.inspection.samples import plain
 from shardtool.inspection.statistics import is_plain
 from shardtool.storage.staging import Folder
 from shardtool.values import output_text
-from shardtool.wording import option
+from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ def write_table(
         CorruptShard: A sidecar, or a shard without one, is damaged.
     """
     if not path.endswith(ENDINGS):
-        raise InvalidRequest(option("table"), path, expected=f"a name that ends in {' or '.join(ENDINGS)}")
+        raise InvalidRequest(typed_name("table"), path, expected=f"a name that ends in {' or '.join(ENDINGS)}")
     for dataset in datasets:
         check_target(dataset, path, overwrite=overwrite)
     schema = _schema(datasets)
@@ -96,7 +96,7 @@ def _schema(datasets: Sequence[OpenedDataset]) -> Any:
     except pa.ArrowException as error:
         found = str(error).partition("\n")[0]
         raise InvalidRequest(
-            option("table"), found, expected="columns of one type", remedy="Make a table each."
+            typed_name("table"), found, expected="columns of one type", remedy="Make a table each."
         ) from None
     own = [*UNREAD]
     own.insert(1, pa.field(SHARD, pa.dictionary(pa.int32(), pa.string()), nullable=False))
