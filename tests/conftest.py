@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from shardtool.execute import local
 from tests.helpers import PHOTOS, write_tree
+from tests.own_worker import OwnWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,14 +29,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_and_forked() -> Iterator[None]:
-    """Let runs in this process start the fewest workers that do, and fork them, on any machine.
+def few_workers() -> Iterator[None]:
+    """Let runs in this process do a single worker's tasks themselves, and fork more of them, on any machine.
 
-    By default that would be a worker for each core, spawned beside the threads of a test runner, at ten times the cost.
+    By default there would be a worker for each core, spawned beside the threads of a test runner. A test that is about
+    worker processes names their start method, or asks for two.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
+        for module in ("pack.run", "verbs.index", "verbs.export", "check.look"):
+            patched.setattr(f"shardtool.{module}.LocalPool", OwnWorker)
         yield
 
 

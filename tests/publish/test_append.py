@@ -91,7 +91,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _options(**asked: Any) -> CreateOptions:
     """Return options for three samples a shard and one forked worker, unless told otherwise."""
-    return CreateOptions(**{"max_count": 3, "workers": 1, "start_method": "fork", **asked})
+    return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
 
 
 def _create(source: Any, output: Any, **asked: Any) -> Path:
