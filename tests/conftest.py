@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shardtool.execute import local
-from tests.helpers import PHOTOS, write_tree
+from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ settings.register_profile(
     "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("laws")
+
+# What tests write is removed at their end, unless they fail.
+if (root := memory_root()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
 
 # `nohup`, or a shell's background job, has them ignored; the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
