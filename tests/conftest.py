@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-settings.register_profile(
-    "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("laws")
+for profile, examples in (("few", 25), ("many", 100)):  # for each law that does not name its own number
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 # What tests write is removed at their end, unless they fail.
 if (root := memory_root()) is not None:
