@@ -68,7 +68,7 @@ def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = 
     """
     if warm.POSSIBLE and not env and stdout == subprocess.PIPE:
         run = warm.Warm([*map(str, words)], cwd=cwd or Path.cwd(), env=ENVIRONMENT, session=False)
-        out, err = run.communicate(PATIENCE_S)
+        out, err = (data.decode() for data in run.communicate(PATIENCE_S))
         assert "Traceback" not in out + err, (out, err)
         return Ran(run.wait(0), out, err)
     command = [sys.executable, "-m", "shardtool", *map(str, words)]
@@ -82,9 +82,13 @@ def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = 
 
 
 def shell(line: str, cwd: Path) -> Ran:
-    """Run a line of bash in which `$T` is the tool; its exit code is that of the first command of a pipe."""
+    """Run a line of bash in which `$T` is the tool; its exit code is that of the first command of a pipe.
+
+    It starts warm, but where the line closes a descriptor.
+    """
+    how, fds = (f"{sys.executable} -m shardtool", []) if "&-" in line else warm.command()
     done = subprocess.run(
-        ["bash", "-c", f"T='{sys.executable} -m shardtool'; {line}; exit ${{PIPESTATUS[0]}}"],
+        ["bash", "-c", f'T="{how}"; {line}; exit ${{PIPESTATUS[0]}}'], pass_fds=fds,
         cwd=cwd, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

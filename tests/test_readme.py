@@ -76,8 +76,7 @@ def place(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "sample_data", tmp_path / "clone" / "sample_data")
     command = tmp_path / "bin" / "shardtool"
     command.parent.mkdir()
-    how = f"-IS '{ROOT / 'tests' / 'warm_client.py'}' {warm.server().fileno()}" if warm.POSSIBLE else "-m shardtool"
-    command.write_text(f"#!/bin/sh\nexec '{sys.executable}' {how} \"$@\"\n", encoding="utf-8")
+    command.write_text(f'#!/bin/sh\nexec {warm.command()[0]} "$@"\n', encoding="utf-8")
     command.chmod(0o755)
     return tmp_path / "clone"
 
@@ -97,7 +96,7 @@ def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, 
     for block in blocks(read(document)):
         done = subprocess.run(
             block.command, cwd=place, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
-            pass_fds=[warm.server().fileno()] if warm.POSSIBLE else [],
+            pass_fds=warm.command()[1],
         )  # fmt: skip
         where = f"{document}:{block.line}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, where

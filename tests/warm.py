@@ -59,7 +59,7 @@ class Warm:
             socket.send_fds(server(), [request], ends)
         for end in ends[1:]:
             os.close(end)
-        self.stdout, self.stderr = open(out, encoding="utf-8"), open(err, encoding="utf-8")  # noqa: SIM115
+        self.stdout, self.stderr = open(out, "rb", buffering=0), open(err, "rb", buffering=0)  # noqa: SIM115
         self.pid: int = _NUMBER.unpack(os.read(self._status, _NUMBER.size))[0]
         self.returncode: int | None = None
 
@@ -78,7 +78,7 @@ class Warm:
             os.close(self._status)
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout: float) -> tuple[bytes, bytes]:
         """Return what it writes, when no process holds its pipes any more and it has ended."""
         end, found = time.monotonic() + timeout, {self.stdout: b"", self.stderr: b""}
         with ExitStack() as stack:
@@ -92,7 +92,7 @@ class Warm:
                     if not data:
                         waiting.remove(stream)
         self.wait(max(0, end - time.monotonic()))
-        return found[self.stdout].decode(), found[self.stderr].decode()
+        return found[self.stdout], found[self.stderr]
 
 
 @cache
@@ -110,8 +110,16 @@ def server() -> socket.socket:
     return ours
 
 
-def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    server.close()
+def command() -> tuple[str, list[int]]:
+    """Return what a shell runs in place of `shardtool`, and the descriptors that it needs for that."""
+    if not POSSIBLE:
+        return f"{sys.executable} -m shardtool", []
+    client, socket_fd = Path(__file__).with_name("warm_client.py"), server().fileno()
+    return f"{sys.executable} -IS {client} {socket_fd}", [socket_fd]
+
+
+def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    ours.close()
     process.wait()
 
 

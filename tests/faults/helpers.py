@@ -44,7 +44,7 @@ main()
 class Run:
     """A command line at work, in a session (so a process group) of its own."""
 
-    process: subprocess.Popen[str] | warm.Warm
+    process: subprocess.Popen[bytes] | warm.Warm
     out: str = ""
     err: str = ""
 
@@ -57,7 +57,7 @@ class Run:
 
     def end(self) -> Run:
         """Wait until it has ended, and every holder of its stderr with it."""
-        self.out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        self.out, self.err = (data.decode() for data in self.process.communicate(timeout=PATIENCE_S))
         return self
 
     def signal(self, signum: int, *, group: bool = False) -> None:
@@ -104,7 +104,7 @@ def start(
         return Run(warm.Warm(words, code=hooked, cwd=cwd, env=whole))
     tool = ["-c", hooked] if hooked else ["-m", "shardtool"]
     return Run(subprocess.Popen(
-        [*before, sys.executable, *tool, *words], env=whole, cwd=cwd, text=True, start_new_session=True,
+        [*before, sys.executable, *tool, *words], env=whole, cwd=cwd, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ))  # fmt: skip
 

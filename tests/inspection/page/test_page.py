@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from shardtool import CreateOptions, create, inspect
 from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.inspection.page import thumbnails
 from shardtool.inspection.page.page import script_json, write_page
 from shardtool.values import show_size
 from tests.helpers import PHOTOS, typed, write_tree
@@ -278,8 +280,9 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
     assert len(page.samples) == 8
 
 
-def test_page_stays_small(tmp_path: Path) -> None:
+def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
+    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
