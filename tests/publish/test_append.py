@@ -90,7 +90,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _options(**asked: Any) -> CreateOptions:
-    """Return options for three samples a shard and one forked worker, unless told otherwise."""
+    """Return options for three samples a shard and one worker, unless asked otherwise."""
     return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
 
 

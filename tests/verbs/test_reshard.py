@@ -201,7 +201,7 @@ def foreign(room: Path) -> tuple[list[Path], Contents]:
 
 
 def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> CreateResult:
-    """Reshard into a folder, with one forked worker unless told otherwise; `observer` is told."""
+    """Reshard into a folder, with one worker unless `asked` says otherwise."""
     pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
     givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
     options = ReshardOptions(**{"workers": 1, **asked})

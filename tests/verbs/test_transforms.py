@@ -46,7 +46,7 @@ _TAR_END = 1024
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    """Pack with one forked worker into tar, unless told otherwise."""
+    """Pack with one worker into tar, unless `options` say otherwise."""
     ending = options.pop("ending", "tar")
     asked = {"workers": 1, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
