@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# Forked workers start ten times faster, and never touch what the threads of this process may hold.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 def _table(name: str, count: int, **columns: Any) -> Any:
     """Return a manifest: texts, labels, numbers that a TFRecord keeps as numbers, and metadata."""
@@ -48,18 +45,18 @@ def _table(name: str, count: int, **columns: Any) -> Any:
 def _create(table: Any, pattern: str, **asked: Any) -> None:
     options: dict[str, Any] = {
         "key": "key", "values": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
-        "max_count": 5, "workers": 1, "start_method": "fork",
+        "max_count": 5, "workers": 1,
     }  # fmt: skip
     create(table, pattern, CreateOptions(**{**options, **asked}))
 
 
 def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
-    options: dict[str, Any] = {"max_count": 7, "workers": 1, "start_method": "fork"}
+    options: dict[str, Any] = {"max_count": 7, "workers": 1}
     reshard(datasets, pattern, ReshardOptions(**{**options, **asked}))
 
 
 def _verify(dataset: Path, source: Any, **options: Any) -> Report:
-    return verify(dataset, VerifyOptions(source=source, workers=1, start_method="fork", **options))
+    return verify(dataset, VerifyOptions(source=source, workers=1, **options))
 
 
 def _unchecked(report: Report) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError
 from shardtool.execute.local import LocalPool
+from tests import warm
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     import click
 
-
+Started = warm.Warm | subprocess.Popen[bytes]
 _PACKAGE = Path(shardtool.__file__).parent
 _VERBS = ("create", "reshard", "index", "inspect", "verify")
 _WORDS = {
@@ -65,27 +68,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> subprocess.Popen[str]:
+def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> Started:
     """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
     module, name = _WHERE[verb]
     script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more], patience_s=patience_s)
+    environment = {"PYTHONPATH": str(_PACKAGE.parent)}
+    if warm.POSSIBLE:
+        return warm.Warm([], code=script, cwd=place, env=environment, session=False)
     return subprocess.Popen(
-        [sys.executable, "-c", script], cwd=place, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": str(_PACKAGE.parent)},
+        [sys.executable, "-c", script], cwd=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
     )  # fmt: skip
 
 
-def _signalled(run: subprocess.Popen[str], signals: Sequence[int]) -> tuple[int, str, str, float]:
+def _signalled(run: Started, signals: Sequence[int]) -> tuple[int, str, str, float]:
     """Send signals once the verb is at its code; return its exit code, what it printed, and how long it took."""
     assert run.stderr is not None
-    assert run.stderr.readline() == "there\n"
+    assert run.stderr.readline() == b"there\n"
     time.sleep(0.1)
     begun = time.monotonic()
     for signum in signals:
-        run.send_signal(signum)
+        with suppress(ProcessLookupError):
+            os.kill(run.pid, signum)
         time.sleep(0.1)
     out, err = run.communicate(timeout=_PATIENCE_S)
-    return run.returncode, out, err, time.monotonic() - begun
+    return run.wait(0), out.decode(), err.decode(), time.monotonic() - begun
 
 
 _SWALLOWED = "    with contextlib.suppress(BaseException):\n        time.sleep(60)\n    time.sleep(60)"
@@ -167,7 +174,7 @@ def test_a_bug_ends_the_process(place: Path) -> None:
     """It is the exit code of the process, too."""
     run = _start(place, "create", "    raise KeyError('odd')")
     out, err = run.communicate(timeout=_PATIENCE_S)
-    assert (run.returncode, out, len(err.splitlines())) == (1, "", 2)
+    assert (run.wait(0), out, len(err.splitlines())) == (1, b"", 2)
 
 
 def test_a_bug_is_no_error_of_the_data() -> None:

@@ -17,12 +17,10 @@ from tests.helpers import shards, write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
     source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
-    options = {"workers": 1, "start_method": "fork", "max_count": 4, **asked}
+    options = {"workers": 1, "max_count": 4, **asked}
     return create(source, f"{folder}/{name}", CreateOptions(**options))
 
 
@@ -110,7 +108,7 @@ def test_it_is_never_stale(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "source", {})
     for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
         export_too = ("huggingface",) if len(names) == 2 else ()
-        options = CreateOptions(workers=1, start_method="fork", export=export_too, if_exists="overwrite")
+        options = CreateOptions(workers=1, export=export_too, if_exists="overwrite")
         create(source, [f"{folder}/{name}" for name in names], options)
         assert (folder / "README.md").exists() == bool(export_too)
         kept = (folder / "README.md").read_bytes() if export_too else kept

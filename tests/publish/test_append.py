@@ -39,7 +39,6 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.execute.local import LocalPool
 from shardtool.names import Names
 from shardtool.pack.request import Manner, read_request
 from shardtool.pack.rounds import Packing
@@ -59,6 +58,7 @@ from shardtool.storage.staging import open_folder
 from shardtool.values import parse_size
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
+from tests.own_worker import OwnWorker
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _options(**asked: Any) -> CreateOptions:
-    """Return options for three samples a shard and one forked worker, unless told otherwise."""
-    return CreateOptions(**{"max_count": 3, "workers": 1, "start_method": "fork", **asked})
+    """Return options for three samples a shard and one worker, unless asked otherwise."""
+    return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
 
 
 def _create(source: Any, output: Any, **asked: Any) -> Path:
@@ -110,7 +110,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
     begun, observer, pattern = time.time(), observer or Observer(), parse_pattern(output)
     output_now = look(Destination(open_folder(pattern.folder), pattern, options.if_exists))
     transform = options.of_transform()
-    with LocalPool(options.workers or 1, options.start_method) as pool:
+    with OwnWorker(options.workers or 1, options.start_method) as pool:
         found = open_source(source, options, [pattern])
         listed = found.list_samples(pool, observer)
         entries = listed.entries

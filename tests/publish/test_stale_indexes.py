@@ -36,7 +36,7 @@ def _files(count: int = 12) -> dict[str, bytes]:
 
 
 def _pack(source: Path, folder: Path, ending: str = "tar", **asked: Any) -> Any:
-    options = {"workers": 1, "start_method": "fork", "max_count": 4, **asked}
+    options = {"workers": 1, "max_count": 4, **asked}
     return create(source, f"{folder}/x-{{000..}}.{ending}", CreateOptions(**options))
 
 
@@ -83,7 +83,7 @@ def test_fewer_shards(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     reshard(_pack(source, tmp_path / "other").dataset_file, f"{folder}/x-{{000..}}.tar",
-            ReshardOptions(workers=1, start_method="fork", max_count=12, if_exists="overwrite"))  # fmt: skip
+            ReshardOptions(workers=1, max_count=12, if_exists="overwrite"))  # fmt: skip
     assert (len(shards(folder)), _indexes(folder)) == (1, set())
     _check(folder)
 

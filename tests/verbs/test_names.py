@@ -148,7 +148,7 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "out"
         source = write_tree(Path(name) / "in", {f"{at}.txt": b"x" for at in range(len(keys))})
-        asked = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error, start_method="fork")
+        asked = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error)
         try:
             create(source, f"{folder}/o-{{0..}}.{ending}", asked)
         except SampleFailed:
@@ -253,7 +253,7 @@ def test_resume_does_not_keep_what_another_rule_would_refuse(tmp_path: Path) -> 
     MAPPED.update({"0": "a.b"})
     EXTRA.clear()
     source = write_tree(tmp_path / "in", {"0.txt": b"x"})
-    output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename", "start_method": "fork"}
+    output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename"}
     create(source, output, _options(dots="last", **asked))
     with pytest.raises(SampleFailed, match=r"the key 'a\.b'"):
         create(source, output, _options(if_exists="resume-overwrite", **asked))

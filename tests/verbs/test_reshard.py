@@ -201,10 +201,10 @@ def foreign(room: Path) -> tuple[list[Path], Contents]:
 
 
 def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> CreateResult:
-    """Reshard into a folder, with one forked worker unless told otherwise; `observer` is told."""
+    """Reshard into a folder, with one worker unless `asked` says otherwise."""
     pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
     givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
-    options = ReshardOptions(**{"workers": 1, "start_method": "fork", **asked})
+    options = ReshardOptions(**{"workers": 1, **asked})
     return reshard(givens, f"{folder}/{pattern}", options, observer=observer)
 
 
@@ -225,7 +225,7 @@ def keys(folder: Path, name: str = "out") -> list[str]:
 
 def is_sound(dataset_file: Path) -> None:
     """See that `verify` finds nothing, and that nothing temporary is left."""
-    report = verify(dataset_file, VerifyOptions(workers=1, start_method="fork"))
+    report = verify(dataset_file, VerifyOptions(workers=1))
     assert report.sound, report.findings
     assert not [name for name in os.listdir(dataset_file.parent) if name.startswith(".")]
 
@@ -309,7 +309,7 @@ def test_the_bounds_of_create_give_its_shards(
     pattern = f"{bounds.get('pattern', STEM)}.{ending}"
     bounds = {name: value for name, value in bounds.items() if name != "pattern"}
     options = CreateOptions(
-        workers=1, start_method="fork", key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
+        workers=1, key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"),
         classes=("cls",), meta="label,width,score,group,part", **bounds,
     )  # fmt: skip
     create(pa.table(made.rows), f"{place}/a/{pattern}", options)
@@ -537,7 +537,7 @@ def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> Non
     """A dataset is divided as the manifest that it was made of, by shares, with and without strata and groups."""
     ways: list[dict[str, Any]] = [{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]
     for number, more in enumerate(ways):
-        options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 1, "start_method": "fork", **more}
+        options: dict[str, Any] = {"split": SHARES, "max_count": 6, "workers": 1, **more}
         create(
             pa.table(made.rows), f"{place}/{number}a/{{split}}-{{000..}}.{ending}",
             CreateOptions(key="key", binary=("jpg=jpg",), values=("txt=txt", "cls=label", "n=n"), classes=("cls",),
@@ -610,7 +610,7 @@ def test_a_dry_run_tells_what_is_then_written(
     more: dict[str, Any], bounds: dict[str, Any], ending: str, extra: dict[str, Any], made: Made
 ) -> None:
     """Names, sizes, samples and what is left out are as told; the dry run writes nothing, not even a folder."""
-    options = {**more, **bounds, **extra, "workers": 1, "start_method": "fork"}
+    options = {**more, **bounds, **extra, "workers": 1}
     pattern = options.pop("pattern", STEM)
     if "split" in extra:
         pattern = pattern.replace("out-", "{split}-out-")

@@ -46,9 +46,9 @@ _TAR_END = 1024
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    """Pack with one forked worker into tar, unless told otherwise."""
+    """Pack with one worker into tar, unless `options` say otherwise."""
     ending = options.pop("ending", "tar")
-    asked = {"workers": 1, "start_method": "fork", **options}
+    asked = {"workers": 1, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
 
 
@@ -231,7 +231,7 @@ def test_numbers_that_ranks_divide(options: dict[str, Any], pictures: Path, tmp_
         source = _told_tree(tmp_path / "in", asked)
     pattern = options.pop("pattern", STEM)
     try:
-        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=1, start_method="fork", **options))
+        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=1, **options))
     except (InvalidRequest, SampleFailed) as error:
         assert re.search("equal_count|shards_multiple_of", str(error)), error  # noqa: PT017
         assert not (tmp_path / "out" / "out.json").exists()
@@ -258,7 +258,7 @@ def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, end
     plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=1, **WHOLE))
     count = {"far too few": 2, "the planned": len(plan.shards), "enough": len(shards(whole))}[names]
     output = f"{tmp_path}/out-{{000..{count - 1:03}}}.{ending}"
-    options = CreateOptions(workers=1, start_method="fork", **WHOLE)
+    options = CreateOptions(workers=1, **WHOLE)
     if names == "enough":
         create(pictures, output, options)
         assert [path.read_bytes() for path in shards(tmp_path)] == [path.read_bytes() for path in shards(whole)]
@@ -367,7 +367,7 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
         run()
         return Counter((tmp_path / "noted").read_text(encoding="utf-8").split())
 
-    asked = CreateOptions(workers=1, start_method="fork", **options)
+    asked = CreateOptions(workers=1, **options)
     tried = calls(lambda: dry_run(source, f"{tmp_path}/out/{STEM}.tar", asked))
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
@@ -461,7 +461,7 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
     module = tmp_path / "of_resume.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    options: dict[str, Any] = {"map": "of_resume:change", "max_count": 3}
+    options: dict[str, Any] = {"map": "of_resume:change", "max_count": 3, "start_method": "fork"}  # imports it afresh
     module.write_text(FUNCTION)
     _pack(source, tmp_path / "out", **options)
     age(tmp_path / "out", source)
@@ -1077,7 +1077,7 @@ def test_a_file_that_changes_while_it_is_packed(name: str, field: str, tmp_path:
     source = write_tree(tmp_path / "in", {f"{n}.{kind}": _picture(9, n) for n in range(3) for kind in ("png", "txt")})
     path, data = source / f"1.{field}", (source / f"1.{field}").read_bytes()
     output = f"{tmp_path}/out/{STEM}.tar"
-    asked: dict[str, Any] = {"workers": 1, "start_method": "fork", "resize": 5}
+    asked: dict[str, Any] = {"workers": 1, "resize": 5}
     with pytest.raises(SampleFailed) as caught:
         create(source, output, CreateOptions(**asked), observer=_Changer(path, change))
     assert caught.value.where == str(path)
