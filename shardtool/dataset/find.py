@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.dataset.shard_file import ENDINGS
+from shardtool.dataset.shard_file import ENDINGS, FETCH
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.storage.reading import list_folder, names_in, read_small
+from shardtool.storage.reading import dangling, list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def find_dataset(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):
         return _of_dataset_file(name)
-    if os.path.exists(name):
+    if os.path.lexists(name):
         return _of_names([name])
     if any(mark in name for mark in "*?["):
         return _of_names(sorted(glob.glob(name), key=natural) or [name])
@@ -98,6 +98,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _of_names(names: list[str]) -> Found:
     for name in names:
+        _check_fetched(name)
         if not os.path.isfile(name):
             raise InvalidRequest(name, "no such file", expected=_EXPECTED)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
@@ -105,6 +106,12 @@ def _of_names(names: list[str]) -> Found:
     folder = os.path.dirname(names[0])
     file = _dataset_file_of(folder, names)
     return Found(tuple(names), file, folder, own=file is not None)
+
+
+def _check_fetched(path: str) -> None:
+    """Refuse a link to nothing: what it leads to lies elsewhere, and was not fetched."""
+    if (target := dangling(path)) is not None:
+        raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=_EXPECTED, remedy=FETCH)
 
 
 def _of_folder(folder: str) -> Found:
@@ -155,6 +162,7 @@ def _existing(pattern: ShardPattern) -> list[str]:
 
 
 def _of_dataset_file(path: str) -> Found:
+    _check_fetched(path)
     try:
         data = read_small(path)
     except OSError as error:

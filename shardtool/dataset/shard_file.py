@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import IO, TypeVar
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import open_plain
+from shardtool.storage.reading import dangling, open_plain
 
 ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
 COMPRESSED = (".gz", ".tgz", ".zst")
+FETCH = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
@@ -32,7 +33,7 @@ class ShardFile:
         try:
             self._fd, fact = open_plain(path)
         except OSError as error:
-            raise CorruptShard(path, f"cannot be opened: {reason(error)}") from None
+            raise unopened(path, error) from None
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
         self._start, self._window = 0, b""
 
@@ -148,7 +149,7 @@ class PackedFile:
 
         self.path, self.size = path, -1
         kind = "zstd" if path.endswith(".zst") else "gzip"
-        with ShardFile(path) as plain:  # opens no FIFO, and follows no link
+        with ShardFile(path) as plain:  # opens no FIFO
             file = os.fdopen(os.dup(plain.fileno()), "rb")
         try:
             self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), kind)
@@ -216,6 +217,13 @@ class PackedFile:
         except (OSError, ValueError) as error:
             raise CorruptShard(self.path, f"cannot be decompressed: {error}", offset=offset) from None
         return self._window[at : at + length]
+
+
+def unopened(path: str, error: OSError, remedy: str = "") -> CorruptShard:
+    """Return the error that a shard cannot be opened, with what to do where it is a link to what was not fetched."""
+    if (target := dangling(path)) is not None:
+        return CorruptShard(path, f"cannot be opened: a link to nothing, {printable(target)}", remedy=FETCH)
+    return CorruptShard(path, f"cannot be opened: {reason(error)}", remedy=remedy)
 
 
 def open_shard(path: str) -> ShardFile | PackedFile:

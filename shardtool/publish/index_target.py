@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.shard_file import COMPRESSED, shard_format
+from shardtool.dataset.shard_file import COMPRESSED, FETCH, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
-from shardtool.storage.reading import plain_size, read_small
+from shardtool.storage.reading import dangling, plain_size, read_small
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 
@@ -145,6 +145,8 @@ def _size_of(path: str) -> int:
     """
     remedy = "Get it again, or run the command that made it again with --resume."
     if (size := plain_size(path)) is None:
+        if (target := dangling(path)) is not None:
+            raise CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
         found = "no plain file" if os.path.lexists(path) else "no such file or directory"
         raise CorruptShard(path, found, expected="a shard", remedy=remedy)
     return size
