@@ -87,10 +87,11 @@ def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
     for at, key in enumerate(survey.keys):
         if what := _harm_of_name(key):
             yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
-    for field in survey.names:
+    for code, field in enumerate(survey.names):
         # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
         if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):
             what = "a field with an absolute path, a part that is `..`, or a control character"
+            what += f", in {counted(survey.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, what, field=printable(field))
 
 

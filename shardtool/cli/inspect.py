@@ -71,7 +71,8 @@ def inspect(  # noqa: PLR0913 - an option each
     """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
-    .tar, .tfrecord, and .tar.gz and .tar.zst. What has an index (`out-000000.index`) is not read; other shards are.
+    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
+    (`out-000000.index`) is not read; other shards are.
 
     \b
     Examples:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Size, Whole, chosen, common, dividing, if_exists, running, shards
-from shardtool.dataset.shard_file import ENDINGS
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.shard_names import is_shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _together(names: Sequence[str]) -> list[str | list[str]]:
     found: list[str | list[str]] = []
     folder = None
     for name in names:
-        is_shard = name.endswith(ENDINGS) and not _MARKS.search(name)
+        is_shard = is_shard_name(os.path.basename(name)) and not _MARKS.search(name)
         last, folder = folder, os.path.dirname(name) if is_shard else None
         if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
             shards.append(name)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.dataset.shard_file import ENDINGS, FETCH
+from shardtool.dataset.shard_file import FETCH, looks_like
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.shard_names import KNOWN, is_shard_name, told_by, whole_of
 from shardtool.storage.reading import dangling, list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
+_LOOKED_AT = 8  # files of a series: some may be empty
 _EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
 
@@ -97,6 +99,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _of_names(names: list[str]) -> Found:
+    sidecars = {sidecar_path(name, None) for name in names}
+    names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
     for name in names:
         _check_fetched(name)
         if not os.path.isfile(name):
@@ -126,17 +130,40 @@ def _of_folder(folder: str) -> Found:
         )
     if files:
         return _of_dataset_file(os.path.join(folder, files[0]))
-    shards = [os.path.join(folder, name) for name in names if name.endswith(ENDINGS) and not name.startswith(".")]
+    shards = _shards_of(folder, [name for name in names if not name.startswith(".")])
     if not shards:
-        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {', '.join(ENDINGS)}")
+        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}")
     return Found(tuple(shards), None, folder.rstrip("/") or "/")
+
+
+def _shards_of(folder: str, names: list[str]) -> list[str]:
+    """Return the paths of those files of a folder that are shards.
+
+    Not all that is numbered as TensorFlow does (`train-00000-of-01024`) is a shard, for checkpoints are, too: the first
+    files of a series tell by their bytes.
+    """
+    series: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        if told_by(name) is None and (whole := whole_of(name)):
+            series.setdefault((whole[0], whole[3]), []).append(os.path.join(folder, name))
+    shards = {path for paths in series.values() if any(map(_may_be_shard, paths[:_LOOKED_AT])) for path in paths}
+    paths = [os.path.join(folder, name) for name in names]
+    return [path for name, path in zip(names, paths, strict=True) if told_by(name) or path in shards]
+
+
+def _may_be_shard(path: str) -> bool:
+    """Tell whether a file's first bytes are those of a shard, or cannot be read, which is to be said."""
+    try:
+        return looks_like(path) is not None
+    except CorruptShard:
+        return True
 
 
 def _of_pattern(text: str) -> Found:
     try:
         pattern = parse_pattern(text)
     except InvalidRequest as error:
-        if text.endswith(ENDINGS) and not any(mark in text for mark in "{<%"):
+        if is_shard_name(os.path.basename(text)) and not any(mark in text for mark in "{<%"):
             raise InvalidRequest(text, "no such file", expected=_EXPECTED) from None
         raise error from None
     found = _existing(pattern)

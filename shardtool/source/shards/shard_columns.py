@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shardtool.dataset.find import sidecar_path
-from shardtool.dataset.shard_file import COMPRESSED, unopened
+from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
@@ -95,7 +95,7 @@ class Shard:
     @property
     def packed(self) -> bool:
         """Whether it is compressed."""
-        return self.path.endswith(COMPRESSED)
+        return is_packed(self.path)
 
     @property
     def walk(self) -> SurveyTask:
