@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from shardtool.cli.options import Whole
+from shardtool.cli.options import progress as progress_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardtool.cli.results_text import Terminal
     from shardtool.dataset.opened import OpenedDataset
+    from shardtool.inspection.overview import InspectOptions
     from shardtool.inspection.samples import FoundSample, SampleView
 
 _MANY = 1000  # keys that are printed at a time
@@ -50,6 +53,7 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
 @click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@progress_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def inspect(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
@@ -66,6 +70,7 @@ def inspect(  # noqa: PLR0913 - an option each
     seed: int,
     verbose: bool,
     quiet: bool,
+    progress: str,
     as_json: bool,
 ) -> None:
     """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
@@ -104,7 +109,11 @@ def inspect(  # noqa: PLR0913 - an option each
         message = "--overwrite is for --extract, --html and --contact-sheet."
         raise click.UsageError(message)
     if not asked:
-        _show_summary(dataset, full=full, looks=looks, seed=seed, verbose=verbose, quiet=quiet, as_json=as_json)
+        from shardtool.cli.results_text import Terminal
+        from shardtool.inspection.overview import InspectOptions
+
+        terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+        _show_summary(dataset, InspectOptions(full=full, looks=looks, seed=seed), terminal, as_json=as_json)
         return
     from shardtool.dataset.opened import open_dataset
     from shardtool.inspection.samples import find_sample, first_samples
@@ -120,18 +129,13 @@ def inspect(  # noqa: PLR0913 - an option each
     _print_samples(found, extract, overwrite=overwrite, brief=head is not None, as_json=as_json)
 
 
-def _show_summary(  # noqa: PLR0913 - an option each
-    dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
-) -> None:
+def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: Terminal, *, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
-    from shardtool.cli.results_text import Terminal
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.inspection.overview import InspectOptions
     from shardtool.verbs.inspect import inspect as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
-        summary = run(dataset, InspectOptions(full=full, looks=looks, seed=seed), observer=terminal)
+        summary = run(dataset, options, observer=terminal)
     finally:
         terminal.close()
     if as_json:

@@ -123,6 +123,7 @@ def reshard(  # noqa: PLR0913 - an option each
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     select_fields: str | None,
     drop_fields: str | None,
     **options: Any,
@@ -159,7 +160,7 @@ def reshard(  # noqa: PLR0913 - an option each
         **options,
     )
     work = partial(reshard_dry_run if dry_run else run, givens, output, asked)
-    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose)
+    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

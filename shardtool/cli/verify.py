@@ -54,6 +54,7 @@ def verify(  # noqa: PLR0913 - an option each
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     **options: Any,
 ) -> int:
     """Prove that DATASET is whole, or tell what is wrong with it.
@@ -80,7 +81,7 @@ def verify(  # noqa: PLR0913 - an option each
     from shardtool.cli.results_text import Terminal
     from shardtool.verbs.verify import verify as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     try:
