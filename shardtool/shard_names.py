@@ -49,6 +49,12 @@ def is_shard_name(name: str) -> bool:
     return told_by(name) is not None or bool(part_of(name))
 
 
+def is_packed_name(name: str) -> bool:
+    """Tell whether a shard's name tells that it is compressed."""
+    told = told_by(name)
+    return bool(told and told.packing)
+
+
 def format_of(shard: str) -> str:
     """Return the format that a shard's name tells: `tar` or `tfrecord`; empty where it tells none."""
     told = told_by(shard)

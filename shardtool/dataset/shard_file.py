@@ -345,7 +345,7 @@ def shard_kind(path: str) -> Told:
 def misnamed(path: str, error: CorruptShard) -> CorruptShard:
     """Return what is wrong with a shard of which nothing could be read: its name may tell another kind than it is."""
     found = looks_like(path)
-    if found in (None, told_by(os.path.basename(path))):
+    if found in (None, shard_kind(path)):
         return error
     what = f"a {found.format} shard{found.packing and f' packed with {found.packing}'}"
     return CorruptShard(

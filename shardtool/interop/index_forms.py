@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import InvalidRequest
 from shardtool.interop.exports import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
+from shardtool.shard_names import format_of
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def difference(export: str, data: bytes, shard: IndexedShard) -> str:
 
 
 def _format_of(shard: IndexedShard) -> str:
-    return "tar" if shard.name.endswith(".tar") else "tfrecord"
+    return format_of(shard.name) or "tfrecord"  # TensorFlow's names need not tell
 
 
 def _places(shard: IndexedShard) -> list[list[tuple[bytes, int, int]]]:

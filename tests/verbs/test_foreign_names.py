@@ -17,13 +17,14 @@ from shardtool import (
     InvalidRequest,
     ReshardOptions,
     VerifyOptions,
+    export,
     index,
     inspect,
     reshard,
     verify,
 )
 from tests import tfrecords
-from tests.helpers import members, shards, typed
+from tests.helpers import flip, members, shards, typed
 from tests.tfrecords import BYTES, INT64
 
 if TYPE_CHECKING:
@@ -98,6 +99,13 @@ def test_an_index_of_numbered_shards(numbered: Path) -> None:
         assert verify(given, ONE).sound
         assert inspect(given).complete
     assert index(numbered, IndexOptions(workers=1)).kept == 3
+    export(made.dataset_file, ["dali-tfrecord", "tfrecord"], workers=1)
+    flip(numbered / f"{base}-00001-of-00003.idx", 0)
+    found = {(one.code, one.file) for one in verify(numbered, ONE).findings}
+    assert found == {("export-stale", f"{base}-00001-of-00003.idx")}
+    flip(numbered / f"{base}-00002-of-00003", 30)
+    damage = [one for one in verify(numbered, ONE).findings if one.code == "shard-damaged"]
+    assert ["checksum" in one.found for one in damage] == [True]
 
 
 @pytest.mark.parametrize("lost", [0, 2])
