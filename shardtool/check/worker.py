@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.shard_file import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
 from shardtool.values import IMAGE_ENDINGS
@@ -46,7 +46,7 @@ class Task:
         dots: The dot at which the key in a member's name ends.
         decode: Whether payloads are decoded.
         classes: Field to how many classes its numbers stand for.
-        contents: Whether it is told what samples hold.
+        contents: Whether it is known what samples hold.
     """
 
     path: str
@@ -156,7 +156,7 @@ def _note(examined: Examined, one: Finding) -> None:
 def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: tuple[str, str]) -> Finding:
     """Return what is wrong with the payload of a row, a code and a text, as a finding."""
     code, what = wrong
-    place = None if task.path.endswith(COMPRESSED) else found.offsets[row]
+    place = None if is_packed(task.path) else found.offsets[row]
     name = walked_text(found.names[found.codes[row]])
     return Finding(code, task.name, what, offset=place, key=walked_text(key), field=name)
 

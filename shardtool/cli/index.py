@@ -37,6 +37,7 @@ def index(  # noqa: PLR0913 - an option each
     output: str | None,
     overwrite: bool,
     verbose: bool,
+    progress: str,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -69,7 +70,7 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.values import counted
     from shardtool.verbs.index import index as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     document: dict[str, object] = {}
     lines = []
     only_export = bool(formats) and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from shardtool.cli.options import Whole
+from shardtool.cli.options import progress as progress_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardtool.cli.results_text import Terminal
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.inspection.samples import FoundSample, SampleView
+    from shardtool.request.options import InspectOptions
 
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
@@ -63,6 +66,7 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
 @click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@progress_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def inspect(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
@@ -82,12 +86,14 @@ def inspect(  # noqa: PLR0913 - an option each
     seed: int,
     verbose: bool,
     quiet: bool,
+    progress: str,
     as_json: bool,
 ) -> None:
     """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
-    .tar, .tfrecord, and .tar.gz and .tar.zst. What has an index (`out-000000.index`) is not read; other shards are.
+    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
+    (`out-000000.index`) is not read; other shards are.
     Several are shown one after the other; their samples are those of all.
 
     \b
@@ -113,7 +119,11 @@ def inspect(  # noqa: PLR0913 - an option each
         message = "--field is about one --sample."
         raise click.UsageError(message)
     if not asked:
-        _show_summary(dataset, full=full, looks=looks, seed=seed, verbose=verbose, quiet=quiet, as_json=as_json)
+        from shardtool.cli.results_text import Terminal
+        from shardtool.request.options import InspectOptions
+
+        terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+        _show_summary(dataset, InspectOptions(full=full, looks=looks, seed=seed), terminal, as_json=as_json)
         return
     from shardtool.dataset.opened import open_dataset
     from shardtool.dataset.several import given_datasets
@@ -157,18 +167,13 @@ def _asked(given: set[str]) -> bool:
     return bool(shows) or "--extract" in given
 
 
-def _show_summary(  # noqa: PLR0913 - an option each
-    dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
-) -> None:
+def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: Terminal, *, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
-    from shardtool.cli.results_text import Terminal
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.request.options import InspectOptions
     from shardtool.verbs.inspect import inspect as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
-        summary = run(dataset, InspectOptions(full=full, looks=looks, seed=seed), observer=terminal)
+        summary = run(dataset, options, observer=terminal)
     finally:
         terminal.close()
     if as_json:

@@ -175,8 +175,17 @@ def common(command: Command) -> Command:
         click.option("--workers", type=Whole("workers"), metavar="N", help="Processes. [default: the cores]"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
+        progress,
         click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
     )
+
+
+def progress(command: Command) -> Command:
+    """Add what says how progress is shown."""
+    return click.option(
+        "--progress", type=click.Choice(["auto", "plain"]), default="auto", show_default=True,
+        help="A bar where stderr is a terminal; plain: a line every ten seconds, for logs.",
+    )(command)  # fmt: skip
 
 
 def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:

@@ -52,7 +52,7 @@ class _Verify(Sectioned):
     help="How findings are printed.",
 )  # fmt: skip
 @common
-def verify(
+def verify(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
     *,
     sources: tuple[str, ...],
@@ -60,6 +60,7 @@ def verify(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     **options: Any,
 ) -> int:
     """Prove that DATASET is whole, or say what is wrong with it.
@@ -89,7 +90,7 @@ def verify(
     from shardtool.cli.results_text import Terminal
     from shardtool.verbs.verify import verify as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     try:

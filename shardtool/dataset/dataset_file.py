@@ -19,8 +19,9 @@ from shardtool.dataset.feature import Feature
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.interop.export_types import SplitShards
-from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
+from shardtool.pattern import FORMATS, parse_pattern, sidecar_name
 from shardtool.request.run_record import RunRecord
+from shardtool.shard_names import format_of, is_shard_name
 from shardtool.wording import made_again
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
     if (shard_format := _typed(ours, "format", str)) not in FORMATS.values():
         raise ValueError(f"the format {shard_format!r:.40}")
     for shard in shards:
-        if format_of(shard.name) != shard_format:
+        if format_of(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
             raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
     totals, appends = _totals(ours, shards), _appends(ours, len(shards)) if "appends" in ours else ()
     return DatasetFile(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, natural
-from shardtool.dataset.shard_file import ENDINGS
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
+from shardtool.shard_names import is_shard_name
 from shardtool.storage.reading import list_folder, names_in, read_small
 from shardtool.values import output_text
 
@@ -87,7 +87,7 @@ def _in_folder(folder: str, *, below: bool) -> list[Given]:
     except OSError:
         return []
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
-    shards = [name for name in names if name.endswith(ENDINGS) and not name.startswith(".")]
+    shards = [name for name in names if is_shard_name(name) and not name.startswith(".")]
     if not files and not shards:
         folders = [os.path.join(folder, name) for name in names if below and not name.startswith(".")]
         plain = [one for one in folders if os.path.isdir(one) and not os.path.islink(one)]
@@ -118,7 +118,7 @@ def _of_splits(text: str) -> list[Given]:
     folder, prefix = os.path.split(head)
     here, slash, _ = tail.partition("/")
     name = re.compile(f"{re.escape(prefix)}(.+){re.escape(here)}", re.DOTALL)
-    if not slash and here.endswith(ENDINGS):
+    if not slash and is_shard_name(here):
         pattern = parse_pattern(f"{prefix}{_MARK}{tail}".replace(_SPLIT, _MARK))
         if pattern.names is None:
             start = re.escape(pattern.prefix).replace(_MARK, "(.+?)", 1).replace(_MARK, r"\1")
@@ -135,7 +135,7 @@ def _of_split(name: str) -> list[Given]:
     """Return the datasets that the name of a split means; none where that is the name of something else."""
     if os.path.isdir(name):
         return _in_folder(name, below=True)
-    is_name_of_one = name.endswith((DATASET_SUFFIX, *ENDINGS)) and not _is_beside_shards(name)
+    is_name_of_one = (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) and not _is_beside_shards(name)
     return [name] if is_name_of_one and _is_there(name) else []
 
 
@@ -155,8 +155,11 @@ def _is_beside_shards(name: str) -> bool:
         return False
     if name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX)):
         return True
-    stem = name.removesuffix(DATASET_SUFFIX)
-    return stem != name and any(os.path.isfile(stem + ending) for ending in ENDINGS) and not is_dataset_file(name)
+    folder, base = os.path.split(name)
+    stem = base.removesuffix(DATASET_SUFFIX)
+    if stem == base or is_dataset_file(name):
+        return False
+    return any(one.startswith(f"{stem}.") and is_shard_name(one) for one in names_in(folder))
 
 
 def _listed(name: str) -> set[str]:

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
-from shardtool.dataset.shard_file import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from shardtool.inspection.statistics import Column, Counts, Sizes, is_plain
@@ -276,7 +276,7 @@ class Overview:
     ) -> NDArray[np.uint64] | None:
         """Return the checksums of a label's payloads that no index has; None where these are no few short reads."""
         few = len(lengths) <= self._reads_left and lengths.max() <= SHORT
-        if not few or not self.is_label_field(name) or shard.path.endswith(COMPRESSED):
+        if not few or not self.is_label_field(name) or is_packed(shard.path):
             return None
         self._reads_left -= len(lengths)
         found = np.empty(len(lengths), np.uint64)
@@ -327,7 +327,7 @@ class Overview:
         wanted = sorted((*place, name) for name, place in look.fields.items() if name in images or name in labels)
         for offset, length, name in wanted:
             is_image = name in images
-            far = look.shard.path.endswith(COMPRESSED) and offset + length > _NEAR
+            far = is_packed(look.shard.path) and offset + length > _NEAR
             if far or length > (IMAGE_LIMIT if is_image else SHORT):
                 continue
             data = b"".join(payload(file, offset, length, f"{look.shard.path}, field {name!r} of {look.key}"))

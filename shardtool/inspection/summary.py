@@ -142,7 +142,7 @@ class Summary:
         siblings: The other splits' dataset files, beside this one: split to file name.
         columns: The metadata.
         datasets: Where several were given, the summary of each. Of what is above, all of them have sizes and counts,
-            `complete` and `problems`; the rest is told of each alone.
+            `complete` and `problems`; the rest is in `datasets`.
     """
 
     dataset: str

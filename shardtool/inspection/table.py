@@ -85,8 +85,8 @@ def _schema(datasets: Sequence[OpenedDataset]) -> Any:
     schemas = []
     for dataset in datasets:
         first = read_part(dataset.shards[0]).schema
-        told = dataset.file is not None and types_of(first) == dataset.file.schema
-        rest = () if told else dataset.shards[1:]
+        known = dataset.file is not None and types_of(first) == dataset.file.schema
+        rest = () if known else dataset.shards[1:]
         schemas += [first, *(read_part(shard).schema for shard in rest)]
     metadata = [
         pa.schema([one.with_nullable(nullable=True) for one in schema if one.name[:2] != "__"]) for schema in schemas

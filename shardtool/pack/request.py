@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from shardtool._version import __version__
 from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import wanted_exports
-from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.pattern import ShardPattern, check_written, parse_pattern
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import open_folder
@@ -114,7 +114,9 @@ def read_request(output: Names, options: CreateOptions | ReshardOptions, *, dry:
 
 def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
     """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
-    return parse_pattern([name.replace(_SPLIT, split) for name in names])
+    pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+    check_written(pattern)
+    return pattern
 
 
 def _check_names(names: tuple[str, ...], verb: Verb, *, divides: bool) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardtool.dataset.shard_file import COMPRESSED
+from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
 from shardtool.storage.spool import spool_remedy
@@ -51,7 +51,6 @@ _BUFFERS = 2 * 2**20  # what a worker needs of its share besides payloads
 _RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
 _LEAST_REGION, _MOST_REGION = 4 * 2**20, 2**30
 _CHUNK = 2**20  # rows at a time: temporary columns stay small
-_COMPRESSED = tuple(ending.encode() for ending in COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +398,7 @@ class _Pass:
         first = 0
         for at, end in layout.files:
             source = spans.files[at]
-            packed = source.path.endswith(_COMPRESSED)
+            packed = is_packed(os.fsdecode(source.path))
             for last in [end] if packed else self._parts(first, end):
                 rows = layout.rows[first:last]
                 self._tasks.append((first, last))
@@ -426,7 +425,7 @@ class _Pass:
         at = rows[result.wrong[0][0] if result.wrong else 0]
         sample = int(entries.owners(at))
         source = spans.files[int(spans.file[sample])]
-        ends_run = self._stop or source.path.endswith(_COMPRESSED)
+        ends_run = self._stop or is_packed(os.fsdecode(source.path))
         if result.wrong and ends_run:
             crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[at])]
             place = f"{entries.key(sample)}: at {int(spans.offset[at]):,}"

@@ -85,19 +85,20 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
     Raises:
         InvalidRequest: There is such a file.
     """
-    files = () if entries.spans is None else entries.spans.files
-    folders = {os.path.dirname(file.path) for file in files}
+    paths = {file.path for file in (() if entries.spans is None else entries.spans.files)}
+    paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
+    folders = {os.path.dirname(path) for path in paths}
     for target in targets:
         there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.output.old
         beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
         stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
-        for file in files:
-            folder, name = os.path.split(file.path)
+        for path in sorted(paths):
+            folder, name = os.path.split(path)
             if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
                 found = "a shard of the source, which the output would replace or remove"
                 expected = "an output in another folder, or under other names"
                 remedy = "Nothing was touched. The new dataset can take its place once it is complete."
-                raise InvalidRequest(os.fsdecode(file.path), found, expected=expected, remedy=remedy)
+                raise InvalidRequest(os.fsdecode(path), found, expected=expected, remedy=remedy)
 
 
 def lock(

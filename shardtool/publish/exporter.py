@@ -17,9 +17,10 @@ from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.hashes import DigestTask, digest
 from shardtool.interop.huggingface import README, cure, is_ours, listed, misreading, readme, split_name
 from shardtool.interop.index_forms import index_name
-from shardtool.pattern import DATASET_SUFFIX, FORMATS
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.folder_index import has_own_readme, listed_shards, once_files, other_splits, refuse_others
 from shardtool.publish.outbox import Outbox
+from shardtool.shard_names import is_packed_name
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import exporting, made_again, option
@@ -108,7 +109,7 @@ class Exporter:
         dataset = read_dataset(data, self.folder.full_path(self.name))
         check_below(self.folder.full_path(self.name), {dataset.shards_folder})
         wanted_exports([*self.wanted], dataset.format)
-        if packed := [shard.name for shard in dataset.shards if not shard.name.endswith(tuple(FORMATS))]:
+        if packed := [shard.name for shard in dataset.shards if is_packed_name(shard.name)]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.shard_file import COMPRESSED, shard_format
+from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
-from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
-from shardtool.storage.reading import plain_size, read_small
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.shard_names import KNOWN, is_shard_name
+from shardtool.storage.reading import dangling, plain_size, read_small
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
@@ -122,12 +123,17 @@ def _format_of(found: Found) -> str:
     Raises:
         InvalidRequest: There are none, they are compressed, or of two formats.
     """
-    if packed := [path for path in found.shards if path.endswith(COMPRESSED)]:
+    if packed := [path for path in found.shards if is_packed(path)]:
         remedy = "Decompress it: nothing can be read at an offset of a compressed file."
         raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
     where = found.dataset_file or found.folder or "."
     if not found.shards:
         raise InvalidRequest(where, "no shards", expected="one at least")
+    if blobs := [path for path in found.shards if not is_shard_name(os.path.basename(path))]:
+        raise InvalidRequest(
+            blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
+            remedy="Make a link to it that has such a name, and index that.",
+        )  # fmt: skip
     formats = sorted({shard_format(path) for path in found.shards})
     if len(formats) > 1:
         raise InvalidRequest(
@@ -147,6 +153,8 @@ def _size_of(path: str) -> int:
     """
     remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
     if (size := plain_size(path)) is None:
+        if (target := dangling(path)) is not None:
+            raise CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
         found = "no plain file" if os.path.lexists(path) else "no such file or directory"
         raise CorruptShard(path, found, expected="a shard", remedy=remedy)
     return size
@@ -178,7 +186,7 @@ def _below(folder: str, shards: list[str]) -> str:
 def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
     """Refuse a folder in which other shards have sidecars of these names."""
     sidecars = {*map(sidecar_name, names)}
-    others = [name for name in folder.names() if format_of(name) and sidecar_name(name) in sidecars]
+    others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own):
         found = f"other shards whose sidecars have these names: {listing(rivals, 3)}"
         expected = "none that would share their indexes"

@@ -70,6 +70,7 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
 
     Raises:
         CorruptShard: The dataset file is damaged, or a file that it lists is missing or has another size.
+        OutputExists: A file that it lists is a link: what it leads to may be changed by others.
         InvalidRequest: The pattern's first names are not those of its shards.
     """
     where = folder.full_path(pattern.dataset_file)
@@ -81,7 +82,9 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
             if fact is None or fact.size != size:
                 found = "no such file" if fact is None else f"{fact.size:,} bytes"
                 expected = f"{size:,} bytes, as the dataset file says"
-                raise CorruptShard(folder.full_path(name), found, expected=expected, remedy=_REMEDY)
+                if os.path.islink(path := folder.full_path(name)):
+                    raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
+                raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
     return old
 
 

@@ -351,8 +351,8 @@ def test_the_hubs_index(tree: str, small: Path, tmp_path: Path) -> None:
 
 
 def _linked(shard: Path) -> None:
-    shard.rename(shard.parent.parent / "moved.tar")
-    shard.symlink_to(shard.parent.parent / "moved.tar")
+    shard.unlink()
+    shard.symlink_to("nothing")
 
 
 def _piped(shard: Path) -> None:
@@ -364,7 +364,7 @@ SHARD_DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped": lambda shard: flip(shard, 700),
     "cut": lambda shard: os.truncate(shard, 5120),
     "missing": lambda shard: shard.unlink(),
-    "a link": _linked,
+    "a link to nothing": _linked,
     "a fifo": _piped,
 }
 

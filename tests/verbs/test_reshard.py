@@ -1088,7 +1088,7 @@ def _lose_index(folder: Path) -> None:
 
 
 def _link(folder: Path) -> None:
-    (folder / "out-002.tar").rename(folder / "elsewhere")
+    (folder / "out-002.tar").unlink()
     (folder / "out-002.tar").symlink_to("elsewhere")
 
 
@@ -1102,7 +1102,7 @@ def _fifo(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (_cut, "out-002.tar"), "missing": (_lose, "out-002.tar"), "a link": (_link, "out-002.tar"),
+    "cut": (_cut, "out-002.tar"), "missing": (_lose, "out-002.tar"), "a link to nothing": (_link, "out-002.tar"),
     "no index": (_lose_index, "out-002.index"), "another index": (_swap, "out-002.index"),
     "a fifo": (_fifo, "out-002.tar"),
 }  # fmt: skip
@@ -1116,7 +1116,7 @@ FORMS = ("{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar")
     [(name, FORMS[(at + more) % 4]) for at, name in enumerate(DAMAGE) for more in (0, 2)],
 )
 def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Path) -> None:
-    """A shard that is cut, missing or no plain file, and an index that is missing or another's, is named."""
+    """A shard that is cut, missing, no file or a link to none, and an index that is missing or another's, is named."""
     shutil.copytree(made.file().parent, place / "src")
     change, said = DAMAGE[name]
     change(place / "src")

@@ -7,7 +7,6 @@ of a sidecar claims: see `shardtool.dataset.sidecar_read`.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from shardtool.dataset.find import sidecar_path
-from shardtool.dataset.shard_file import COMPRESSED
+from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
@@ -98,7 +97,7 @@ class Shard:
     @property
     def packed(self) -> bool:
         """Whether it is compressed."""
-        return self.path.endswith(COMPRESSED)
+        return is_packed(self.path)
 
     @property
     def walk(self) -> SurveyTask:
@@ -172,10 +171,7 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
     try:
         file, fact = open_plain(path)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
-        found = f"cannot be opened: {reason(error)}"
-        raise CorruptShard(path, found, remedy=_GET) from None
+        raise unopened(path, error, remedy=_GET) from None
     os.close(file)
     seen.add(fact)
     return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)

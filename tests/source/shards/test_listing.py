@@ -495,7 +495,7 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
         (folder / shard).unlink()
 
     def with_link(folder: Path) -> None:
-        (folder / shard).replace(folder / "x")
+        (folder / shard).unlink()
         (folder / shard).symlink_to("x")
 
     def with_fifo(folder: Path) -> None:
@@ -505,7 +505,7 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
     changed(without_shard, f"{shard}: cannot be opened: no such file")
     for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
         changed(without_shard, f"1 shard that it lists not there: {shard}", f"{{folder}}/{given_as}")
-    changed(with_link, "a symbolic link")
+    changed(with_link, "a link to nothing, x")
     changed(with_fifo, "no plain file")
     changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
     changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
