@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardtool.errors import memory_for
 from shardtool.pack.advice import folder_notes, name_notes
 from shardtool.pack.request import made
@@ -12,7 +14,7 @@ from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
-from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
+from shardtool.publish.append import Appended, append_notes, begin, check_appended
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
 from shardtool.source.base import check_some, skipped_notes
@@ -22,7 +24,6 @@ from shardtool.wording import flag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -60,6 +61,8 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     """
     options, entries, targets = request.options, samples.entries, samples.targets
     check_some(samples.listed)
+    if not targets:
+        return Plans((), None)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
@@ -92,11 +95,11 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np
 
 
 @memory_for("planning the shards")
-def check_output(request: Request, samples: Samples) -> Samples:
+def check_output(request: Request, samples: Samples, notes: Notes) -> Samples:
     """Refuse samples whose files the output would replace, or that are in the datasets that are appended to.
 
     Returns:
-        The samples, with how far each append is.
+        The samples, with how far each append is; where only new ones are wanted, these, for the datasets that get any.
 
     Raises:
         InvalidRequest: There are such samples.
@@ -105,11 +108,32 @@ def check_output(request: Request, samples: Samples) -> Samples:
     check_source_stays(samples.targets, samples.entries)
     if not any(target.output.appends for target in samples.targets):
         return samples
+    if request.takes_only_new:
+        samples = _only_new(request, samples, notes)
     keys = [samples.entries.keys if part is None else samples.entries.keys.take(part) for part in samples.parts]
     both = zip(samples.targets, keys, strict=True)
     outputs = begin([Appended(one.output, names, made(request, samples.listed, one.split)) for one, names in both])
     pairs = zip(samples.targets, outputs, strict=True)
     return replace(samples, targets=tuple(replace(target, output=output) for target, output in pairs))
+
+
+def _only_new(request: Request, samples: Samples, notes: Notes) -> Samples:
+    """Return the samples whose keys are in none of the datasets."""
+    from shardtool.publish.known_samples import known_samples
+
+    entries, targets = samples.entries, samples.targets
+    known = known_samples(entries, [one.output for one in targets], transformed=request.transform is not None)
+    notes.add(*known.notes(entries))
+    new = known.new
+    parts = [np.flatnonzero(new) if part is None else part[new[part]] for part in samples.parts]
+    both = [(target, part) for target, part in zip(targets, parts, strict=True) if len(part)]
+    untouched = tuple(target for target, part in zip(targets, parts, strict=True) if not len(part))
+    return replace(
+        samples,
+        targets=tuple(target for target, _ in both),
+        parts=tuple(part for _, part in both),
+        untouched=untouched,
+    )
 
 
 def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes) -> None:
@@ -119,6 +143,8 @@ def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence
             check_appended(old, plan)
             if not isinstance(target.output.append, Done):
                 notes.add(*append_notes(old, plan, changed=request.transform is not None))
+            from shardtool.publish.renewal import export_notes
+
             notes.add(*export_notes(target.output, request.exports))
 
 

@@ -59,6 +59,16 @@ class Request:
     exports: Mapping[str, Export]
 
     @property
+    def appends(self) -> bool:
+        """Whether samples are added to a dataset that is there."""
+        return self.options.if_exists in ("append", "append-resume")
+
+    @property
+    def takes_only_new(self) -> bool:
+        """Whether samples that the dataset appended to has already are passed over, as `create` does if asked."""
+        return self.verb == "create" and self.options.on_duplicate == "first"
+
+    @property
     def format(self) -> str:
         """The format of the shards."""
         return output_pattern(self.names).format

@@ -17,6 +17,7 @@ from shardtool.values import (
     IfExists,
     ImageFormat,
     OnError,
+    OnKnown,
     Oversize,
     ResizeMode,
     StartMethod,
@@ -165,6 +166,7 @@ class CreateOptions(OutputOptions):
         probe: Images: width, height and mode go into the sidecars.
         map: A function of a module, or its name `package.module:function`: called with each sample. The run records
             the name, and workers import it.
+        on_duplicate: To append: a sample whose key the dataset has is an `error`, or stays what it was `first`.
     """
 
     include: tuple[str, ...] = ()
@@ -195,9 +197,11 @@ class CreateOptions(OutputOptions):
     masks: tuple[str, ...] = ()
     probe: bool = False
     map: Function | None = None
+    on_duplicate: OnKnown = "error"
 
     def __post_init__(self) -> None:
         OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        self._check_on_duplicate()
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
             raise InvalidRequest(
@@ -208,6 +212,15 @@ class CreateOptions(OutputOptions):
             raise InvalidRequest(option("split_from_folder"), f"used with {option(others[0])}", expected="one of them")
         asked_by = f"{option('label_from_folder')} or {option('classes')}"
         check_classes_from(self.classes_from, asked_by, self.label_from_folder or self.classes)
+
+    def _check_on_duplicate(self) -> None:
+        if self.on_duplicate == "error":
+            return
+        first = option("on_duplicate", self.on_duplicate)
+        if self.if_exists not in ("append", "append-resume"):
+            raise InvalidRequest(first, "no dataset to compare keys with", expected=option("if_exists", "append"))
+        if self.map is not None:
+            raise InvalidRequest(first, f"used with {option('map')}, which makes keys", expected="one of them")
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
