@@ -146,6 +146,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --drop-fields json
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
       shardtool reshard more.json 'out-{000000..}.tar' --append
+      shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
     from shardtool.cli.results_text import carry_out
     from shardtool.request.reshard_options import ReshardOptions

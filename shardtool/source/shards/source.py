@@ -62,7 +62,10 @@ class ShardSource(Source):
         renames = pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames}
         only, to_format = options.select_fields, self._format
-        found = list_datasets(self._datasets, pool, observer, to_format=to_format, only=only, without=without)
+        salvage = options.on_error == "skip"
+        found = list_datasets(
+            self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
+        )
         recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
         notes = (*found.notes, *_unchecked(found.entries))
