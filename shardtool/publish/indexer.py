@@ -184,7 +184,8 @@ class Indexer:
         target = self.target
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         samples = sum(shard.samples for shard in shards)
-        asked = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
+        last = self.target.dots(self.options.dots) == "last" and target.format == "tar"
+        asked = {"options": {"dots": "last"}} if last else {}
         complete = None not in self.digests
         return DatasetFile(
             name=output_text(target.base),

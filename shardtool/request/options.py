@@ -104,6 +104,9 @@ class OutputOptions:
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
+        if self.trust != "time" and "resume" not in self.if_exists:
+            resume = option("if_exists", "resume")
+            raise InvalidRequest(option("trust", self.trust), "nothing to resume", expected=f"{resume}, too")
         of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
         if of_split and not self.split:
             raise InvalidRequest(
