@@ -10,9 +10,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard
-from shardtool.format import resync
-from shardtool.format import tar_read as tar_walk
-from shardtool.format import tfrecord_read as tfrecord_walk
+from shardtool.format import resync, tar_read, tfrecord_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,14 +48,14 @@ def what_is_wrong(error: CorruptShard) -> str:
 
 def walk_members(
     shard: ShardFile | PackedFile, note: Callable[[int, str], None], lost: list[Lost]
-) -> Iterator[tar_walk.Member]:
+) -> Iterator[tar_read.Member]:
     """Yield the members of a tar that can be read; what cannot is added to `lost`."""
     at, doubtful = 0, False
     while at >= 0:
         try:
-            for member in tar_walk.walk(shard.read, shard.path, note, at):
+            for member in tar_read.walk(shard.read, shard.path, note, at):
                 at = member.end
-                if doubtful and member.data - member.offset == tar_walk.BLOCK and resync.may_lack_its_name(member.name):
+                if doubtful and member.data - member.offset == tar_read.BLOCK and resync.may_lack_its_name(member.name):
                     lost.append(Lost(member.offset, at, "a member whose long name may be lost", member.name))
                 else:
                     yield member
@@ -75,7 +73,7 @@ def _lost_of_tar(shard: ShardFile | PackedFile, at: int, error: CorruptShard) ->
     at = at if shard.size < 0 else min(at, shard.size)
     place = at if error.offset is None else max(at, error.offset)
     try:
-        block = bytes(shard.read(place, tar_walk.BLOCK))
+        block = bytes(shard.read(place, tar_read.BLOCK))
         end = resync.next_header(shard.read, place, place + (place == at), shard.size)
     except CorruptShard:  # of what is compressed, nothing behind it can be read
         return Lost(at, -1, what_is_wrong(error))
@@ -84,12 +82,12 @@ def _lost_of_tar(shard: ShardFile | PackedFile, at: int, error: CorruptShard) ->
 
 def walk_records(
     shard: ShardFile | PackedFile, hold: Callable[[int, int], None] | None, lost: list[Lost]
-) -> Iterator[tfrecord_walk.Record]:
+) -> Iterator[tfrecord_read.Record]:
     """Yield the records of a TFRecord file that can be read; what cannot is added to `lost`."""
     at = before = 0
     while at >= 0:
         try:
-            for record in tfrecord_walk.walk(shard.read, shard.path, hold, at):
+            for record in tfrecord_read.walk(shard.read, shard.path, hold, at):
                 before, at = record.offset, record.end
                 yield record
         except CorruptShard as error:

@@ -18,7 +18,12 @@ CLASSES: dict[str, Any] = {
 CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in kinds(kind) if choices(kind, name)]
 
 
-MORE = {("verify", "symlinks"): {"source": "x"}, ("create", "on_duplicate"): {"if_exists": "append"}}
+MORE = {
+    ("verify", "symlinks"): {"source": "x"},
+    ("create", "on_duplicate"): {"if_exists": "append"},
+    ("create", "trust"): {"if_exists": "resume"},
+    ("reshard", "trust"): {"if_exists": "resume"},
+}
 
 
 @pytest.mark.parametrize(("verb", "name"), CHOSEN)
