@@ -10,7 +10,7 @@ import numpy as np
 from shardtool.errors import memory_for
 from shardtool.pack.advice import folder_notes, name_notes
 from shardtool.pack.request import made
-from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
+from shardtool.pack.resume import Resumed, find_changes, plan_notes, refusal, splits_gone, with_shards
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
@@ -45,10 +45,12 @@ class Plans:
     Attributes:
         each: The plan of each target.
         changes: What a run that resumes would change; None if nothing is there.
+        gone: The splits of the first run that the source has no sample of any more: they are to be removed.
     """
 
     each: tuple[Plan, ...]
     changes: Changes | None
+    gone: tuple[str, ...] = ()
 
 
 @memory_for("planning the shards")
@@ -74,12 +76,12 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         for target, part in zip(targets, samples.parts, strict=True)
     )
     _check_appended(request, targets, plans, notes)
-    changes = _changes(request, samples, plans, notes)
+    changes, gone = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
     _check_exports(request, targets, plans)
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
-    return Plans((first, *plans[1:]), changes)
+    return Plans((first, *plans[1:]), changes, gone)
 
 
 def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
@@ -148,24 +150,28 @@ def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence
             notes.add(*export_notes(target.output, request.exports))
 
 
-def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> Changes | None:
-    """Return what a run that resumes would change, unless it would replace the dataset by another."""
+def _changes(
+    request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes
+) -> tuple[Changes | None, tuple[str, ...]]:
+    """Return what a run that resumes would change, and the splits that go, unless it would make another dataset."""
     options = request.options
     if options.if_exists not in ("resume", "resume-overwrite"):
-        return None
+        return None, ()
     resumed = [
         Resumed(target.output, plan, made(request, samples.listed, target.split), request, samples.dots)
         for target, plan in zip(samples.targets, plans, strict=True)
     ]
     changes = find_changes(resumed)
+    notes.add(*plan_notes(resumed))
     if changes is None:
-        return None
+        return None, ()
     most = share("max_removed", options.max_removed)
     if options.if_exists == "resume" and (refused := refusal(resumed, changes, most)) is not None:
         if not request.dry:
             raise refused
         notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
-    return with_shards(changes, resumed) if request.dry else changes
+    gone = tuple(splits_gone(resumed)) if options.if_exists == "resume-overwrite" else ()
+    return with_shards(changes, resumed) if request.dry else changes, gone
 
 
 def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> None:

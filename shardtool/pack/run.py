@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from shardtool.errors import printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.pack.place import check_memory, check_method, place, temporary_file
 from shardtool.pack.request import Manner, made, output_pattern, read_request
 from shardtool.pack.samples import list_samples, spool
-from shardtool.pack.targets import lock, open_targets
+from shardtool.pack.targets import lock, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
 from shardtool.wording import option
@@ -76,7 +77,8 @@ def write_dataset(
         for target, one, publisher in zip(targets, packed, publishers, strict=True):
             dataset = publish_dataset(one, publisher, made(request, samples.listed, target.split))
             written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
-        notes.add(*removal_notes(request, publishers))
+        remove_splits(request, plans.gone)
+        notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))
         for target in targets if request.exports or request.appends else ():
             _export(request, target, pool, notes)
     return result(request, written, plans.changes, notes, time.time() - begun)
