@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SkipCode = Literal[
-    "no-field", "unsafe-name", "duplicate", "oversize", "unreadable", "vanished", "changed", "corrupt",
+    "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
     "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image", "image-too-large",
     "animated-image", "image-depth", "map-failed", "field-clash", "no-number",
 ]  # fmt: skip
@@ -18,6 +18,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "no-field": "the name has no ending that could name a field; a sample of shards has none of the fields selected",
     "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long",
     "duplicate": "another sample has the same key (--on-duplicate first or last)",
+    "incomplete": "one of several folders has no file of the sample (--complete)",
     "oversize": "the sample fits in no shard",
     "unreadable": "the file or folder cannot be opened or read",
     "vanished": "the file was listed, and is gone",

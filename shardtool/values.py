@@ -156,6 +156,12 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     return name[:at], name[at + 1 :]
 
 
+def placed(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
+    """Return where a path leads whose first part is one of `folders`; where there are none, the path itself."""
+    first, _, rest = path.partition(b"/")
+    return folders[first] + rest if first in folders else path
+
+
 def ends_early(key: bytes) -> bool:
     """Tell whether a tar member's key, by the rule of the first dot, would end before this one does."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0
@@ -243,6 +249,7 @@ class ShardSamples:
         mtimes: int64 a field, nanoseconds, as the plan saw it.
         paths: A field's, relative to `root`, a NUL after each; empty: key + "." + field.
         spans: Where SPAN fields lie.
+        folders: Of a source of several folders: what the first part of each path stands for; see `Entries`.
     """
 
     content: ShardContent
@@ -252,3 +259,4 @@ class ShardSamples:
     mtimes: bytes
     paths: bytes
     spans: ShardSpans
+    folders: Mapping[bytes, bytes] = field(default_factory=dict)

@@ -103,7 +103,7 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
     for at in range(0, len(files), _FILES_A_TASK):
         chunk = files[at : at + _FILES_A_TASK]
-        paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
+        paths = tuple(entries.place(row) for row in rows[chunk].tolist())
         tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]

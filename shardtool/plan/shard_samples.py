@@ -63,6 +63,7 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
         kinds=e.rows.kind[rows].tobytes(),
         mtimes=e.rows.mtime_ns[rows].tobytes(),
         paths=paths,
+        folders=e.folders,
         spans=ShardSpans() if e.spans is None else _shard_spans(plan, e.spans, shard, rows),
     )
 

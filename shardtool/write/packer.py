@@ -18,7 +18,7 @@ from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reaso
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
-from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.values import FILE, INLINE, SPAN, placed, to_text
 from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
 from shardtool.write.spans import SpanReader
@@ -87,6 +87,8 @@ class Packer:
         self.inline = split_names(self.content.inline)
         self.mtimes = numbers("q", samples.mtimes).tolist()
         self.paths = split_names(samples.paths) if samples.paths else None
+        if samples.folders and self.paths is not None:
+            self.paths = [placed(path, samples.folders) for path in self.paths]
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
@@ -230,6 +232,9 @@ class Packer:
         key = to_text(self.keys[sample])
         if any(file.path == failed.path for file in self.files):
             path = path.rpartition("/")[2]  # no folder of this machine goes into an output
+        for name, folder in self.task.samples.folders.items():
+            if failed.path.startswith(folder):
+                path = to_text(name + b"/" + failed.path[len(folder) :])
         self.skipped[sample] = Skipped(key, path, failed.code, failed.message)
         if streamed:
             raise StartAgain
