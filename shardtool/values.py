@@ -168,17 +168,20 @@ def ends_early(key: bytes) -> bool:
 
 
 class SpanFile(NamedTuple):
-    """A file that SPAN fields lie in: a shard, or a spool of our own.
+    """A file that SPAN fields lie in: a shard, an archive, or a spool of our own.
 
     Attributes:
         path: Where it is.
         size: Bytes, as the plan saw it.
         mtime_ns: When it was changed, as the plan saw it; -1: a spool of our own.
+        form: What it is where payloads are files in it: `tar` or `zip`. In a zip, their places are those of headers,
+            and what is read is unpacked.
     """
 
     path: bytes
     size: int
     mtime_ns: int
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ def create(  # noqa: PLR0913 - an option each
     and json of the sample cat/0001. Or it is a manifest, a row per sample: CSV, TSV, JSON lines, Parquet, Feather,
     or - for paths on standard input, where files that share a key are one sample, too.
 
+    Or it is a zip or tar of files, read in place; photos.zip/train is a folder in it.
+
     Several folders make samples together: images/a.jpg + masks/a.png are the fields jpg and png of the sample a.
     Where endings are alike, fields are called by their folders, too: images.png and masks.png.
 
@@ -145,6 +147,7 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
       shardtool create ./data 'out/{split}-{000000..}.tar' --split-from-folder --label-from-folder --shuffle
       shardtool create images/ masks/ 'out-{000000..}.tar'
+      shardtool create photos.zip 'out-{000000..}.tar'
       find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run

@@ -268,9 +268,8 @@ class VerifyOptions:
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
         decode: Decode every image and JSON field, too, and check that labels are numbers.
-        source: What the dataset was made from, a folder or a list of them, a manifest, or of `reshard` a dataset or a
-            list of them:
-            compared by key; None: nothing is.
+        source: What the dataset was made from, compared by key: a folder or a list of them, an archive, a manifest, or
+            of `reshard` a dataset or a list of them; None: nothing is compared.
         target: Readers that the names must be safe for.
         sample: Read only this share of the shards' bytes, `0.1` or `10%`, in whole shards and one at least; None: all.
         seed: Decides which shards these are: seeds in a row take other ones, until all were read; None: 0.

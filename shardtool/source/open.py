@@ -1,4 +1,4 @@
-"""Which source is it? Folders, a manifest or datasets. What each needs is imported only where it is the one."""
+"""Which source is it? Folders, an archive, a manifest or datasets. What each needs is imported only for that one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.shard_names import format_of
 from shardtool.storage.reading import entries_in
 from shardtool.wording import option
 
@@ -39,6 +40,11 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         return _open_folders(source, options, outputs)
     if options.complete:
         raise InvalidRequest(option("complete"), "there is one source", expected="several folders, or not this option")
+    if (archive := _archive(source)) is not None:
+        options.check_for(manifest=False)
+        from shardtool.source.archive.source import ArchiveSource
+
+        return ArchiveSource(*archive, options)
     is_manifest = _is_manifest(source)
     options.check_for(manifest=is_manifest)
     if is_manifest:
@@ -69,6 +75,18 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     from shardtool.source.folder.several import FoldersSource
 
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
+
+
+def _archive(source: object) -> tuple[str, str] | None:
+    """Return the path of an archive, and that of a folder in it, empty or ending in a slash; None: it is none."""
+    if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
+        return None
+    path, folder = os.fspath(source).rstrip("/"), ""
+    while path and not os.path.lexists(path):
+        path, name = os.path.split(path)
+        folder = f"{name}/{folder}"
+    is_named = path.lower().endswith(".zip") or format_of(os.path.basename(path)) == "tar"
+    return (path, folder) if is_named and os.path.isfile(path) else None
 
 
 def _is_manifest(source: object) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
+    from shardtool.entries.entries import FieldSpans
     from shardtool.names import Texts
     from shardtool.skipped import Skipped
     from shardtool.source.folder.scan import ScanPart
@@ -161,7 +162,13 @@ def label_from_folder(
             paths=None if rows.paths is None else _with_empty(rows.paths, at),
         ),
         values=FieldValues(inline={"cls": labels}, numbers={"cls": "int64"}, classes={"cls": names}),
+        spans=None if entries.spans is None else _with_nowhere(entries.spans, at),
     )
+
+
+def _with_nowhere(spans: FieldSpans, at: NDArray[np.int64]) -> FieldSpans:
+    """Return spans with one for a row that is none before each of the places `at`."""
+    return replace(spans, offset=np.insert(spans.offset, at, 0), expected=np.insert(spans.expected, at, -1))
 
 
 def _with_empty(paths: Texts, at: NDArray[np.int64]) -> Names:
