@@ -44,8 +44,10 @@ def _pack_up(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    pack = {".tar": bytes, ".xz": lzma.compress}.get(path.suffix, gzip.compress)
-    path.write_bytes(pack(plain.getvalue()))
+    data = plain.getvalue()
+    if path.suffix != ".tar":
+        data = lzma.compress(data) if path.suffix == ".xz" else gzip.compress(data)
+    path.write_bytes(data)
     return path
 
 
