@@ -68,6 +68,8 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
             where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
+            if is_path and _archive(one) is not None:
+                remedy = "An archive is a source by itself."
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     if len(sources) == 1:
         return open_source(sources[0], options, outputs)

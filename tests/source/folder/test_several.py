@@ -148,7 +148,12 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
         (["images", "images"], "the same folder as images"),
         (["images", "images/cat"], "lies in images"),
         (["images", "nothing"], "nothing: one of 2 sources, and no folder"),
-        (["images", "images/cat/1.png"], "images/cat/1.png: one of 2 sources, and no folder"),
+        (["images", "images/cat/1.png"], "--include *.jpg takes some"),
+        (
+            ["images", "masks.zip"],
+            "masks.zip: one of 2 sources, and no folder; expected one source, or several folders",
+        ),
+        (["images", "masks.zip"], "An archive is a source by itself."),
     ],
 )
 def test_folders_that_make_no_samples(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
@@ -156,6 +161,7 @@ def test_folders_that_make_no_samples(names: list[str], said: str, folders: list
     assert folders
     write_tree(tmp_path / "other", {"z.txt": b""})
     (tmp_path / "empty").mkdir()
+    (tmp_path / "masks.zip").touch()
     ran = typed("create", *names, "out.tar", cwd=tmp_path)
     assert (ran.code, said in ran.err) == (2, True), ran.err
     assert not [*tmp_path.glob("out*")]
