@@ -26,6 +26,7 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {"numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "braceexpand", "crc32c", "multiprocessing"}
 SLOW = {
+    "concurrent.futures",
     "importlib",
     "json",
     "lzma",
