@@ -53,7 +53,7 @@ def measure(checkouts: list[Path], place: Path, library: Path) -> None:
                     created[at] = min(created[at], run(checkout, create, source, library, delay_us))
                     verify = ["verify", f"{out}/out.json", "--source", str(source)]
                     verified[at] = min(verified[at], run(checkout, verify, source, library, delay_us))
-            for name, times in ((f"`create`, {shards} shard{'s' * (shards > 1)}", created), ("`verify --source` of these", verified)):
+            for name, times in ((f"`create`, {shards} shards", created), ("`verify --source` of these", verified)):
                 print(
                     f"| {name} | {delay_us / 1000:g} | " + " | ".join(f"{one:.2f}" for one in times) + " |", flush=True
                 )
