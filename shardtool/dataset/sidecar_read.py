@@ -149,6 +149,21 @@ def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = 
         raise CorruptShard(where, f"no sidecar: {found}", remedy=made_again()) from None
 
 
+def is_small(data: bytes, metadata: pa.Table, size: int) -> bool:
+    """Tell, without decoding it, whether a reader surely takes the metadata of a sidecar of ours.
+
+    Args:
+        data: The sidecar's bytes.
+        metadata: Its metadata.
+        size: Bytes of its shard.
+    """
+    if any(pt.is_dictionary(column.type) for column in metadata.columns):
+        return False
+    extents = read_extents(data, read_footer(data))
+    memory = sum(one.memory for one in extents if one.leaf.top not in SCHEMA.names)
+    return max(memory, metadata.nbytes) <= _METADATA_SLACK + _FACTOR * (size + len(data))
+
+
 def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
     """Check that a sidecar is about the shard beside it.
 

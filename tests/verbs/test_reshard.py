@@ -480,6 +480,20 @@ def test_samples_that_keep_no_field(place: Path) -> None:
     assert "1 sample left out, without a field: b" in result.notes
 
 
+def test_metadata_that_no_reader_takes(place: Path) -> None:
+    """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
+    names = [f"{at:03}" for at in range(300)]
+    table = pa.table({"key": names, "cls": range(300)})
+    options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
+    create(table, f"{place}/in/out-{{000..}}.tfrecord", options)
+    texts = ["x" * 110_000, "x" * 150_000]
+    short, long = (pa.table({"key": names, "text": pa.array([text] * 300)}) for text in texts)
+    error = refused(place / "in" / "out.json", place / "out", join=long, on="key", ending="tfrecord")
+    assert re.search(r"out-000.tfrecord: 45,000,000 bytes of metadata, more than 3\d,\d{3},\d{3}", str(error))
+    run(place / "in" / "out.json", place / "out", "tfrecord", join=short, on="key")
+    is_sound(place / "out" / "out.json")
+
+
 @pytest.mark.parametrize("of", ["tar", "tfrecord"])
 def test_labels_are_corrected(of: str, ending: str, made: Made, place: Path) -> None:
     """A joined table's labels are in the shards, numbered, and in the metadata; keys without a match are told of."""
