@@ -161,7 +161,7 @@ def is_small(data: bytes, metadata: pa.Table, size: int) -> bool:
         return False
     extents = read_extents(data, read_footer(data))
     memory = sum(one.memory for one in extents if one.leaf.top not in SCHEMA.names)
-    return max(memory, metadata.nbytes) <= _METADATA_SLACK + _FACTOR * (size + len(data))
+    return bool(max(memory, metadata.nbytes) <= _METADATA_SLACK + _FACTOR * (size + len(data)))
 
 
 def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
