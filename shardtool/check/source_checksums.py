@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import open_shard
 from shardtool.dataset.walk import payload_crc
+from shardtool.errors import is_out_of_memory
 from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
@@ -75,8 +76,10 @@ def _sum_at_once(task: Files) -> list[int]:
         with ThreadPoolExecutor(reads) as threads:
             for at, sums in enumerate(threads.map(_sum_files, parts)):
                 found[at::reads] = sums
-    except (MemoryError, RuntimeError):  # no room for a thread: one at a time takes less
-        return _sum_files(task)
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _sum_files(Files(task.paths, task.links))  # without threads, which takes less
     # By itself, for it may be that too many were open.
     bad = [at for at, crc in enumerate(found) if crc < 0]
     again = _sum_files(Files(tuple(task.paths[at] for at in bad), bytes(task.links[at] for at in bad)))
@@ -95,7 +98,9 @@ def _sum_files(task: Files) -> list[int]:
             for got in read_blocks(path, buffer, READ_FOLLOWING if link else READ_PLAIN):
                 if isinstance(got, int):
                     crc = crc32c(buffer[:got], crc)
-        except OSError:
+        except OSError as error:
+            if is_out_of_memory(error):
+                raise
             crc = -1
         found.append(crc)
     return found

@@ -12,6 +12,7 @@ import errno
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.errors import is_out_of_memory
 from shardtool.storage.reading import read_file
 from shardtool.write.buffers import BUFFER_SIZE
 
@@ -111,8 +112,10 @@ class ReadAhead:
             try:
                 data = memoryview(bytearray(file.size))
                 read = self._pool().submit(read_file, file.path, data, file.flags)
-            except (MemoryError, RuntimeError):  # no room for a thread: one at a time takes less
-                self._next = None
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._next = None  # from here on one file at a time, which takes less
                 return
             self._begun.append(_Reading(file, data, read))
             self.held += file.size

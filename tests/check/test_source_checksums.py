@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from shardtool import create
@@ -32,6 +33,17 @@ def test_files_summed_at_the_same_time(tmp_path: Path) -> None:
     links = bytes(len(data)) + bytes([1, 0, 0])
     for reads in (1, READS, 200):
         assert sum_task(Files(tuple(paths), links, reads)) == [*sums, crc32c(data["007"]), -1, -1]
+
+
+def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, files are read one at a time."""
+
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "a").write_bytes(b"text")
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    assert sum_task(Files((os.fsencode(tmp_path / "a"),), b"\0", READS)) == [crc32c(b"text")]
 
 
 def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
