@@ -41,6 +41,8 @@ from shardtool import (
     reshard_dry_run,
     verify,
 )
+from shardtool.dataset import sidecar_read
+from shardtool.pack import plans
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound
@@ -480,17 +482,25 @@ def test_samples_that_keep_no_field(place: Path) -> None:
     assert "1 sample left out, without a field: b" in result.notes
 
 
-def test_metadata_that_no_reader_takes(place: Path) -> None:
+def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
+    monkeypatch.setattr(sidecar_read, "_METADATA_SLACK", 2**20)  # 32 times that would take the test a second
     names = [f"{at:03}" for at in range(300)]
-    table = pa.table({"key": names, "cls": range(300)})
     options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
-    create(table, f"{place}/in/out-{{000..}}.tfrecord", options)
-    texts = ["x" * 110_000, "x" * 150_000]
-    short, long = (pa.table({"key": names, "text": pa.array([text] * 300)}) for text in texts)
-    error = refused(place / "in" / "out.json", place / "out", join=long, on="key", ending="tfrecord")
-    assert re.search(r"out-000.tfrecord: 45,000,000 bytes of metadata, more than 3\d,\d{3},\d{3}", str(error))
-    run(place / "in" / "out.json", place / "out", "tfrecord", join=short, on="key")
+    create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
+    short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
+    source, found = (
+        place / "in" / "out.json",
+        r"out-000.tfrecord: 6,000,000 bytes of metadata, more than \d,\d{3},\d{3}",
+    )
+    for shuffle in (False, True):
+        error = refused(source, place / "out", join=long, on="key", ending="tfrecord", shuffle=shuffle)
+        assert re.search(found, str(error))
+        assert not (place / "out").exists()  # it was refused when it was planned
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "most_metadata", lambda _: 2**40)  # as if no plan could tell
+        assert re.search(found, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
+    run(source, place / "out", "tfrecord", join=short, on="key")
     is_sound(place / "out" / "out.json")
 
 
