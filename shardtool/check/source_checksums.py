@@ -10,11 +10,12 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import open_shard
+from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.dataset.walk import payload_crc
-from shardtool.errors import is_out_of_memory
+from shardtool.errors import CorruptShard, is_out_of_memory
 from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.pack.read_cost import opening_s, reads_at_once
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
@@ -47,11 +48,12 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Payloads of a shard to sum: int64 offsets, ascending, and lengths."""
+    """Payloads of a shard or archive to sum: int64 offsets, ascending, and lengths."""
 
     path: str
     offsets: bytes
     lengths: bytes
+    form: str
 
 
 def sum_task(task: Files | Spans) -> list[int]:
@@ -108,8 +110,22 @@ def _sum_files(task: Files) -> list[int]:
 
 def _sum_spans(task: Spans) -> list[int]:
     offsets, lengths = array("q", task.offsets), array("q", task.lengths)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_member_crc(file, *place) for place in zip(offsets, lengths, strict=True)]
     with open_shard(task.path) as shard:
         return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
+
+
+def _member_crc(file: ShardFile, offset: int, length: int) -> int:
+    """Return the CRC-32C of the payload of a zip's member; -1 where it is damaged."""
+    crc = 0
+    try:
+        for block in zip_read.payload(file.read, offset, length, file.path):
+            crc = crc32c(block, crc)
+    except CorruptShard:
+        return -1
+    return crc
 
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
@@ -137,7 +153,7 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     reads = reads_at_once(opening_s(entries), busy) if busy else 1
     for at in range(0, len(files), _FILES_A_TASK):
         chunk = files[at : at + _FILES_A_TASK]
-        paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
+        paths = tuple(entries.place(row) for row in rows[chunk].tolist())
         tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK), reads)))
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
@@ -163,7 +179,7 @@ def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
         chosen = places[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
             offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
+            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)
 
 
 class _Sums:

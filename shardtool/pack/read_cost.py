@@ -97,7 +97,7 @@ def opening_s(entries: Entries) -> float:
 
     What is wrong with a file is found when it is packed.
     """
-    root, rows, into = entries.root, entries.rows, memoryview(bytearray(_HEAD))
+    rows, into = entries.rows, memoryview(bytearray(_HEAD))
     times: list[float] = []
     end = time.monotonic() + _MOST_S
     for row in (at * _STRIDE % len(rows.kind) for at in range(min(_LOOKED_AT, len(rows.kind)))):
@@ -106,7 +106,7 @@ def opening_s(entries: Entries) -> float:
         if (kind := int(rows.kind[row])) in (FILE, LINK):
             begun = time.perf_counter()
             with suppress(OSError):
-                read_file(root + entries.path(row), into, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+                read_file(entries.place(row), into, READ_PLAIN if kind == FILE else READ_FOLLOWING)
             times.append(time.perf_counter() - begun)
     return sorted(times)[len(times) // 2] if times else 0.0
 
