@@ -106,3 +106,22 @@ def test_the_same_bytes(
     monkeypatch.setattr(rounds, "opening_s", lambda _: 1.0)
     assert _written(source, tmp_path / "b", **options) == (expected[0], slow)
     assert not expected[1]
+
+
+def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several folders, whose paths start with the folders' names, are opened to measure, and read as well."""
+    folders = [
+        write_tree(tmp_path / name, {f"{at}.{name}": b"%d" % at for at in range(30)}) for name in ("txt", "json")
+    ]
+    sources = [str(folder) for folder in folders]
+    expected, opened = _written(sources, tmp_path / "a"), list[bytes]()
+
+    def slow(path: bytes, *how: Any) -> tuple[int, os.stat_result]:
+        opened.append(path)
+        time.sleep(SLOW_S)
+        return reading.read_file(path, *how)
+
+    monkeypatch.setattr(read_cost, "read_file", slow)
+    assert _written(sources, tmp_path / "b") == (expected[0], True)
+    assert all(os.path.exists(path) for path in opened)
+    assert {os.path.dirname(path) for path in opened} == {os.fsencode(folder) for folder in folders}
