@@ -333,6 +333,14 @@ def test_a_frame_of_mixed_types() -> None:
     assert "columns of the same name: a" in _error(twice)
 
 
+def test_a_frame_of_lists_that_differ() -> None:
+    """Annotations of several kinds in one column, as COCO has them, are an error that says how they become JSON."""
+    kinds = [[{"segmentation": [[1.0, 2.0]]}], [{"segmentation": {"counts": [1], "size": [1, 1]}}]]
+    said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
+    assert "column 'objects' holds list in 2 rows whose parts differ in type: cannot mix list and non-list" in said
+    assert "frame['objects'].map(json.dumps): values={'json': 'objects'} with meta='none' takes it" in said
+
+
 def test_numbers_in_text() -> None:
     """Text is numbers where every value is written as one is; 007 is not, and gaps among numbers are null."""
     for values, expected in (

@@ -129,6 +129,16 @@ def test_one_finding_a_field(tmp_path: Path) -> None:
     assert found.found.endswith("in 7 samples")
 
 
+def test_the_advice_for_names_of_tensorflow_can_be_followed(numbered: Path, tmp_path: Path) -> None:
+    """Of fields that no tar can hold, the error names the image, and what it could be called; then it is packed."""
+    out = f"{tmp_path}/out-{{0..}}.tar"
+    with pytest.raises(InvalidRequest, match=r"image/encoded.*rename_fields=\{'image/encoded': 'jpg'\}"):
+        reshard(numbered, out)
+    names = {"image/encoded": "jpg", "image/class/label": "cls"}
+    reshard(numbered, out, ReshardOptions(rename_fields=names, drop_fields=("image/filename",)))
+    assert dict(members(*shards(tmp_path)))["n0144/n0144_2.v2.jpg"] == b"\xff\xd8 2"
+
+
 def _tar(first: int) -> bytes:
     raw = BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
