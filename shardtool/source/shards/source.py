@@ -98,7 +98,8 @@ class ShardSource(Source):
         from shardtool.select.fields import select_fields
 
         renames = pairs("rename_fields", options.rename_fields)
-        entries, empty = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
+        chosen = options.select_fields, options.drop_fields, renames
+        entries, empty = select_fields(listed.entries, *chosen, to_format=self._format)
         return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
     def _joined(self, listed: Listing) -> Listing:
