@@ -204,9 +204,20 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        paths = [at for at in range(len(columns)) if any(isinstance(one, os.PathLike) for one in frame.iloc[:, at])]
+        if paths:
+            return _from_pandas(name, _with_text(frame, paths))
         for at, column in enumerate(columns):
             _check_values(name, column, frame, at)
         raise
+
+
+def _with_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
+    """Return a DataFrame with text in place of path objects in some columns."""
+    found = frame.copy(deep=False)
+    for at in columns:
+        found.isetitem(at, [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in frame.iloc[:, at]])
+    return found
 
 
 def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
