@@ -214,7 +214,7 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
 
 def _with_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
     """Return a DataFrame with text in place of path objects in some columns."""
-    found = frame.copy(deep=False)
+    found: pd.DataFrame = frame.copy(deep=False)
     for at in columns:
         found.isetitem(at, [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in frame.iloc[:, at]])
     return found
