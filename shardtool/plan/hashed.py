@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HEADROOM = 0.8  # of the bounds is used where the number of shards is free, so that it stays while a dataset grows
 _STEPS = 16  # numbers of shards are tried in steps of this part of them
-_FEW = 1000  # shards: of so many, all are tried
+_FEW = 100  # shards: up to so many, all are tried
 
 
 class HashedSamples:
