@@ -107,3 +107,13 @@ class Names:
             digests = [blake2b(name, digest_size=8, person=person, salt=salt).digest() for name in names]
             found.append(np.frombuffer(b"".join(digests), "<u8"))
         return np.concatenate(found)
+
+    def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of the names, equal ones together and in their order, and where each such run starts."""
+        order = self.sorted_order()
+        is_first, last = np.ones(len(order), np.bool_), b"\0"
+        for first in range(0, len(order), _CHUNK):
+            for at, name in enumerate(self.gather(order[first : first + _CHUNK]).split(b"\0")[:-1], first):
+                is_first[at] = name != last
+                last = name
+        return order, np.flatnonzero(is_first)
