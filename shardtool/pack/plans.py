@@ -12,7 +12,7 @@ from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import memory_for
 from shardtool.pack.advice import folder_notes, name_notes
 from shardtool.pack.request import made
-from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
+from shardtool.pack.resume import Resumed, find_changes, refusal, shards_before, with_shards
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
@@ -68,11 +68,9 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
-    max_size = None if options.max_size is None else parse_size(options.max_size)
-    bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
     seed = options.seed if options.shuffle else None
     plans = tuple(
-        make_plan(entries, target.output.pattern_left, bounds, seed, which=part, estimate=estimate)
+        make_plan(entries, target.output.pattern_left, _bounds(options, target), seed, which=part, estimate=estimate)
         for target, part in zip(targets, samples.parts, strict=True)
     )
     _check_appended(request, targets, plans, notes)
@@ -85,6 +83,21 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
     return Plans((first, *plans[1:]), changes)
+
+
+def _bounds(options: OutputOptions, target: Target) -> Bounds:
+    """Return what limits the shards of a target."""
+    by_hash = options.place == "hash"
+    return Bounds(
+        max_size=None if options.max_size is None else parse_size(options.max_size),
+        max_count=options.max_count,
+        shards=options.shards,
+        equal_count=options.equal_count,
+        multiple_of=options.shards_multiple_of,
+        oversize=options.oversize,
+        by_hash=by_hash,
+        before=shards_before(target.output) if by_hash else None,
+    )
 
 
 def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:

@@ -174,6 +174,11 @@ class Packing:
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
         again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
+        options, shards = self.manner.options, needed - self.output.first
+        if options.shards is not None or options.place == "hash":
+            found = f"{shards:,} shards or more, now that the sizes are known"
+            remedy = f"Raise {option('shards')} or {option('max_size')}, and run it with {again}."
+            raise InvalidRequest(pattern.text, found, expected=f"{self.plan.shards:,}, as planned", remedy=remedy)
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known"
             remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}."
