@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 
-_OF_SHARDS = ("max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle")
+_OF_SHARDS = ("max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "shards", "place")
 
 
 @dataclass(frozen=True, slots=True)
