@@ -213,7 +213,10 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
 
         notes.add(*{note: None for plan in plans if (note := sorted_note(samples.entries, plan.order))})
     if request.format == "tar":
-        notes.add(*map(str, _misreads(samples.entries, request.options)))
+        entries = samples.entries
+        if request.takes_only_new:
+            entries = entries.take(np.sort(np.concatenate([part for part in samples.parts if part is not None])))
+        notes.add(*map(str, _misreads(entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
     notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
 

@@ -165,6 +165,22 @@ def test_what_goes_with_it(output: str, tmp_path: Path) -> None:
     assert [one.first_key for one in dry_run(source, output, asked).shards] == ["c"]
 
 
+@pytest.mark.parametrize("if_exists", ["append", "append-resume"])
+def test_the_first_night(tmp_path: Path, if_exists: str) -> None:
+    """Where no dataset is there yet, the same command makes it, just as a run without `--append` does."""
+    source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
+    _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+    create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=1))
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
+    (tmp_path / "out" / "out.json").unlink()
+    if if_exists == "append":
+        with pytest.raises(InvalidRequest, match="no dataset file"):
+            _night(source, f"{tmp_path}/out/{pattern}")
+    else:
+        _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+        assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
+
+
 def test_a_source_of_another_name_is_another(output: str, tmp_path: Path) -> None:
     """Only what was new in the first source lets the whole dataset be compared with it."""
     _night(_tree(tmp_path / "other", "a", "c"), output)
