@@ -153,8 +153,6 @@ def torn_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> lis
         keys: The keys of the samples as they lie.
         fields: The fields of each.
     """
-    if len({*keys}) == len(keys):
-        return []
     first: dict[bytes, int] = {}
     torn: dict[bytes, tuple[int, int]] = {}
     known: dict[bytes, frozenset[int]] = {}

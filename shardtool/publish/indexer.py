@@ -233,8 +233,8 @@ class Indexer:
 
 def _check_together(found: Survey) -> None:
     """Refuse a tar in which the fields of samples lie apart: every reader would make several samples of one."""
-    torn = torn_samples(found.keys, found.fields()) if found.format == "tar" else []
-    if torn:
+    repeated = found.format == "tar" and len({*found.keys}) < len(found.keys)
+    if torn := torn_samples(found.keys, found.fields()) if repeated else []:
         one, other = torn[0]
         key, places = walked_text(found.keys[one]), f"at {found.starts[one]:,} and at {found.starts[other]:,}"
         what = f"the fields of {counted(len(torn), 'sample')} lie apart, such as those of {key!r} {places}"
