@@ -5,15 +5,14 @@ It imports nothing heavy, for the workers. Where an index of the source knows a 
 
 from __future__ import annotations
 
-import os
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import open_shard
 from shardtool.dataset.walk import payload_crc
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
+from shardtool.source.payloads import Files, Spans, file_tasks, span_tasks
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
@@ -29,25 +28,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-_FILES_A_TASK = 1000
 _BLOCK = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Files to sum: their paths, and whether each is read through a link."""
-
-    paths: tuple[bytes, ...]
-    links: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Payloads of a shard to sum: int64 offsets, ascending, and lengths."""
-
-    path: str
-    offsets: bytes
-    lengths: bytes
 
 
 def sum_task(task: Files | Spans) -> list[int]:
@@ -99,15 +80,11 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
 
     sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
-    tasks: list[tuple[Rows, Files | Spans]] = []
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    for at in range(0, len(files), _FILES_A_TASK):
-        chunk = files[at : at + _FILES_A_TASK]
-        paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
-        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files)]
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
-        tasks += _of_shards(entries, rows, spans[sums[spans] < 0])
+        tasks += span_tasks(entries, rows, spans[sums[spans] < 0])
     elif len(spans):
         sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
         source.write_binary(sink)
@@ -115,21 +92,6 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     for number, found in pool.map(sum_task, [task for _, task in tasks]):
         sums[tasks[number][0]] = found
     return sums
-
-
-def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
-    """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
-    import numpy as np
-
-    lie = entries.known_spans
-    files = lie.file[entries.owners(rows[places])].astype(np.int64)
-    order = np.lexsort((lie.offset[rows[places]], files))
-    bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()
-    for number, file in enumerate(lie.files):
-        chosen = places[order[bounds[number] : bounds[number + 1]]]
-        if len(chosen):
-            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
 
 
 class _Sums:

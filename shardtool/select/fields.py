@@ -1,6 +1,6 @@
 """Which fields samples keep, and under which names: pure, without I/O.
 
-The rows are SPAN or INLINE, as those of shards are: no payload is found by its name, so fields can get other names.
+No payload is found by its field's name, so fields can get other names: the rows of files have their paths then.
 """
 
 from __future__ import annotations
