@@ -117,9 +117,10 @@ def join(entries: Entries, table: object, on: str) -> Joined:
 
 def _or_path(entries: Entries, on: str) -> str:
     """Return what a column may hold beside keys, for a message."""
-    named = entries.metadata is not None and on in entries.metadata.column_names
-    files = [] if named or entries.spans is not None else np.flatnonzero(entries.rows.kind != INLINE)
-    return f", or paths of files, such as '{printable(entries.path(int(files[0])))}'" if len(files) else ""
+    if entries.spans is not None or (entries.metadata is not None and on in entries.metadata.column_names):
+        return ""
+    file = int(np.argmax(entries.rows.kind != INLINE))
+    return f", or paths of files, such as '{printable(entries.path(file))}'"
 
 
 def with_columns(
