@@ -108,6 +108,10 @@ def shards(command: Command) -> Command:
         click.option(
             "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
         ),
+        click.option(
+            "--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last."
+        ),
+        click.option("--descending", is_flag=True, help="From the largest to the smallest."),
     )
 
 

@@ -89,8 +89,6 @@ def _follows(one: str, other: str) -> bool:
 @click.command(cls=_Reshard, no_args_is_help=True)
 @click.argument("datasets", nargs=-1, required=True, metavar="DATASET... OUTPUT")
 @shards
-@click.option("--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last.")
-@click.option("--descending", is_flag=True, help="From the largest to the smallest.")
 @chosen(
     ReshardOptions, "method",
     "gather: each sample is read at its place. scatter: two passes of large reads and writes.",

@@ -39,7 +39,7 @@ _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _OF_FOLDERS = (
     "include", "exclude", "hidden", "label_from_folder", "split_from_folder", "columns_from", "select_fields",
-    "drop_fields", "rename_fields", "join", "on",
+    "drop_fields", "rename_fields", "join", "on", "sort_by", "descending",
 )  # fmt: skip
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
@@ -134,8 +134,8 @@ class SelectingOptions(OutputOptions):
     """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
 
     Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where` and `values`. A manifest has its own columns, and takes of these only `values`
-    and what numbers classes.
+    `rename_fields`, then `join`, `where`, `values` and `sort_by`. A manifest has its own columns and its own order, and
+    takes of these only `values` and what numbers classes.
 
     Attributes:
         columns_from: JSON fields: the top-level texts, numbers and truths of each become the samples' metadata.
@@ -149,6 +149,8 @@ class SelectingOptions(OutputOptions):
         classes: Those of `values` that are labels, to be numbered.
         classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
             or lists by field; None: they are numbered in the order of their bytes.
+        sort_by: A column to order the samples by.
+        descending: From the largest to the smallest.
     """
 
     columns_from: tuple[str, ...] = ()
@@ -160,6 +162,8 @@ class SelectingOptions(OutputOptions):
     values: Pairs = ()
     classes: tuple[str, ...] = ()
     classes_from: object = None
+    sort_by: str | None = None
+    descending: bool = False
 
     def __post_init__(self) -> None:
         OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
@@ -167,6 +171,10 @@ class SelectingOptions(OutputOptions):
             given, other = ("on", "join") if self.join is None else ("join", "on")
             expected = "a table" if self.join is None else f"the table's column of keys, such as {option('on', 'key')}"
             raise InvalidRequest(option(given), f"no {option(other)}", expected=expected)
+        if self.sort_by is not None and self.shuffle:
+            raise InvalidRequest(option("sort_by"), f"used with {option('shuffle')}", expected="one order")
+        if self.descending and self.sort_by is None:
+            raise InvalidRequest(option("descending"), f"no {option('sort_by')}", expected="a column to sort by")
         pairs("rename_fields", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
         pairs("values", self.values)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardtool.errors import InvalidRequest
 from shardtool.request.options import SelectingOptions, check_classes_from
 from shardtool.request.python_types import Folder  # noqa: TC001 - annotations are evaluated
 from shardtool.values import OnDuplicate, ReadMethod, parse_size
@@ -21,8 +20,6 @@ class ReshardOptions(SelectingOptions):
     Attributes:
         sample: A share of the samples, by the hash of their keys: `0.01` or `1%`.
         on_duplicate: What becomes of samples with one key: `error`, `rename`, or only the `first` or the `last` stays.
-        sort_by: A column to order the samples by.
-        descending: From the largest to the smallest.
         head: Only the first samples, so many.
         method: How samples in another order are read: `gather`, each at its place; `scatter`, in two passes; `auto`.
         memory: What `scatter` may hold in memory.
@@ -31,8 +28,6 @@ class ReshardOptions(SelectingOptions):
 
     sample: str | float | None = None
     on_duplicate: OnDuplicate = "error"
-    sort_by: str | None = None
-    descending: bool = False
     head: int | None = None
     method: ReadMethod = "auto"
     memory: str | int = "2GB"
@@ -40,9 +35,5 @@ class ReshardOptions(SelectingOptions):
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
-        if self.sort_by is not None and self.shuffle:
-            raise InvalidRequest(option("sort_by"), f"used with {option('shuffle')}", expected="one order")
-        if self.descending and self.sort_by is None:
-            raise InvalidRequest(option("descending"), f"no {option('sort_by')}", expected="a column to sort by")
         check_classes_from(self.classes_from, option("classes", ("FIELD",)), self.classes)
         parse_size(self.memory)

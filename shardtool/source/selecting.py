@@ -67,6 +67,21 @@ class Selection:
         """
         return self._with_values(self._where(self._joined(listed)))
 
+    def in_order(self, listed: Listing) -> Listing:
+        """Return the samples in the order of `sort_by`.
+
+        Raises:
+            InvalidRequest: There is no such column, or it has no order.
+        """
+        name = self.options.sort_by
+        if name is None:
+            return listed
+        from shardtool.select.order import column_of, sort_order
+
+        column = column_of(self.table_of(listed), name, option("sort_by"))
+        order = sort_order(column, name, descending=self.options.descending)
+        return replace(listed, entries=listed.entries.take(order))
+
     def _joined(self, listed: Listing) -> Listing:
         options = self.options
         if options.join is None:

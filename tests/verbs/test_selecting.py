@@ -141,6 +141,17 @@ def test_json_columns_divide(source: Path, tmp_path: Path) -> None:
         assert verify(tmp_path / "o" / f"{split}.json", options).findings == ()
 
 
+def test_a_folder_in_the_order_of_a_column(source: Path, tmp_path: Path) -> None:
+    """A folder's samples stand in the order that was asked for, in each split that its folders name, and are sound."""
+    options = _options(columns_from=("json",), sort_by="width", descending=True, portable=True)
+    create(source, tmp_path / "o" / "out-{0..}.tar", options)
+    assert [*_metadata(tmp_path / "o")] == ["b/4", "b/3", "a/2", "a/1"]
+    assert _sound(tmp_path / "o", source) == ()
+    asked: dict[str, Any] = {"sort_by": "key", "descending": True, "split_from_folder": True}
+    create(source, tmp_path / "p" / "{split}-{0..}.tar", _options(include=("*.JPEG", "*.jpg"), **asked))
+    assert [*_metadata(tmp_path / "p")] == ["a/2", "a/1", "b/4", "b/3"]
+
+
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) -> None:
     """`reshard` finds in shards the columns that `create` finds in files, and sorts by them; no content changes."""

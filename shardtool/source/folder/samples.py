@@ -146,8 +146,12 @@ def label_from_folder(
     return with_fields(entries, [Field("cls", labels, np.ones(len(entries), bool), "int64", names)])
 
 
-def split_folders(keys: Names) -> pa.ChunkedArray:
+def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
     """Return the name of the top folder of each sample, which says its split.
+
+    Args:
+        keys: One per sample.
+        in_order: Whether they are sorted.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
@@ -156,6 +160,9 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
+    if not in_order:
+        order = keys.sorted_order()
+        return split_folders(keys.take(order)).take(number_array(np.argsort(order)))
     spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])

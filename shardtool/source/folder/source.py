@@ -37,6 +37,7 @@ class FolderSource(Source):
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
         self._source, self._options = source, options
+        self.by_key = options.sort_by is None
         self._root = source_root(source)
         places = [(inside(pattern.folder, self._root), pattern) for pattern in outputs]
         own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
@@ -72,7 +73,7 @@ class FolderSource(Source):
             depth, known = 1 if options.split_from_folder else 0, open_classes(options.classes_from)
             entries = folder.label_from_folder(listed.entries, known, depth=depth, skipped=listed.skipped)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
-        listed = selection.chosen(listed)
+        listed = selection.in_order(selection.chosen(listed))
         if options.on_error == "skip" and not options.portable:
             from shardtool.source.naming import skip_unsafe_names
 
@@ -85,7 +86,7 @@ class FolderSource(Source):
         from shardtool.source.folder import samples as folder
 
         if name == TOP_FOLDER:
-            return folder.split_folders(listed.entries.keys)
+            return folder.split_folders(listed.entries.keys, in_order=self.by_key)
         table = _table(listed)
         if name not in table.column_names:
             remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of JSON fields."

@@ -73,7 +73,8 @@ class ShardSource(Source):
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
-        listed = replace(listed, entries=self._first(self._sorted(listed)))
+        listed = Selection(options, _table).in_order(listed)
+        listed = replace(listed, entries=self._first(listed.entries))
         entries, skipped = listed.entries, listed.skipped
         if self._format == "tar":
             _check_tar(listed)
@@ -117,14 +118,6 @@ class ShardSource(Source):
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
         return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
-
-    def _sorted(self, listed: Listing) -> Entries:
-        options = self._options
-        if options.sort_by is None:
-            return listed.entries
-
-        column = order.column_of(_table(listed), options.sort_by, option("sort_by"))
-        return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
 
     def _first(self, entries: Entries) -> Entries:
         import numpy as np
