@@ -143,7 +143,7 @@ def selecting(command: Command) -> Command:
             help="Another name: JPEG=jpg,jpeg=jpg; repeatable.",
         ),
         click.option("--join", metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata."),
-        click.option("--on", metavar="COLUMN", help="The column of --join that holds the samples' keys."),
+        click.option("--on", metavar="COLUMN", help="The column of --join that holds keys, or paths of files."),
         click.option(
             "--field", "values", multiple=True, metavar="FIELD=COLUMN",
             help="A field made of a column of metadata, or of a manifest; repeatable.",

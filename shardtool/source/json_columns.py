@@ -13,7 +13,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.select.join import with_columns
 from shardtool.skipped import Skipped
-from shardtool.source.json_scalars import read_scalars
+from shardtool.source.json_scalars import LONG_TEXT, read_scalars
 from shardtool.source.payloads import file_tasks, span_tasks
 from shardtool.table.columns import check_names, check_sidecar_names, no_such
 from shardtool.table.open import MemoryTable, read_columns
@@ -44,12 +44,14 @@ class _Found:
         lines: A JSON object and a newline for each payload.
         rows: int64, the row of each.
         kinds: For each name, how many of its values are of which kind.
+        long: For each name, how many of its values are texts that were left out, for they are far too long.
         failed: The samples whose field cannot be read, by their places.
     """
 
     lines: bytes
     rows: Rows
     kinds: Mapping[str, Counter[str]]
+    long: Counter[str]
     failed: Mapping[int, Skipped]
 
 
@@ -84,8 +86,9 @@ def _read(listed: Listing, field: str, rows: Rows, pool: LocalPool) -> _Found:
     if spans.any():
         tasks += span_tasks(entries, rows, places[spans])
     done = dict(pool.map(read_scalars, [task for _, task in tasks]))
-    kinds, failed = dict[str, Counter[str]](), dict[int, Skipped]()
+    kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
     for number, (which, _) in enumerate(tasks):
+        long.update(done[number].long)
         for name, counts in done[number].kinds.items():
             kinds.setdefault(name, Counter()).update(counts)
         for at, code, message in _failures(entries, rows[which], done[number]):
@@ -93,7 +96,7 @@ def _read(listed: Listing, field: str, rows: Rows, pool: LocalPool) -> _Found:
             sample = int(entries.owners(row))
             failed[sample] = Skipped(entries.key(sample), _path(listed, row), code, f"field {field!r}: {message}")
     lines = b"".join([done.pop(number).lines for number in range(len(tasks))])
-    return _Found(lines, rows[np.concatenate([which for which, _ in tasks])], kinds, failed)
+    return _Found(lines, rows[np.concatenate([which for which, _ in tasks])], kinds, long, failed)
 
 
 def _failures(entries: Entries, rows: Rows, scalars: Scalars) -> Iterator[tuple[int, SkipCode, str]]:
@@ -117,7 +120,11 @@ def _path(listed: Listing, row: int) -> str:
 
 def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, list[str]]:
     """Return the samples with the columns that lines of JSON are, and notes."""
-    where, lines, notes = f"field {field!r}", found.lines, list[str]()
+    where, lines = f"field {field!r}", found.lines
+    notes = [
+        f"{counted(count, 'text')} of more than {LONG_TEXT:,} letters left out: {name!r} of {where}"
+        for name, count in found.long.items()
+    ]
     mixed = {name: kinds for name, kinds in found.kinds.items() if len(kinds) > 1}
     for name, kinds in mixed.items():
         values = listing([counted(count, kind) for kind, count in sorted(kinds.items())])

@@ -24,9 +24,9 @@ from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    Scalar = str | int | float | bool | None
-
-_MOST = 2**24  # bytes of a payload
+Scalar = str | int | float | bool | None
+_MOST, _MOST_SCALARS = 2**24, 2**20  # bytes of a payload, and of what is taken of it
+LONG_TEXT = 2**15  # letters: longer texts are no metadata, such as the images that labelme keeps in its JSON
 _WHOLE = 2**63  # whole numbers beyond fit into no column
 _KINDS = {str: "text", int: "number", float: "number", bool: "truth", list: "list"}
 
@@ -38,12 +38,14 @@ class Scalars:
     Attributes:
         lines: A JSON object and a newline for each payload; an empty object where it cannot be read.
         kinds: For each name, how many of its values are of which kind.
+        long: For each name, how many of its values are longer than `LONG_TEXT`, and were left out.
         crcs: uint32, the CRC-32C of each payload.
         failed: The places of those that cannot be read, and why.
     """
 
     lines: bytes
     kinds: Mapping[str, Counter[str]]
+    long: Counter[str]
     crcs: bytes
     failed: tuple[tuple[int, SkipCode, str], ...]
 
@@ -54,32 +56,33 @@ def read_scalars(task: Files | Spans) -> Scalars:
     Raises:
         CorruptShard: A shard cannot be read.
     """
-    lines, kinds, crcs, failed = [], dict[str, Counter[str]](), array("I"), list[tuple[int, SkipCode, str]]()
+    lines, kinds, long, crcs = [], dict[str, Counter[str]](), Counter[str](), array("I")
+    failed = list[tuple[int, SkipCode, str]]()
     for at, payload in enumerate(_of_files(task) if isinstance(task, Files) else _of_shard(task)):
-        line = b"{}"
+        line, scalars = b"{}", dict[str, Scalar]()
         if isinstance(payload, OSError):
             failed.append((at, "unreadable", reason(payload)))
         else:
             try:
-                scalars = _scalars(payload)
-                line = json.dumps(scalars, ensure_ascii=False, separators=(",", ":")).encode()
+                line, scalars = _scalars(payload, long)
             except (TypeError, ValueError, RecursionError) as error:
                 failed.append((at, "bad-json", _problem(error)))
-            else:
-                for name, value in scalars.items():
-                    if value is not None:
-                        kinds.setdefault(name, Counter())[_KINDS[type(value)]] += 1
+        for name, value in scalars.items():
+            if value is not None:
+                kinds.setdefault(name, Counter())[_KINDS[type(value)]] += 1
         lines.append(line)
         crcs.append(0 if isinstance(payload, OSError) else crc32c(payload))
-    return Scalars(b"\n".join([*lines, b""]), kinds, crcs.tobytes(), tuple(failed))
+    return Scalars(b"\n".join([*lines, b""]), kinds, long, crcs.tobytes(), tuple(failed))
 
 
-def _scalars(payload: bytes) -> dict[str, Scalar]:
-    """Return the values at the top of a JSON object that are no lists or objects; what JSON has no number for is null.
+def _scalars(payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
+    """Return the values at the top of a JSON object that are no lists or objects, as a line of JSON too.
+
+    What JSON has no number for is null. `long` counts the texts that are left out.
 
     Raises:
         TypeError: It is no object.
-        ValueError: It is no JSON, or holds what no column can.
+        ValueError: It is no JSON, or holds what no column can, or too much of it.
         RecursionError: It is nested too deep.
     """
     found = json.loads(payload)
@@ -91,9 +94,15 @@ def _scalars(payload: bytes) -> dict[str, Scalar]:
         if isinstance(value, int) and not -_WHOLE <= value < _WHOLE:
             message = f"a whole number over 2^63: {name[:80]!r}"
             raise ValueError(message)
-        if not isinstance(value, (list, dict)):
+        if isinstance(value, str) and len(value) > LONG_TEXT:
+            long[name] += 1
+        elif not isinstance(value, (list, dict)):
             scalars[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-    return scalars
+    line = json.dumps(scalars, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(line) > _MOST_SCALARS:
+        message = f"{len(line):,} bytes of texts and numbers at its top, more than {_MOST_SCALARS:,}"
+        raise ValueError(message)
+    return line, scalars
 
 
 def _problem(error: Exception) -> str:

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.source.base import TASKS
 from shardtool.values import LINK, to_bytes
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class Spans:
 
 def file_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Files]]:
     """Yield some of the places in `rows` of files at a time, and what to read for them."""
-    for at in range(0, len(places), _FILES_A_TASK):
-        chunk = places[at : at + _FILES_A_TASK]
+    step = min(_FILES_A_TASK, len(places) // TASKS + 1)
+    for at in range(0, len(places), step):
+        chunk = places[at : at + step]
         paths = tuple([entries.root + path for path in _paths(entries, rows[chunk])])
         yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK))
 

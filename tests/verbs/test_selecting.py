@@ -176,6 +176,7 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
         (b'{"n": "\\ud800"}', "text that is no Unicode"),
         (b"\xff\xfe{", "no"),
         (b"[" * 99_999, "far too deep"),
+        (json.dumps(dict.fromkeys(map(str, range(99)), "x" * 30_000)).encode(), "more than 1,048,576"),
     ],
 )
 def test_bad_json(payload: bytes, said: str, source: Path, tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
 
 
 def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
-    """A name with numbers here and texts there is a column of text, with a note; null is no value of any kind."""
+    """A name with numbers here and texts there is a column of text, and far too long ones are none; notes say so."""
     said = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
     source = write_tree(tmp_path / "in", {f"{at}.json": text.encode() for at, text in enumerate(said[:3])})
     made = _create(source, tmp_path / "o", columns_from=("json",))
@@ -214,6 +215,10 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     (source / "3.json").write_text(said[3])
     with pytest.raises(InvalidRequest, match="two underscores"):
         _create(source, tmp_path / "p", columns_from=("json",))
+    image = {"0.json": json.dumps({"label": "x", "imageData": "A" * 40_000}).encode()}
+    made = _create(write_tree(tmp_path / "labelme", image), tmp_path / "q", columns_from=("json",))
+    assert _metadata(tmp_path / "q") == {"0": {"label": "x"}}
+    assert "1 text of more than 32,768 letters left out: 'imageData' of field 'json'" in made.notes
     lists = write_tree(tmp_path / "lists", {"0.json": b'{"box": [1]}'})
     with pytest.raises(InvalidRequest, match="no text, number or truth at the top of any"):
         _create(lists, tmp_path / "p", columns_from=("json",))
