@@ -183,6 +183,7 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[E
     if not len(empty):
         return entries, ()
     if len(empty) == len(entries):
-        raise InvalidRequest(where, found, remedy="`shardtool inspect` lists the fields.")
+        remedy = "" if entries.spans is None else "`shardtool inspect` lists the fields."
+        raise InvalidRequest(where, found, remedy=remedy)
     skipped = tuple(Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist())
     return entries.take(np.flatnonzero(counts)), skipped

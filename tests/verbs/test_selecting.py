@@ -59,6 +59,28 @@ def _sound(folder: Path, source: Path | list[Path]) -> tuple[str, ...]:
     return report.unchecked
 
 
+TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"join": TABLE, "on": "id", "where": "width < 300", "values": {"json": "label"}, "columns_from": ("json",)},
+        {"join": TABLE, "on": "id", "where": "label.notna()", "values": {"cls": "label"}, "classes": ("cls",)},
+        {"columns_from": ("json",), "select_fields": ("jpg", "JPEG"), "sort_by": "width", "descending": True},
+        {"columns_from": ("json",), "drop_fields": ("json",), "where": "good", "values": {"cls": "width"}},
+        {"rename_fields": {"JPEG": "jpg", "json": "a.json"}, "where": "size > 100", "sort_by": "size"},
+    ],
+)
+def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    """`create` of a folder makes the samples that `reshard` makes of its dataset, with the same options."""
+    create(source, tmp_path / "all-{0..}.tar", _options())
+    made = _create(source, tmp_path / "o", **asked)
+    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=1, **asked))
+    assert made.fingerprint == again.fingerprint
+    assert [*_metadata(tmp_path / "o").items()] == [*_metadata(tmp_path / "p").items()]
+
+
 # A table of columns.
 
 
