@@ -113,7 +113,7 @@ def _failures(entries: Entries, rows: Rows, scalars: Scalars) -> Iterator[tuple[
 def _path(listed: Listing, row: int) -> str:
     """Return the file of a payload: of a shard, its name alone."""
     entries = listed.entries
-    if entries.spans is None:
+    if entries.spans is None or not listed.shards:
         return to_text(entries.path(row))
     return listed.shards[int(entries.spans.file[int(entries.owners(row))])]
 

@@ -37,13 +37,17 @@ class FolderSource(Source):
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
         self._source, self._options = source, options
-        self.by_key = options.sort_by is None
         self._root = source_root(source)
         places = [(inside(pattern.folder, self._root), pattern) for pattern in outputs]
         own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
         self._rules = ScanRules(
             options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
         )
+
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, not in that of a column."""
+        return self._options.sort_by is None
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
         """List the tree in the workers, while a thread imports what comes next."""

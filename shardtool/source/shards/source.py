@@ -41,7 +41,6 @@ class ShardSource(Source):
         to_format: The format of the shards that the samples go into.
     """
 
-    by_key = False
     asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
@@ -51,6 +50,11 @@ class ShardSource(Source):
                 "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
             )
         self._options, self._format = options, to_format
+
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, not in that of their shards."""
+        return False
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
         """List the shards, in the workers where they have no index; choose fields and samples."""
