@@ -8,9 +8,11 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import open_shard
+from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.dataset.walk import payload_crc
+from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.source.payloads import Files, Spans, file_tasks, span_tasks
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
@@ -57,8 +59,22 @@ def _sum_files(task: Files) -> list[int]:
 
 def _sum_spans(task: Spans) -> list[int]:
     offsets, lengths = array("q", task.offsets), array("q", task.lengths)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_member_crc(file, *place) for place in zip(offsets, lengths, strict=True)]
     with open_shard(task.path) as shard:
         return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
+
+
+def _member_crc(file: ShardFile, offset: int, length: int) -> int:
+    """Return the CRC-32C of the payload of a zip's member; -1 where it is damaged."""
+    crc = 0
+    try:
+        for block in zip_read.payload(file.read, offset, length, file.path):
+            crc = crc32c(block, crc)
+    except CorruptShard:
+        return -1
+    return crc
 
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:

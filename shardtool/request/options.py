@@ -38,8 +38,8 @@ OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says o
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _OF_FOLDERS = (
-    "include", "exclude", "hidden", "label_from_folder", "split_from_folder", "columns_from", "select_fields",
-    "drop_fields", "rename_fields", "join", "on", "sort_by", "descending",
+    "include", "exclude", "hidden", "complete", "label_from_folder", "split_from_folder", "columns_from",
+    "select_fields", "drop_fields", "rename_fields", "join", "on", "sort_by", "descending",
 )  # fmt: skip
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
@@ -187,6 +187,7 @@ class CreateOptions(SelectingOptions):
         include: Folders only: globs; where there are any, a file must match one.
         exclude: Folders only: globs; files and folders that match one are left out.
         hidden: Folders only: names that start with a dot count.
+        complete: Several folders only: a sample without a file of each of them cannot be packed; see `on_error`.
         symlinks: `inside` (the tree), `follow` or `skip`.
         dots: The key ends at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
         label_from_folder: Add the field `cls`, the number of the top folder.
@@ -216,6 +217,7 @@ class CreateOptions(SelectingOptions):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hidden: bool = False
+    complete: bool = False
     symlinks: Symlinks = "inside"
     dots: Dots | None = None
     label_from_folder: bool = False
@@ -309,8 +311,8 @@ class VerifyOptions:
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
         decode: Decode every image and JSON field, too, and check that labels are numbers.
-        source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
-            compared by key; None: nothing is.
+        source: What the dataset was made from, compared by key: a folder or a list of them, an archive, a manifest, or
+            of `reshard` a dataset or a list of them; None: nothing is compared.
         target: Readers that the names must be safe for.
         sample: Read only this share of the shards' bytes, `0.1` or `10%`, in whole shards and one at least; None: all.
         seed: Decides which shards these are: seeds in a row take other ones, until all were read; None: 0.

@@ -98,7 +98,7 @@ def join(entries: Entries, table: object, on: str) -> Joined:
     rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
     del columns[on]
     found, by_path = places_among(keys, rows), list[str]()
-    if on not in had and entries.spans is None and not np.any(found >= 0):
+    if on not in had and _has_paths(entries) and not np.any(found >= 0):
         found = _places_by_path(entries, rows, source.where)
         by_path = [f"column {on!r} holds paths of files, not keys: samples have the row of their file's path"]
     lone = np.flatnonzero(found < 0)
@@ -115,9 +115,14 @@ def join(entries: Entries, table: object, on: str) -> Joined:
     return Joined(entries, source.name, len(lone), len(unused), notes)
 
 
+def _has_paths(entries: Entries) -> bool:
+    """Tell whether payloads are files, in folders or in an archive."""
+    return entries.spans is None or all(file.form for file in entries.spans.files)
+
+
 def _or_path(entries: Entries, on: str) -> str:
     """Return what a column may hold beside keys, for a message."""
-    if entries.spans is not None or (entries.metadata is not None and on in entries.metadata.column_names):
+    if not _has_paths(entries) or (entries.metadata is not None and on in entries.metadata.column_names):
         return ""
     file = int(np.argmax(entries.rows.kind != INLINE))
     return f", or paths of files, such as '{printable(entries.path(file))}'"

@@ -69,6 +69,11 @@ def with_json_columns(listed: Listing, field: str, pool: LocalPool) -> Listing:
         raise no_such("field", option("columns_from"), field, entries.fields)
     if np.any(entries.rows.kind[rows] == INLINE):
         raise InvalidRequest(option("columns_from"), f"field {field!r} holds numbers", expected="JSON objects")
+    if entries.spans is not None and not entries.spans.files:
+        problem = "an archive that can only be read in sequence"
+        raise InvalidRequest(
+            option("columns_from"), problem, expected="a folder, a zip, or a tar that is not compressed"
+        )
     found = _read(listed, field, rows, pool)
     if len(found.failed) < len(rows):
         entries, notes = _with_table(entries, field, found)

@@ -14,15 +14,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import open_shard
-from shardtool.errors import reason
+from shardtool.dataset.shard_file import ShardFile, open_shard
+from shardtool.errors import CorruptShard, reason
 from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.source.payloads import Files, Spans
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from shardtool.dataset.shard_file import PackedFile
 
 Scalar = str | int | float | bool | None
 _MOST, _MOST_SCALARS = 2**24, 2**20  # bytes of a payload, and of what is taken of it
@@ -123,9 +126,19 @@ def _of_files(task: Files) -> Iterator[bytes | OSError]:
 
 
 def _of_shard(task: Spans) -> Iterator[bytes | OSError]:
-    with open_shard(task.path) as shard:
+    with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
         for offset, length in zip(array("q", task.offsets), array("q", task.lengths), strict=True):
             if length > _MOST:
                 yield OSError(errno.EFBIG, f"{length:,} bytes, too large")
+            elif task.form == "zip":
+                yield _member(shard, offset, length)
             else:
                 yield bytes(shard.read(offset, length))
+
+
+def _member(file: ShardFile | PackedFile, offset: int, length: int) -> bytes | OSError:
+    """Return the payload of a zip's member."""
+    try:
+        return b"".join(zip_read.payload(file.read, offset, length, file.path))
+    except CorruptShard as error:
+        return OSError(errno.EIO, error.found)

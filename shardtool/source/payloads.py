@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.source.base import TASKS
-from shardtool.values import LINK, to_bytes
+from shardtool.values import LINK, placed, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +35,12 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Payloads of a shard to read: int64 offsets, ascending, and lengths."""
+    """Payloads of a shard or archive to read: int64 offsets, ascending, and lengths; `form` is that of `SpanFile`."""
 
     path: str
     offsets: bytes
     lengths: bytes
+    form: str
 
 
 def file_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Files]]:
@@ -47,7 +48,7 @@ def file_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
     step = min(_FILES_A_TASK, len(places) // TASKS + 1)
     for at in range(0, len(places), step):
         chunk = places[at : at + step]
-        paths = tuple([entries.root + path for path in _paths(entries, rows[chunk])])
+        paths = tuple([entries.root + placed(path, entries.folders) for path in _paths(entries, rows[chunk])])
         yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK))
 
 
@@ -60,7 +61,7 @@ def _paths(entries: Entries, rows: Rows) -> list[bytes]:
 
 
 def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
-    """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
+    """Yield, for each shard or archive, the places of its payloads in `rows`, in their order, and what to read."""
     import numpy as np
 
     lie = entries.known_spans
@@ -71,4 +72,4 @@ def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
         chosen = places[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
             offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
+            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)

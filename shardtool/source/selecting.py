@@ -52,7 +52,7 @@ class Selection:
         from shardtool.select.fields import select_fields
 
         entries, renames = listed.entries, pairs("rename_fields", options.rename_fields)
-        if renames and entries.spans is None:
+        if renames and not listed.shards:
             from shardtool.select.portable import paths_of
 
             entries = replace(entries, rows=replace(entries.rows, paths=paths_of(entries)))

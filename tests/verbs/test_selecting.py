@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -21,9 +23,6 @@ from shardtool import (
     verify,
 )
 from tests.helpers import members, shards, sidecar, typed, write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = {"a/1": "cat", "a/2": "dog", "b/3": "cat", "b/4": None}
 
@@ -271,6 +270,45 @@ def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
     """Of a manifest, options that make columns and rename fields are refused by name."""
     with pytest.raises(InvalidRequest, match=f"{next(iter(asked))}: the source is a manifest"):
         dry_run(pd.DataFrame({"id": [1], "txt": ["x"]}), "out-{0..}.tar", _options(values=("txt=txt",), **asked))
+
+
+# Archives and several folders.
+
+
+def _asked(**asked: Any) -> dict[str, Any]:
+    return {
+        "columns_from": ("json",), "rename_fields": {"JPEG": "jpg"}, "label_from_folder": True,
+        "where": "path.str.endswith('JPEG') or width == 200", **asked,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["zip", "tar", "gztar"])
+def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> None:
+    """Of an archive, fields, columns and rows of a table are those of the folder; a compressed one makes no columns."""
+    archive = Path(shutil.make_archive(str(tmp_path / "files"), form, source))
+    table = pd.DataFrame({"file": ["a/2.JPEG", "b/3.jpg", "b/4.JPEG"], "label": ["x", "y", "z"]})
+    asked = _asked(join=table, on="file", values={"txt": "label"})
+    if form == "gztar":
+        with pytest.raises(InvalidRequest, match="columns_from: an archive that can only be read in sequence"):
+            _create(archive, tmp_path / "p", **asked)
+        asked |= {"columns_from": (), "where": "label.notna()"}
+    made, again = _create(source, tmp_path / "o", **asked), _create(archive, tmp_path / "p", **asked)
+    assert (made.samples, made.fingerprint) == (3, again.fingerprint)
+    assert _metadata(tmp_path / "o") == _metadata(tmp_path / "p")
+    _sound(tmp_path / "p", archive)
+
+
+def test_several_folders(source: Path, tmp_path: Path) -> None:
+    """Files of several folders get other names, and JSON in one of them tells of samples in all, as in one folder."""
+    for one in [*source.rglob("*.json")]:
+        other = tmp_path / "said" / one.relative_to(source)
+        other.parent.mkdir(parents=True, exist_ok=True)
+        one.rename(other)
+    made = create([source, tmp_path / "said"], tmp_path / "o" / "out-{0..}.tar", _options(**_asked()))
+    assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"cls", "jpg", "json"}
+    assert [*_metadata(tmp_path / "o")] == ["a/2", "b/3", "b/4"]
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=[source, tmp_path / "said"]))
+    assert (report.findings, made.samples) == ((), 3)
 
 
 # Fields.

@@ -34,18 +34,17 @@ COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
 
 
-def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple[Entries, tuple[Skipped, ...]]:
+def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples that were found below `root`, and what else there is.
 
     Args:
         root: Ending in a slash.
-        parts: What `scan` returned, in key order.
-        skipped: What the top of the tree holds besides samples.
+        parts: What `share_out` and `scan` found, in key order.
 
     Raises:
         InvalidRequest: Too many different fields.
     """
-    skipped = sorted([*skipped, *(one for part in parts for one in part.skipped)], key=lambda one: to_bytes(one.path))
+    skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
