@@ -13,8 +13,9 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.select.join import with_columns
 from shardtool.skipped import Skipped
+from shardtool.source.base import TASKS
 from shardtool.source.json_scalars import LONG_TEXT, read_scalars
-from shardtool.source.payloads import file_tasks, span_tasks
+from shardtool.source.payloads import FILES_A_TASK, file_tasks, span_tasks
 from shardtool.table.columns import check_names, check_sidecar_names, no_such
 from shardtool.table.open import MemoryTable, read_columns
 from shardtool.table.text import read_json_lines
@@ -87,7 +88,8 @@ def _read(listed: Listing, field: str, rows: Rows, pool: LocalPool) -> _Found:
     """Return what workers find in a field's payloads."""
     entries = listed.entries
     spans, places = entries.rows.kind[rows] == SPAN, np.arange(len(rows))
-    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, places[~spans])]
+    most = min(len(rows) // TASKS + 1, FILES_A_TASK)
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, places[~spans], most=most)]
     if spans.any():
         tasks += span_tasks(entries, rows, places[spans])
     done = dict(pool.map(read_scalars, [task for _, task in tasks]))

@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.source.base import TASKS
 from shardtool.values import LINK, placed, to_bytes
 
 if TYPE_CHECKING:
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-_FILES_A_TASK = 1000
+FILES_A_TASK = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to read: their paths, and whether each is read through a link."""
+    """Files to read: their paths, whether each is read through a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
+    reads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,14 @@ class Spans:
     form: str
 
 
-def file_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Files]]:
-    """Yield some of the places in `rows` of files at a time, and what to read for them."""
-    step = min(_FILES_A_TASK, len(places) // TASKS + 1)
-    for at in range(0, len(places), step):
-        chunk = places[at : at + step]
+def file_tasks(
+    entries: Entries, rows: Rows, places: Rows, *, reads: int = 1, most: int = FILES_A_TASK
+) -> Iterator[tuple[Rows, Files]]:
+    """Yield some of the places in `rows` of files at a time, `most` of them, and what to read for them."""
+    for at in range(0, len(places), most):
+        chunk = places[at : at + most]
         paths = tuple([entries.root + placed(path, entries.folders) for path in _paths(entries, rows[chunk])])
-        yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK))
+        yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK), reads)
 
 
 def _paths(entries: Entries, rows: Rows) -> list[bytes]:

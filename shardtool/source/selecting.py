@@ -28,10 +28,12 @@ class Selection:
     Attributes:
         options: What is asked for.
         table_of: Returns what a query sees of samples.
+        to_format: What the samples will be written as.
     """
 
     options: SelectingOptions
     table_of: Callable[[Listing], pa.Table]
+    to_format: str = "tar"
 
     def with_fields(self, listed: Listing, pool: LocalPool) -> Listing:
         """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
@@ -56,7 +58,8 @@ class Selection:
             from shardtool.select.portable import paths_of
 
             entries = replace(entries, rows=replace(entries.rows, paths=paths_of(entries)))
-        entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames)
+        chosen = options.select_fields, options.drop_fields, renames
+        entries, empty = select_fields(entries, *chosen, to_format=self.to_format)
         return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
     def chosen(self, listed: Listing) -> Listing:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
+_ENCODED = "image/encoded"  # what TensorFlow calls an image
 
 
 class ShardSource(Source):
@@ -70,7 +71,7 @@ class ShardSource(Source):
         notes = (*found.notes, *_unchecked(found.entries))
         digest = None if changed else found.digest
         listed = Listing(found.entries, found.skipped, found.name, notes, recorded, digest, found.shards, found.packed)
-        selection = Selection(options, _table)
+        selection = Selection(options, _table, to_format)
         return self._with_fields(selection.chosen(selection.with_fields(listed, pool)))
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
@@ -146,8 +147,9 @@ def _check_tar(listed: Listing) -> None:
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
-        remedy = f"Rename it ({option('rename_fields', {bad[0]: 'jpg'})}), or {option('drop_fields')}."
-        raise InvalidRequest(listed.name, found, expected="an ending, such as jpg", remedy=remedy)
+        renamed = {_ENCODED: "jpg"} if _ENCODED in bad else {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
+        remedy = f"Rename them ({option('rename_fields', renamed)}), or {option('drop_fields')}."
+        raise InvalidRequest(listed.name, found, expected="endings, such as jpg or cls", remedy=remedy)
 
 
 def _unchecked(entries: Entries) -> list[str]:
