@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, listing, printable
+from shardtool.errors import Bug, CorruptShard, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.values import counted, to_bytes
@@ -57,6 +57,14 @@ class WrittenDataset:
             size=sum(shard.size for shard in shards),
             fingerprint=self.dataset.fingerprint,
         )
+
+
+def unchanged(target: Target) -> WrittenDataset:
+    """Return a dataset that was to be appended to, and that there was nothing new for."""
+    old = target.output.old
+    if old is None:
+        raise Bug(target.output.dataset_file, "nothing new for a dataset that is not there")
+    return WrittenDataset(target, old, 0, 0)
 
 
 def check_content(listed: Listing, packed: Sequence[Packed]) -> None:

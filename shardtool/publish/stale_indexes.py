@@ -46,7 +46,8 @@ class StaleIndexes:
         self._forms: dict[str, str] = {}  # by file
         self._files: dict[str, list[str]] = {}  # by shard
         self._stale: list[str] = []
-        self._counts: dict[str, int] = {}  # that energon's `.info.json` has for this dataset's shards
+        self._counts: dict[str, int] = {}  # that energon's `.info.json` has for this dataset's shards, not compared yet
+        self._counted = False  # whether it has any, and they were right so far
 
     def look(self, there: Iterable[str]) -> None:
         """Find the index files of shards that the pattern owns.
@@ -61,11 +62,12 @@ class StaleIndexes:
             if owned and name != self.pattern.dataset_file and (form := self._form(name)):
                 self._forms[name] = form
                 self._files.setdefault(owned[0], []).append(name)
-        self._counts = {}
+        self._counts, self._counted = {}, False
         with suppress(OSError):
             if self._is_folder(os.path.dirname(energon.INFO_FILE)):
                 counts = energon.shard_counts(self.folder.read(energon.INFO_FILE))
                 self._counts = {name: count for name, count in counts.items() if self.pattern.owns(name)}
+                self._counted = bool(self._counts)
 
     def _is_folder(self, name: str) -> bool:
         return any(fact.is_folder for fact in self.folder.facts([name]).values())
@@ -103,7 +105,7 @@ class StaleIndexes:
         for name in files:
             if self._differs(name, shard, sidecar, written=written):
                 self._stale.append(name)
-        if self._counts and not self._appends:
+        if self._counted and not self._appends:
             self._compare_count(shard, sidecar)
 
     def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
@@ -130,7 +132,7 @@ class StaleIndexes:
 
     def _drop_info(self) -> None:
         """Have energon's `.info.json` removed: without it, the folder is none of energon's."""
-        self._counts = {}
+        self._counts, self._counted = {}, False
         self._stale.append(energon.INFO_FILE)
         self._forms[energon.INFO_FILE] = "energon"
 
