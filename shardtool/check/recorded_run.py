@@ -43,7 +43,7 @@ TAKEN_AGAIN = frozenset({
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
 _CHOSEN_BY: dict[str, Any] = {
     "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
-    "stratify": None, "group_by": None, "on_duplicate": "first",
+    "stratify": None, "group_by": None,
 }  # fmt: skip
 
 
@@ -122,6 +122,8 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> _Again:
     if choose:
         found = {name: value for name, value in found.items() if name not in _CHOSEN_BY}
         found |= {name: value for name, value in _CHOSEN_BY.items() if name in kinds(kind)}
+        if kind is ReshardOptions:  # several that the table chose among may have one key
+            found["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in pairs("values", values))
     return _Again(found, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
 
