@@ -36,7 +36,7 @@ LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
-for tool in ("webdataset", "tensorflow", "nvidia.dali"):
+for tool in ("duckdb", "webdataset", "tensorflow", "nvidia.dali"):
     with suppress(ModuleNotFoundError):  # of the package that it lies in
         if find_spec(tool):
             _RUNS[f"python {tool}"] = [sys.executable, "-c"]

@@ -253,6 +253,6 @@ class _Mending:
 
 
 def _schema_names() -> list[str]:
-    from shardtool.dataset.sidecar import SCHEMA
+    from shardtool.dataset.sidecar import OWN_COLUMNS
 
-    return list(SCHEMA.names)
+    return list(OWN_COLUMNS)

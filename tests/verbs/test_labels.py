@@ -253,7 +253,7 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
     assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
         "fields that the 3 samples of the dataset do not have: cap",
         (
-            "columns of metadata that the dataset's sidecars do not have: more; "
+            "columns that the dataset's sidecars do not have: more; "
             "who reads all as one table must ask for them (DuckDB: union_by_name)"
         ),
     ]
