@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import memory_for
+from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, name_notes
 from shardtool.pack.request import made
 from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
@@ -175,8 +176,11 @@ def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[
     from shardtool.interop.huggingface import check_splits
     from shardtool.publish.exporter import check_exports
 
+    splits = [target.split for target in targets]
     if any(export.readme for export in request.exports.values()):
-        check_splits([target.split for target in targets])
+        check_splits(splits)
+    if "timm" in request.exports:
+        check_timm_splits(splits)
     overwrite = request.options.if_exists != "error"
     patterns = [target.pattern for target in targets]
     for target, plan in zip(targets, plans, strict=True):

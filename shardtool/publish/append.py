@@ -368,7 +368,7 @@ def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable
     files = {
         name: export.once.info if export.once else stem + export.suffix
         for name, export in EXPORTS.items()
-        if export.shard_format == old.format and export.encode is not None and name not in renewed
+        if export.shard_format == old.format and (export.encode or export.once) and name not in renewed
     }
     there = destination.folder.facts(files.values())
     if stale := [name for name, file in files.items() if file in there]:

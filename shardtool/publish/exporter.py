@@ -218,7 +218,7 @@ class Exporter:
         """Return this dataset, and its other splits that have an index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):
-            names = {index_name(shard.name, export) for shard in other.shards}
+            names = {index_name(shard.name, export) for shard in other.shards if export.encode is not None}
             if len(target.facts(names)) == len(names):
                 others.append(other)
         return [dataset, *others]
@@ -275,6 +275,10 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
         InvalidRequest: Two files would have the same name.
     """
     exports = {name: export for name, export in wanted.items() if export.encode is not None}
+    for name, export in wanted.items():
+        if export.once is not None and export.once.info == dataset_file:
+            found, expected = f"{dataset_file}, which is the dataset file", "shards with other names"
+            raise InvalidRequest(f"--export {name}", found, expected=expected)
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():

@@ -33,7 +33,8 @@ def export(
 
     Args:
         dataset_file: Such as `out.json`.
-        formats: `dali-webdataset`, `energon`, `huggingface`, `wids`, `dali-tfrecord` or `tfrecord`; one or several.
+        formats: `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`, `dali-tfrecord` or
+            `tfrecord`; one or several.
         output: The folder that they go into; None: beside the shards.
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
