@@ -30,7 +30,7 @@ demo: .venv/.installed  ## pack the sample photographs into ./demo, show what th
 	shardtool verify demo/shuffled.json
 
 test: .venv/.dev  ## run the tests; ARGS='-k name' picks some
-	.venv/bin/python -m pytest -q -n auto --dist worksteal --ignore=tests/clients $(ARGS)
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -q -n auto --dist worksteal --ignore=tests/clients $(ARGS)
 
 lint: .venv/.dev  ## check style, formatting and types
 	.venv/bin/ruff check .

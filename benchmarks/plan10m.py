@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
@@ -37,9 +37,11 @@ def made_entries(samples: int) -> Entries:
     rng = np.random.default_rng(1)
     return Entries(
         root=b"made/", keys=keys, first=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
-        code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
-        size=rng.integers(50_000, 150_000, samples), mtime_ns=np.zeros(samples, np.int64),
-        changed_ns=np.zeros(samples, np.int64),
+        rows=FieldRows(
+            code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
+            size=rng.integers(50_000, 150_000, samples), mtime_ns=np.zeros(samples, np.int64),
+            changed_ns=np.zeros(samples, np.int64),
+        ),
     )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def main() -> None:
         start = time.perf_counter()
         plan = make_plan(entries, parse_pattern("out-{000000..}.tar"), Bounds(max_size=10**9), seed)
         planned = time.perf_counter()
-        cut = sum(len(shard_samples(plan, shard).keys) for shard in range(plan.shards))
+        cut = sum(len(shard_samples(plan, shard).content.keys) for shard in range(plan.shards))
         done = time.perf_counter()
         print(
             f"{'shuffled' if seed else 'in order'}: {plan.shards:,} shards, plan {planned - start:.1f} s, "

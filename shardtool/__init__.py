@@ -21,10 +21,9 @@ if TYPE_CHECKING:
         ShardError,
         WorkerDied,
     )
-    from shardtool.inspection.overview import InspectOptions
     from shardtool.inspection.summary import Summary
     from shardtool.request.observer import Observer
-    from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions
+    from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
     from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
     from shardtool.verbs.create import create, dry_run
@@ -40,6 +39,7 @@ __all__ = [
     "CreateOptions",
     "CreateResult",
     "DryRun",
+    "ExportOptions",
     "ExportResult",
     "Finding",
     "IndexOptions",
@@ -72,11 +72,12 @@ _MODULES = {
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "DryRun": "request.results",
+    "ExportOptions": "request.options",
     "ExportResult": "request.results",
     "Finding": "check.findings",
     "IndexOptions": "request.options",
     "IndexResult": "request.results",
-    "InspectOptions": "inspection.overview",
+    "InspectOptions": "request.options",
     "Observer": "request.observer",
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.shard_names import ending_of, format_of, is_shard_name, part_of, read_name
 from shardtool.values import is_utf8, to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
-FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
+FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # that are written
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
+_SPEC = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's for all of its numbered names
 _MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
 _MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
 # What some other tool's pattern has, and no file's name should.
 _LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 
@@ -61,14 +62,17 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`."""
-        return FORMATS[_ending(self.suffix if self.names is None else self.names[0])]
+        """`tar` or `tfrecord`; empty where its names tell none, which is never written."""
+        return format_of(self.shard(0))
 
     @property
     def base(self) -> str:
         """The name of the dataset: `out` for `out-{000000..}.tar`."""
-        rest = self.suffix.removesuffix(_ending(self.suffix))
-        return f"{self.prefix}{rest}".strip("-_. ") or "dataset"
+        rest = self.suffix.removesuffix(_ending(self.shard(0)))
+        base = f"{self.prefix}{rest}".strip("-_. ")
+        if ending_of(base) in FORMATS and part_of(self.shard(0)):  # TensorFlow's x.tfrecord-00000-of-00010
+            base = base.removesuffix(ending_of(base))
+        return base or "dataset"
 
     @property
     def dataset_file(self) -> str:
@@ -88,7 +92,7 @@ class ShardPattern:
 
     def rivals(self, name: str) -> bool:
         """Tell whether a file is a shard of another format whose sidecar would have the name of one of ours."""
-        ending, own = _ending(name), _ending(self.suffix if self.names is None else self.names[0])
+        ending, own = ending_of(name), ending_of(self.shard(0))
         return ending in FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
     def owned_by(self, other: ShardPattern) -> str | None:
@@ -105,27 +109,21 @@ class ShardPattern:
         Of numbers only the way that this pattern writes them counts: `out-2024.tar` is no shard of
         `out-{000000..}.tar`, and what is owned may be replaced.
         """
-        if name in (self.dataset_file, self.skipped_file):
+        if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
-        ending = _ending(self.suffix)
-        stem = name.removesuffix(ending) if name.endswith(ending) else name.removesuffix(SIDECAR_SUFFIX)
+        if name.endswith(SIDECAR_SUFFIX):
+            name = name.removesuffix(SIDECAR_SUFFIX) + ending_of(self.shard(0))
         if self.names is not None:
-            return stem + ending in self.names and stem != name
-        tail = self.suffix.removesuffix(ending)
-        if stem == name or not stem.startswith(self.prefix) or not stem.endswith(tail):
+            return name in self.names
+        if not name.startswith(self.prefix) or not name.endswith(self.suffix):
             return False
-        digits = stem[len(self.prefix) : len(stem) - len(tail)]
+        digits = name[len(self.prefix) : len(name) - len(self.suffix)]
         return digits.isascii() and digits.isdigit() and digits == f"{int(digits):0{self.width}d}"
-
-
-def format_of(shard: str) -> str:
-    """Return the format by a shard's name: `tar` or `tfrecord`; empty for any other name."""
-    return FORMATS.get(_ending(shard), "")
 
 
 def sidecar_name(shard: str) -> str:
     """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
-    return shard.removesuffix(_ending(shard)) + SIDECAR_SUFFIX
+    return shard.removesuffix(ending_of(shard)) + SIDECAR_SUFFIX
 
 
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
@@ -136,12 +134,14 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     """
     texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
     if not texts:
-        raise InvalidRequest("OUTPUT", "nothing given", expected=_EXAMPLE)
+        raise InvalidRequest("the output", "nothing given", expected=_EXAMPLE)
     for text in texts:
         if not is_utf8(raw := _raw(text)):
             raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
         if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
             raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
+    if len(texts) == 1 and (spec := _SPEC.fullmatch(texts[0])) and (many := int(spec[2])):
+        texts = [f"{spec[1]}-{{{0:05}..{many - 1:05}}}-of-{many:05}"]
     folder, slash, name = texts[0].rpartition("/")
     if any(mark in folder for mark in "{}<>"):
         raise InvalidRequest(texts[0], "a range in a folder's name", expected="one range, in the file name")
@@ -155,6 +155,18 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     if len(_raw(sidecar_name(longest))) > _NAME_LIMIT:
         raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
     return pattern
+
+
+def check_written(pattern: ShardPattern) -> None:
+    """Refuse names under which shards are read, and none is written: compressed, numbered as TensorFlow does, `.TAR`.
+
+    Raises:
+        InvalidRequest: They are such.
+    """
+    name = pattern.shard(0)
+    if ending_of(name) not in FORMATS:
+        found = f"names that end in {_ending(name)}, which are only read"
+        raise InvalidRequest(pattern.text, found, expected=f"{_EXAMPLE} (formats: {', '.join(sorted(FORMATS))})")
 
 
 def _raw(name: str) -> bytes:
@@ -183,7 +195,7 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
         count = int(last) - first + 1 if last else None
         if count is not None and count < 1:
             raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=_EXAMPLE)
-    _check_ending(name, suffix)
+    _check_ending(name, f"{prefix}0{suffix}")
     body = f"{digits}..{last or ''}" if digits is not None else f"{0:0{width}d}.."
     return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
 
@@ -212,22 +224,25 @@ def _from_names(names: list[str]) -> ShardPattern:
     for name in names:
         if match := _LEFT_OVER.search(name.rpartition("/")[2]):
             raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=_EXAMPLE)
-    folders = {name.rpartition("/")[0] for name in names}
+    folders, where = {name.rpartition("/")[0] for name in names}, f"{names[0]} ... {names[-1]}"
     if len(folders) > 1:
         found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"
-        raise InvalidRequest("OUTPUT", found, expected="one folder")
+        raise InvalidRequest(where, found, expected="one folder")
     plain = [name.rpartition("/")[2] for name in names]
     for name in plain:
         _check_ending(name, name)
-    if len(set(map(_ending, plain))) > 1:
-        raise InvalidRequest("OUTPUT", f"several formats: {listing(sorted(set(map(_ending, plain))))}", expected="one")
+    endings = {_ending(name) for name in plain}
+    if len(endings) > 1 and not all(map(part_of, plain)):
+        raise InvalidRequest(where, f"several formats: {listing(sorted(endings))}", expected="one")
     if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
-        raise InvalidRequest("OUTPUT", f"names given twice: {listing(twice)}")
-    stems = [name.removesuffix(_ending(name)) for name in plain]
+        raise InvalidRequest(where, f"names given twice: {listing(twice)}")
+    ending = endings.pop() if len(endings) == 1 else ""
+    stems = [name.removesuffix(ending) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
-    prefix, ending = _common(stems), _ending(plain[0])
+    numbered = len(plain) > 1 or bool(part_of(plain[0]))
+    prefix = _common(stems, numbered=numbered)
     numbers = [stem[len(prefix) :] for stem in stems]
-    if len(plain) > 1 and _is_range(numbers):
+    if numbered and _is_range(numbers):
         text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
         return ShardPattern(folder, prefix, ending, int(numbers[0]), len(numbers[0]), len(plain), None, text)
     return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), text_of(plain))
@@ -238,10 +253,10 @@ def text_of(names: Sequence[str]) -> str:
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
-def _common(stems: list[str]) -> str:
-    """Return what all stems start with, a number at its end left out."""
+def _common(stems: list[str], *, numbered: bool) -> str:
+    """Return what all stems start with; where they are numbered, without a number at its end."""
     prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
-    return prefix.rstrip("0123456789") if len(stems) > 1 else prefix
+    return prefix.rstrip("0123456789") if numbered else prefix
 
 
 def _is_range(numbers: list[str]) -> bool:
@@ -253,14 +268,15 @@ def _is_range(numbers: list[str]) -> bool:
 
 
 def _ending(name: str) -> str:
-    match = _ENDING.search(name)
-    return match[0] if match else ""
+    """Return what stands behind the number of a shard's name and is no part of the dataset's: `.tar`, `-of-01024`."""
+    facts, ending = read_name(name), ending_of(name)
+    return part_of(name) or (ending_of(name.removesuffix(ending)) + ending if facts and facts.packing else ending)
 
 
 def _check_ending(where: str, name: str) -> None:
     if where and where == _ending(name):
         raise InvalidRequest(where, "an ending without a name", expected=_EXAMPLE)
-    if _ending(name) not in FORMATS:
+    if not is_shard_name(name):
         known = ", ".join(sorted(FORMATS))
-        found = f"the ending {_ending(name)!r}" if _ending(name) else "no ending"
+        found = f"the ending {ending_of(name)!r}" if ending_of(name) else "no ending"
         raise InvalidRequest(where, found, expected=f"{_EXAMPLE} (formats: {known})")

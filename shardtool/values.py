@@ -26,12 +26,22 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 
+Trust = Literal["time", "size"]
+OnDuplicate = Literal["error", "rename", "first", "last"]
+ReadMethod = Literal["auto", "gather", "scatter"]
+Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
+
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
 
 # The endings of fields that hold an image of a format that Pillow reads.
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
+)
+
+# Words that name a split, in lower case.
+SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
 
 # How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
@@ -107,6 +117,11 @@ def name_problem(name: bytes) -> str:
     return "control characters" if _CONTROL.search(text) else ""
 
 
+def source_name(root: bytes) -> str:
+    """Return what a message calls the source whose paths count from `root`."""
+    return to_text(root.rstrip(b"/") or root) or "the source"
+
+
 def output_text(name: str) -> str:
     """Return a name from the command line or the file system as it goes into an output: the same in any locale."""
     return to_text(os.fsencode(name))
@@ -161,56 +176,79 @@ class SpanFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSamples:
-    """The samples of one shard, as a worker gets them: plain bytes that travel fast.
+class ShardContent:
+    """What the samples of one shard hold, as a worker gets it: plain bytes.
+
+    There is a value for each sample; from `codes` on, for each field.
 
     Attributes:
-        root: What paths count from, ending in a slash.
-        keys: One per sample, a NUL after each.
-        needs: int64 per sample: bytes of its records, headers and padding included.
-        counts: uint16 per sample: how many fields it has. What follows is one per field.
+        keys: A NUL after each.
+        counts: uint16: how many fields each sample has.
         fields: The names that `codes` stands for.
         codes: uint16, the field's name.
-        kinds: uint8, how it is read: FILE, LINK, INLINE or SPAN.
         sizes: int64, payload bytes.
-        mtimes: int64, nanoseconds, as the plan saw it.
-        paths: Relative to `root`, a NUL after each; None: key + "." + field.
-        inline: The payload of INLINE fields, a NUL after each, empty for others; None where there are none.
-        stored: int64, bytes that the payload takes in the shard; None: `sizes`. Another only where a format has
-            numbers, and `numbers` says of which codes.
-        numbers: Code to what its text stands for, where that is how the format stores it.
-        offsets: int64, where SPAN fields start in their file; None where there are none.
-        files: Those files.
-        file: uint32 per sample: which of `files` its fields lie in; None: the first.
-        expected: int64, the CRC-32C that a payload must have, -1 where it is unknown; None: none is known.
-        runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
-            None where this was not looked for.
-        regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
-            None where spans are read one by one.
-        lists: Code to what its values are, where fields are lists of a TFRecord: all their rows are SPAN, stored as
-            they lie, and are not in `numbers`.
+        stored: int64, bytes that the payload takes in the shard: `sizes`, but for the `numbers`.
+        inline: The payload of INLINE fields, a NUL after each, empty for others; empty where there are none.
         whole: uint8: 1 where the payload is all that the field's list holds, 0 where it is one value in it, or numbers
-            packed as one; None: always one.
+            packed as one; empty: always 0.
+        numbers: Code to what its text stands for, where that is how the format stores it.
+        lists: Code to what its values are, where fields are lists of a TFRecord: all are SPAN, stored as they lie, and
+            none of `numbers`.
     """
 
-    root: bytes
     keys: bytes
-    needs: bytes
     counts: bytes
     fields: tuple[bytes, ...]
     codes: bytes
-    kinds: bytes
     sizes: bytes
-    mtimes: bytes
-    paths: bytes | None
-    inline: bytes | None
-    stored: bytes | None = None
+    stored: bytes
+    inline: bytes = b""
+    whole: bytes = b""
     numbers: Mapping[int, Number] = field(default_factory=dict)
-    offsets: bytes | None = None
-    files: tuple[SpanFile, ...] = ()
-    file: bytes | None = None
-    expected: bytes | None = None
-    runs: bytes | None = None
-    regions: bytes | None = None
     lists: Mapping[int, Kind] = field(default_factory=dict)
-    whole: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpans:
+    """Where the payloads of a shard's SPAN fields lie; all is empty where there are no such fields.
+
+    Attributes:
+        files: The files that they lie in.
+        file: uint32 a sample: which of `files` its fields lie in.
+        offsets: int64 a field, where it starts in its file.
+        expected: int64 a field, the CRC-32C that a payload must have, -1 where it is unknown; empty: none is known.
+        runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
+            empty where this was not looked for.
+        regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
+            empty where spans are read one by one.
+    """
+
+    files: tuple[SpanFile, ...] = ()
+    file: bytes = b""
+    offsets: bytes = b""
+    expected: bytes = b""
+    runs: bytes = b""
+    regions: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSamples:
+    """What a worker must know of the samples of one shard: what they hold, and where that is read.
+
+    Attributes:
+        content: What they hold.
+        needs: int64 a sample: bytes of its records, headers and padding included.
+        root: What paths count from, ending in a slash.
+        kinds: uint8 a field, how it is read: FILE, LINK, INLINE or SPAN.
+        mtimes: int64 a field, nanoseconds, as the plan saw it.
+        paths: A field's, relative to `root`, a NUL after each; empty: key + "." + field.
+        spans: Where SPAN fields lie.
+    """
+
+    content: ShardContent
+    needs: bytes
+    root: bytes
+    kinds: bytes
+    mtimes: bytes
+    paths: bytes
+    spans: ShardSpans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,22 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shardtool.execute import local
-from tests.helpers import PHOTOS, write_tree
+from tests.helpers import PHOTOS, memory_root, write_tree
+from tests.own_worker import OwnWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-settings.register_profile(
-    "laws", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("laws")
+for profile, examples in (("few", 25), ("many", 100)):  # for each law that does not name its own number
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
+
+# What tests write is removed at their end, unless they fail.
+if (root := memory_root()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
 
 # `nohup`, or a shell's background job, has them ignored; the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -28,14 +35,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_and_forked() -> Iterator[None]:
-    """Let runs in this process start the fewest workers that do, and fork them, on any machine.
+def few_workers() -> Iterator[None]:
+    """Let runs in this process do a single worker's tasks themselves, and fork more of them, on any machine.
 
-    By default that would be a worker for each core, spawned beside the threads of a test runner, at ten times the cost.
+    By default there would be a worker for each core, spawned beside the threads of a test runner. A test that is about
+    worker processes names their start method, or asks for two.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
+        for module in ("pack.run", "verbs.index", "verbs.export", "check.look"):
+            patched.setattr(f"shardtool.{module}.LocalPool", OwnWorker)
         yield
 
 

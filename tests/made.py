@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans
 from shardtool.names import Names
 from shardtool.values import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 FIELDS = ("cls", "jpg", "json")
 
 
 def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> Entries:
     """Return samples with fields of these payload bytes; sample 17 is called `00000017`."""
-    counts = np.array([len(sizes) for sizes in samples], np.int64)
-    rows = int(counts.sum())
-    return Entries(
+    return flat_entries(
+        keys or [b"%08d" % at for at in range(len(samples))],
+        [len(sizes) for sizes in samples],
+        FIELDS,
         root=b"/nowhere/",
-        keys=Names.of(keys or [b"%08d" % at for at in range(len(samples))]),
-        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        fields=FIELDS,
-        code=np.array([code for sizes in samples for code in range(len(sizes))], np.uint16),
-        kind=np.full(rows, FILE, np.uint8),
-        size=np.array([size for sizes in samples for size in sizes], np.int64),
-        mtime_ns=np.zeros(rows, np.int64),
-        changed_ns=np.zeros(rows, np.int64),
+        code=[code for sizes in samples for code in range(len(sizes))],
+        size=[size for sizes in samples for size in sizes],
     )
+
+
+def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[str], **values: Any) -> Entries:
+    """Return samples of these keys and numbers of fields, with `values` of any block; see `changed`."""
+    samples, rows = len(counts), sum(counts)
+    never = np.zeros(rows, np.int64)
+    entries = Entries(
+        root=b"",
+        keys=Names.of(keys),
+        first=np.cumsum([0, *counts]).astype(np.int64),
+        fields=tuple(fields),
+        rows=FieldRows(np.zeros(rows, np.uint16), np.full(rows, FILE, np.uint8), never, never, never),
+    )
+    if "offset" in values:
+        entries = replace(entries, spans=FieldSpans((), np.zeros(samples, np.uint32), never, np.full(rows, -1)))
+    return changed(entries, **values)
+
+
+def changed(entries: Entries, **values: Any) -> Entries:
+    """Return samples with other values, each by the name that it has in `Entries` or in one of its blocks."""
+    blocks = {}
+    for name in ("rows", "values", "spans"):
+        block = getattr(entries, name)
+        own = {one: _like(getattr(block, one), values.pop(one)) for one in [*values] if hasattr(block, one)}
+        blocks[name] = replace(block, **own) if own else block
+    return replace(entries, **blocks, **values)
+
+
+def _like(old: Any, new: Any) -> Any:
+    return np.array(new, old.dtype) if isinstance(old, np.ndarray) and isinstance(new, list) else new
+
+
+def metadata_of(entries: Entries) -> Any:
+    """Return the metadata of samples that have some: a `pyarrow.Table`."""
+    assert entries.metadata is not None
+    return entries.metadata

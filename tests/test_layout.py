@@ -25,7 +25,14 @@ MOST_AT_THE_ROOT = 12
 # imports one of them. Workers import neither NumPy nor pyarrow, and `--help` neither of them nor any verb: so modules
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {"numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "braceexpand", "crc32c", "multiprocessing"}
-SLOW = {"importlib", "json", "subprocess", "tempfile", "traceback"}  # of the standard library, where few runs need it
+SLOW = {
+    "importlib",
+    "json",
+    "lzma",
+    "subprocess",
+    "tempfile",
+    "traceback",
+}  # of the standard library, where few runs need it
 FREE = ("package", "cli")
 
 # Light modules that are imported late all the same: a worker, or a run that ends early, does without them. The test
@@ -35,7 +42,7 @@ LATE = {
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
-    "execute.worker": {"errors"},
+    "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter"},
     "pack.run": {"pack.result", "publish.exporter"},
     "request.options": {"transform.steps"},

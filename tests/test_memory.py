@@ -141,8 +141,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("limit_kb", [200_000, 300_000])
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("limit_kb", "as_json"), [(200_000, False), (300_000, True)])
 def test_the_command_line_out_of_memory(limit_kb: int, as_json: bool, table: Path) -> None:  # noqa: FBT001 - a parameter
     """In the parent, out of the table library or Python, it is exit code 7, and one line or one JSON document."""
     words = ["create", "m.parquet", "x-%d.tar", "--field", "txt=txt", "--dry-run", "--workers", "1", "--quiet"]

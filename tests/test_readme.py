@@ -24,6 +24,7 @@ import pytest
 
 from shardtool import errors
 from shardtool.cli import cli
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def place(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "sample_data", tmp_path / "clone" / "sample_data")
     command = tmp_path / "bin" / "shardtool"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shardtool "$@"\n', encoding="utf-8")
+    command.write_text(f'#!/bin/sh\nexec {warm.command()[0]} "$@"\n', encoding="utf-8")
     command.chmod(0o755)
     return tmp_path / "clone"
 
@@ -94,8 +95,9 @@ def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, 
     ran = 0
     for block in blocks(read(document)):
         done = subprocess.run(
-            block.command, cwd=place, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
-        )
+            block.command, cwd=place, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
+            pass_fds=warm.command()[1],
+        )  # fmt: skip
         where = f"{document}:{block.line}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, where
         assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), where

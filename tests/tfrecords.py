@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -122,6 +123,7 @@ class Values:
     stop: int
 
 
+@lru_cache(maxsize=16)  # laws compare what lies in two places, and some lists are long
 def parse_lists(data: bytes) -> dict[str, Values]:
     """Return the features of an Example, however their lists are written, by name."""
     found = {}

@@ -13,9 +13,13 @@ from shardtool.check.worker import HASH_SIZE
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import printable
 from shardtool.fingerprint import show_fingerprint
+from shardtool.wording import call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardtool.check.subject import Subject
     from shardtool.check.worker import Examined
@@ -30,7 +34,9 @@ class Sums:
     """Sums over all shards.
 
     Attributes:
+        partial: Whether some shards were not to be read.
         hashes: The number of each shard that was read, and the hashes of its keys.
+        contents: What the samples of these shards hold, where that was asked for: 8 bytes each.
         fields: How often each field is there.
         samples: How many samples there are.
         digests: The digest of each shard; None where it is not known.
@@ -38,7 +44,9 @@ class Sums:
         undecoded: How many payloads were too large to be decoded.
     """
 
+    partial: bool = False
     hashes: list[tuple[int, bytes]] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
     fields: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     digests: list[int | None] = field(default_factory=list)
@@ -49,6 +57,7 @@ class Sums:
         """Add a shard."""
         survey = examined.survey
         self.hashes.append((number, examined.hashes))
+        self.contents.append(examined.contents)
         self.undecoded += examined.undecoded
         self.digests.append(survey.digest if survey is not None and survey.error is None else None)
         if survey is not None:
@@ -57,13 +66,25 @@ class Sums:
             for code, count in Counter(survey.codes).items():
                 self.fields[walked_text(survey.names[code])] += count
 
+    def pairs(self) -> NDArray[np.void]:
+        """Return the hashes of all keys, an array of two numbers each."""
+        import numpy as np
+
+        return np.frombuffer(b"".join(one for _, one in self.hashes), np.dtype([("a", "<u8"), ("b", "<u8")]))
+
+    def ends(self) -> list[int]:
+        """Return after how many samples each shard that was read ends."""
+        return [*accumulate(len(one) // HASH_SIZE for _, one in self.hashes)]
+
 
 def check_together(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> Findings:
     """Find what is wrong with all shards together; `surveys`: those of shards that are kept."""
     findings, file = _same_keys(subject, sums, surveys), subject.file
     if file is None:
         return findings
-    if any(case.survey is None or case.survey.error is not None for case in subject.cases):
+    if sums.partial:
+        findings.unchecked.append("totals and the fingerprint: not all shards were read")
+    elif any(case.survey is None or case.survey.error is not None for case in subject.cases):
         findings.unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
     elif subject.is_all:
         _check_totals(findings, subject.name, file, sums)
@@ -80,7 +101,7 @@ def _check_totals(findings: Findings, name: str, file: DatasetFile, sums: Sums) 
 
 def _check_fingerprint(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
     if not file.fingerprint:
-        findings.unchecked.append("the fingerprint: there is none; `shardtool index --checksum` adds it")
+        findings.unchecked.append(f"the fingerprint: there is none; {call('index', checksum=True)} adds it")
     elif None in sums.digests:
         findings.unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
     elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:
@@ -93,26 +114,26 @@ def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> F
     import numpy as np
 
     findings = Findings()
-    pairs = np.frombuffer(b"".join(one for _, one in sums.hashes), np.dtype([("a", "<u8"), ("b", "<u8")]))
+    pairs = sums.pairs()
     firsts = np.sort(pairs["a"])
     if not np.any(firsts[1:] == firsts[:-1]):
         return findings
     order = np.lexsort((pairs["b"], pairs["a"]))
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    ends = [*accumulate(len(one) // HASH_SIZE for _, one in sums.hashes)]
     findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
     read = dict(surveys)
     for at in same[:_MOST].tolist():
         places = sorted((int(order[at]), int(order[at + 1])))
-        (first, key), (second, _) = (_sample(subject, sums, read, place, ends) for place in places)
+        (first, key), (second, _) = (sample_at(subject, sums, read, place) for place in places)
         other = "the same shard" if first == second else subject.cases[first].name
         findings.add(second, Finding("key-duplicate", subject.cases[second].name, f"also in {other}", key=key))
     return findings
 
 
-def _sample(subject: Subject, sums: Sums, read: dict[int, Survey], place: int, ends: list[int]) -> tuple[int, str]:
+def sample_at(subject: Subject, sums: Sums, read: dict[int, Survey], place: int) -> tuple[int, str]:
     """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
+    ends = sums.ends()
     at = bisect_right(ends, place)
     number = sums.hashes[at][0]
     if number not in read:

@@ -11,15 +11,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, printable
+from shardtool.wording import call, either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardtool.errors import ShardError
 
-_REMAKE = "Get it again, or make it anew: `shardtool verify --repair --source SOURCE` or its own command with --resume."
-_REINDEX = "`shardtool verify --repair` makes it again where the shard is proven sound."
-_SOURCE = "If the source is right, run the command that made the dataset again, with --resume."
 _RENAME = "Rename one of them in the source, and make the shards anew."
 _MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
@@ -27,17 +25,41 @@ _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The meaning of a code, in a few words, and what to do about it."""
+    """The meaning of a code, in a few words, and what to do about it.
+
+    Attributes:
+        meaning: A few words.
+        cure: What to do; `{resume}` and the like stand for what a message calls the options.
+    """
 
     meaning: str
-    remedy: str
+    cure: str
 
+    @property
+    def remedy(self) -> str:
+        """What to do, as a message says it."""
+        if "{" not in self.cure:
+            return self.cure
+        source = either("source=...", "--source SOURCE")
+        return self.cure.format(
+            resume=option("if_exists", "resume"),
+            repair=call("verify", repair=True),
+            remake=either(f"`verify(repair=True, {source})`", f"`shardtool verify --repair {source}`"),
+            export=either("`export(..., overwrite=True)`", "`shardtool index DATASET --export FORMAT --overwrite`"),
+            readme=either("`export(..., 'huggingface')`", "`shardtool index DATASET --export huggingface`"),
+            portable=either(f"`create` with {flag('portable')}", "`shardtool create --portable`"),
+        )
+
+
+_REMAKE = "Get it again, or make it anew: {remake} or its own command with {resume}."
+_REINDEX = "{repair} makes it again where the shard is proven sound."
+_SOURCE = "If the source is right, run the command that made the dataset again, with {resume}."
 
 KINDS = {
     "dataset-file-missing": Kind("sidecars, but no dataset file", _REINDEX),
     "dataset-file-damaged": Kind("the dataset file is not what was written", _REINDEX),
     "dataset-incomplete": Kind("fewer shards than their run planned, and no dataset file",
-                               "Finish that run: its own command with --resume; or copy the rest."),
+                               "Finish that run: its own command with {resume}; or copy the rest."),
     "totals-differ": Kind("the dataset file counts other samples or fields than there are", _REINDEX),
     "fingerprint-differs": Kind("the content is another than the dataset file's fingerprint says", _REMAKE),
     "shard-missing": Kind("a shard is not there", _REMAKE),
@@ -58,6 +80,8 @@ KINDS = {
     "sidecar-stale": Kind("a sidecar of another shard", _REINDEX),
     "index-differs": Kind("a sidecar lists other samples than the shard holds", _REINDEX),
     "key-duplicate": Kind("two samples have the same key", _RENAME),
+    "split-leak": Kind("a sample of one split that another split has, too",
+                       "Leave it out of one of them: `shardtool reshard` with a query makes the shards anew."),
     "field-duplicate": Kind("a sample has a field twice", _RENAME),
     "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),
@@ -66,7 +90,7 @@ KINDS = {
     "readers-differ": Kind("a tar header that readers do not read alike",
                            "Make the shard anew from its source, or with `shardtool reshard`: its headers are plain."),
     "skipped-differs": Kind("the list of what was left out is not the one in the dataset file",
-                            "Run the command that made the dataset again, with --resume."),
+                            "Run the command that made the dataset again, with {resume}."),
     "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
     "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),
     "number-bad": Kind("a label that is no number, or none of the classes", "Mend it in the source."),
@@ -74,13 +98,13 @@ KINDS = {
     "source-extra": Kind("a sample or field that the source does not have", _SOURCE),
     "source-differs": Kind("a payload that is another in the source", _SOURCE),
     "export-stale": Kind("an index of another tool that leads into other bytes than its shard's",
-                         "`shardtool index DATASET --export FORMAT --overwrite` makes it again."),
+                         "{export} makes it again."),
     "target-format": Kind("shards that a reader does not read at all", "`shardtool reshard` makes tar shards of them."),
     "target-fields": Kind("fields that a reader drops or refuses", "Give every sample the same fields."),
     "target-folder": Kind("a folder in which a reader takes other files for the data",
-                          "`shardtool index DATASET --export huggingface` writes a README.md that names the shards."),
+                          "{readme} writes a README.md that names the shards."),
     "target-name": Kind("a shard's name that a reader cannot open", "Rename them with `shardtool reshard`."),
-    "misread": Kind("names that a reader gets wrong", "`shardtool create --portable` makes names safe for all."),
+    "misread": Kind("names that a reader gets wrong", "{portable} makes names safe for all."),
 }  # fmt: skip
 
 

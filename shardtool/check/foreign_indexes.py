@@ -17,6 +17,7 @@ from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
+from shardtool.shard_names import is_packed_name, is_shard_name
 from shardtool.storage.reading import names_in, read_head
 from shardtool.storage.staging import open_folder
 from shardtool.values import output_text
@@ -59,7 +60,7 @@ class BesideFound:
 
 
 def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
-    """Find index files that lead into other bytes than their shards'."""
+    """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, folder = Findings(), subject.found.folder
     names = set(names_in(folder))
     tasks: dict[int, BesideTask] = {}
@@ -67,7 +68,7 @@ def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
         name = os.path.basename(case.path)
         wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
         files = tuple(sorted(wanted - {os.path.basename(subject.found.dataset_file or "")}))
-        if files and case.size is not None and name.endswith((".tar", ".tfrecord", ".tfrecords")):
+        if files and case.survey is not None and is_shard_name(name) and not is_packed_name(name):
             tasks[number] = BesideTask(case.path, name, files, subject.dots)
     numbers = [*tasks]
     for place, found in pool.map(compare_beside, iter(tasks.values())):

@@ -7,12 +7,14 @@ no shard alone can show: gaps, extra files, keys that two shards have. Nothing i
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.check.across_shards import Sums, check_together
 from shardtool.check.numbering import check_finished, check_numbering
+from shardtool.check.sampling import chosen_shards, left_out, share_of
 from shardtool.check.subject import open_subject
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.walk import Survey
@@ -20,8 +22,11 @@ from shardtool.errors import printable
 from shardtool.execute.here import Here
 from shardtool.execute.local import LocalPool, cores
 from shardtool.values import counted, output_text, show_size
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from shardtool.check.findings import Finding, Findings
     from shardtool.check.subject import Case, Subject
     from shardtool.request.observer import Observer
@@ -45,6 +50,8 @@ class Report:
         readable: Whether anything could be read at all.
         repaired: What was mended, in words.
         seconds: How long it took.
+        read: With `sample`, how many shards were read, and their bytes; None: all.
+        datasets: Where several were verified, the report of each; all else is then of all of them.
     """
 
     dataset: str
@@ -58,6 +65,8 @@ class Report:
     readable: bool = True
     repaired: tuple[str, ...] = ()
     seconds: float = 0.0
+    read: tuple[int, int] | None = None
+    datasets: tuple[Report, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -65,50 +74,89 @@ class Report:
         return not self.counts
 
     def to_json(self) -> dict[str, object]:
-        """Return the report as data, the way `--json` prints it."""
-        return {
-            "dataset": printable(self.dataset),
-            "sound": self.sound,
+        """Return the report as data, the way `--json` prints it; of several datasets, what was found in each."""
+        found: dict[str, object] = {
             "findings": [one.to_json() for one in self.findings],
             "counts": self.counts,
             "checked": list(self.checked),
             "unchecked": list(self.unchecked),
             "repaired": list(self.repaired),
+        }
+        if self.datasets:
+            found = {"datasets": [one.to_json() for one in self.datasets], "counts": self.counts}
+        return {
+            "dataset": printable(self.dataset),
+            "sound": self.sound,
+            **found,
             "totals": {"shards": self.shards, "samples": self.samples, "size": self.size},
+            **({} if self.read is None else {"read": dict(zip(("shards", "size"), self.read, strict=True))}),
             "seconds": round(self.seconds, 3),
         }
 
 
-def look(dataset: Given, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A dataset that was looked at: what was found, its files as they were seen, and what was gathered over them."""
+
+    report: Report
+    subject: Subject
+    sums: Sums
+
+
+def look(
+    dataset: Given,
+    options: VerifyOptions,
+    observer: Observer,
+    pool: LocalPool | Here | None = None,
+    *,
+    contents: bool = False,
+) -> Looked:
     """Return what is wrong with a dataset, and the dataset as it was seen.
+
+    Args:
+        dataset: As `find_dataset` takes it.
+        options: What is looked at.
+        observer: Gets progress.
+        pool: Reads the shards; None: one is made for it.
+        contents: Whether it is noted what samples hold, for a comparison with other datasets.
 
     Raises:
         InvalidRequest: There is no such dataset, or no such source.
         CorruptShard: The dataset file names what lies elsewhere, or is none.
     """
+    if pool is None:
+        with open_pool(options) as own:
+            return look(dataset, options, observer, own, contents=contents)
     if options.quick:
         return _look_outside(dataset, options, observer)
+    return _look_inside(dataset, options, observer, pool, contents=contents)
+
+
+@contextmanager
+def open_pool(options: VerifyOptions) -> Iterator[LocalPool | Here]:
+    """Give the workers that read shards; where one is enough, this process."""
     workers = options.workers or cores()
-    if workers == 1 and options.source is None:
-        return _look_inside(dataset, options, observer, Here())
+    if options.quick or (workers == 1 and options.source is None):
+        yield Here()
+        return
     with LocalPool(workers, options.start_method) as pool:  # forked before anything heavy is imported
-        return _look_inside(dataset, options, observer, pool)
+        yield pool
 
 
-def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) -> tuple[Report, Subject]:
+def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) -> Looked:
     """Look at names, sizes, sidecars and numbering: no shard is read."""
     subject, findings = open_subject(dataset)
-    _start(subject, observer)
+    _start(subject, observer, range(len(subject.cases)))
     findings.take(check_numbering(subject))
     for number, case in enumerate(subject.cases):
         _check_case(findings, number, case)
     findings.take(check_finished(subject))
-    return _report(subject, options, findings, Sums()), subject
+    return Looked(_report(subject, options, findings, Sums()), subject, Sums())
 
 
 def _look_inside(
-    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here
-) -> tuple[Report, Subject]:
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here, *, contents: bool
+) -> Looked:
     """Look at every byte."""
     subject, findings = open_subject(dataset)
     comparison = None
@@ -116,9 +164,17 @@ def _look_inside(
         from shardtool.check.source import Comparison
 
         comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
-    _start(subject, observer)
+    there = chosen_shards(subject.cases, options)
+    _start(subject, observer, there)
     findings.take(check_numbering(subject))
-    sums, surveys = _examine_all(subject, options, observer, pool, findings)
+    tasks = (
+        Task(case.path, case.name, subject.dots, options.decode, subject.classes, contents)
+        for case in (subject.cases[number] for number in there)
+    )
+    results = ((there[place], examined) for place, examined in pool.map(examine, tasks))
+    keep = options.source is not None or bool(options.target)
+    sums, surveys = _examine_all(subject, results, observer, findings, keep=keep)
+    sums.partial = len(there) < sum(case.size is not None for case in subject.cases)
     findings.take(check_together(subject, sums, surveys))
     from shardtool.check.foreign_indexes import check_beside
 
@@ -130,28 +186,25 @@ def _look_inside(
         from shardtool.check.readers import check_targets
 
         findings.take(check_targets(subject, [surveys[number] for number in sorted(surveys)], options.target))
-    return _report(subject, options, findings, sums), subject
+    return Looked(_report(subject, options, findings, sums), subject, sums)
 
 
-def _start(subject: Subject, observer: Observer) -> None:
-    samples = sum(shard.samples for shard in subject.file.shards) if subject.file else 0
-    observer.start(samples, sum(case.size or 0 for case in subject.cases), len(subject.cases))
+def _start(subject: Subject, observer: Observer, numbers: Sequence[int]) -> None:
+    cases = [subject.cases[number] for number in numbers]
+    samples = sum(case.entry.samples for case in cases if case.entry is not None)
+    observer.start(samples, sum(case.size or 0 for case in cases), len(cases))
 
 
 def _examine_all(
-    subject: Subject, options: VerifyOptions, observer: Observer, pool: LocalPool | Here, findings: Findings
+    subject: Subject, results: Iterable[tuple[int, Examined]], observer: Observer, findings: Findings, *, keep: bool
 ) -> tuple[Sums, dict[int, Survey]]:
-    """Have all shards read, and check each; return sums over all, and what lies in each where that is wanted later."""
+    """Check each shard as workers have read it; return sums over all, and where asked for what lies in each."""
     ahead = threading.Thread(target=_import_ahead, daemon=True)
     ahead.start()
     cases, sums, surveys = subject.cases, Sums(), dict[int, Survey]()
-    keep = options.source is not None or bool(options.target)
-    dots, classes = subject.dots, subject.classes
-    there = [number for number, case in enumerate(cases) if case.size is not None]
-    tasks = (Task(cases[at].path, cases[at].name, dots, options.decode, classes) for at in there)
-    for place, examined in pool.map(examine, tasks):
+    left = {*range(len(cases))}
+    for number, examined in results:
         ahead.join()
-        number = there[place]
         case = cases[number]
         case.examined = examined
         _check_case(findings, number, case)
@@ -164,10 +217,10 @@ def _examine_all(
         samples = len(examined.hashes) // HASH_SIZE
         observer.advance(samples, case.size or 0, 1)
         observer.log(f"{case.name}: {counted(samples, 'sample')}")
+        left.discard(number)
     ahead.join()
-    for number, case in enumerate(cases):
-        if case.size is None:
-            _check_case(findings, number, case)
+    for number in sorted(left):
+        _check_case(findings, number, cases[number])
     return sums, surveys
 
 
@@ -204,24 +257,31 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
     if sums.undecoded:
         limits = f"images over {show_size(IMAGE_LIMIT)} and JSON over {show_size(JSON_LIMIT)}"
-        unchecked.append(f"{counted(sums.undecoded, 'payload')} that --decode leaves out: {limits}")
+        unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
+    read = None
+    if options.sample is not None:
+        read = share_of(subject.cases)
+        unchecked += [left_out(subject.cases, options)] if sums.partial else []
     return Report(
         dataset=output_text(subject.found.dataset_file or subject.found.folder or "."),
         findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
         counts={code: count for code, count in sorted(findings.counts.items()) if count},
-        checked=(*_checked(subject, options), *findings.checked),
+        checked=(*_checked(subject, options, partial=sums.partial), *findings.checked),
         unchecked=tuple(unchecked),
         shards=len(subject.cases),
         samples=sums.samples,
         size=sum(case.size or 0 for case in subject.cases),
+        read=read,
         readable=subject.file is not None or options.quick or any(case.survey is not None for case in subject.cases),
     )
 
 
-def _checked(subject: Subject, options: VerifyOptions) -> list[str]:
+def _checked(subject: Subject, options: VerifyOptions, *, partial: bool) -> list[str]:
     found = ["names and numbering", "sidecars"] if options.quick else ["every byte"]
+    if partial:
+        found = [f"every byte of {share_of(subject.cases)[0]:,} of {counted(len(subject.cases), 'shard')}"]
     if subject.file is not None:
         found.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
     if not options.quick:
-        found += ["framing", "keys across shards"]
+        found += ["framing", "keys across these" if partial else "keys across shards"]
     return found + (["images, JSON and labels decoded"] if options.decode else [])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
 from shardtool.check.subject import base_name
 from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.find import natural
-from shardtool.dataset.shard_file import ENDINGS
+from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
 from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
+from shardtool.shard_names import is_shard_name, whole_of
 from shardtool.storage.reading import names_in, read_small
 from shardtool.values import counted, output_text, to_bytes
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _MOST_GAPS = 1000
 _MOST_NAMES = 10**7  # of a closed pattern: each is looked for
 _GLOB = re.compile(r"[*?\[]")
-_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
@@ -122,11 +122,7 @@ def _dataset_file_missing(subject: Subject) -> Finding | None:
 
 def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
     """Yield files that belong to the dataset by their name, and are not listed."""
-    if not _PATTERN.fullmatch(file.pattern):
-        return
-    try:
-        pattern = parse_pattern(file.pattern)
-    except (ShardError, ValueError):
+    if (pattern := recorded_pattern(file)) is None:
         return
     sidecars = {one.sidecar for one in file.shards}
     for name in sorted(names, key=natural):
@@ -134,7 +130,7 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
             continue
         if name.endswith(SIDECAR_SUFFIX):
             yield Finding("sidecar-extra", output_text(name), "not in the dataset file")
-        elif name.endswith(ENDINGS):
+        elif is_shard_name(name):
             yield Finding("shard-extra", output_text(name), "not in the dataset file")
 
 
@@ -150,8 +146,9 @@ def _gaps(subject: Subject) -> Iterator[Finding]:
         return
     elif not isinstance(subject.given, (str, os.PathLike)):
         return
+    yield from _lacking_parts(names)
     groups: dict[tuple[str, str, int], list[int]] = {}
-    for name in names:
+    for name in [name for name in names if not whole_of(name)]:
         stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
         if (match := _NUMBERED.fullmatch(stem)) is not None:
             key = (match[1], match[3] + name[len(stem) :], len(match[2]) if match[2][0] == "0" else 0)
@@ -163,6 +160,20 @@ def _gaps(subject: Subject) -> Iterator[Finding]:
                 left -= 1
                 missing = f"{prefix}{number:0{width}d}{suffix}"
                 yield Finding("numbering-gap", output_text(missing), "not there", "a shard of this number")
+
+
+def _lacking_parts(names: list[str]) -> Iterator[Finding]:
+    """Yield the numbers that are missing of TensorFlow's names, each of which tells how many there are to be."""
+    series: dict[tuple[str, int, int], set[int]] = {}
+    for name in names:
+        if whole := whole_of(name):
+            stem, number, width, many = whole
+            series.setdefault((stem, width, many), set()).add(number)
+    for (stem, width, many), numbers in series.items():
+        lacking = (number for number in range(many) if number not in numbers)
+        for number in islice(lacking, _MOST_GAPS):
+            name = output_text(f"{stem}{number:0{width}d}-of-{many:0{width}d}")
+            yield Finding("numbering-gap", name, "not there", f"{counted(many, 'shard')}, as their names say")
 
 
 def _asked_for(given: Given) -> list[str]:

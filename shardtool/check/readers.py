@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
-from shardtool.dataset.shard_file import COMPRESSED
+from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import listing, printable
 from shardtool.interop.export_formats import EXPORTS
@@ -50,7 +50,7 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
         if "dali" in targets:
             findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
         return findings
-    packed = [case.name for case in subject.cases if case.name.endswith(COMPRESSED)]
+    packed = [case.name for case in subject.cases if case.size is not None and is_packed(case.path)]
     refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
     if refusing:
         found = Finding("target-format", ", ".join(refusing), f"compressed shards: {listing(packed, 3)}", "plain ones")

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
 from shardtool.request.choices import fits, kinds
-from shardtool.request.command_line import option
-from shardtool.request.options import OF_SOURCE, CreateOptions, pairs
+from shardtool.request.options import OF_SOURCE, CreateOptions
+from shardtool.request.python_types import pairs
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.source.open import open_source
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
         recorded = {**file.made.options} if file else {}
         function = recorded.pop("map", "")
         if type(function) is not str:
-            raise InvalidRequest("--source", f"the dataset file records map as {printable(str(function))[:80]!r}")
+            raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
         created = _with_classes(_with_given(_options(recorded, CreateOptions), given), file)
         return Recorded(verb, created, map=printable(function)[:80])
     if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
@@ -104,7 +105,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
     options = ReshardOptions(**found)
     if choose:
         options = replace(options, **_CHOSEN_BY)
-    made_fields = tuple(field for field, _ in pairs("--field", values))
+    made_fields = tuple(field for field, _ in pairs("values", values))
     return Recorded(verb, options, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
 
 
@@ -113,9 +114,10 @@ def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks
     elif found.get("symlinks") == "follow":
-        what = "the dataset was made with --symlinks follow, by which links may lead out of the source"
-        remedy = "If the source is yours, add --symlinks follow."
-        raise InvalidRequest("--source", what, expected="your word for that", remedy=remedy)
+        follow = option("symlinks", "follow")
+        problem = f"the dataset was made with {follow}, by which links may lead out of the source"
+        remedy = f"If the source is yours, add {follow}."
+        raise InvalidRequest(option("source"), problem, expected="your word for that", remedy=remedy)
     return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
 
 
@@ -134,9 +136,9 @@ def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     for name, value in recorded.items():
         if name not in TAKEN_AGAIN or name not in kinds(kind):
             found_there = f"the dataset file records {printable(name)[:80]!r}"
-            raise InvalidRequest("--source", found_there, expected="options that choose samples or shards")
+            raise InvalidRequest(option("source"), found_there, expected="options that choose samples or shards")
         if not fits(value, kind, name):
-            raise InvalidRequest("--source", f"the dataset file records {name} as {printable(str(value))[:80]!r}")
+            raise InvalidRequest(option("source"), f"the dataset file records {name} as {printable(str(value))[:80]!r}")
         found[name] = tuple(value) if isinstance(value, list) else value
     return found
 
@@ -157,9 +159,9 @@ def open_again(run: Recorded, source: object, outputs: Sequence[ShardPattern]) -
         for one in [source] if several is None else several:
             if not isinstance(one, (str, os.PathLike, list, tuple)):
                 found = f"a {type(one).__name__}"
-                raise InvalidRequest("--source", found, expected="what it was made from: datasets")
+                raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
             find_dataset(one)  # before shards are read, where there is none
     elif several is not None:
         found = f"{len(several)} sources"
-        raise InvalidRequest("--source", found, expected="one: only `reshard` takes several")
+        raise InvalidRequest(option("source"), found, expected="one: only `reshard` takes several")
     return open_source(source, replace(run.options, on_error="skip"), outputs)

@@ -10,6 +10,7 @@ from shardtool.check.recorded_run import recorded_run
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import CreateOptions
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -32,15 +33,16 @@ def why_not_again(file: DatasetFile) -> str:
     """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
     verb = file.made.verb
     if file.appends:
+        overwrite, append = option("if_exists", "overwrite"), option("if_exists", "append")
         return (
             "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
-            "from a copy, or make the dataset anew: the first command with --overwrite, then each --append"
+            f"from a copy, or make the dataset anew: the first command with {overwrite}, then each {append}"
         )
     if verb == "index":
         return "shards that another tool made: get them again"
     if verb != "create" or file.made.split:
         which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
-        return f"shards {which}: run the command that made them again, with --resume"
+        return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
     return ""
 
 
@@ -66,10 +68,11 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
         raise TypeError(run.verb)  # other verbs are not run again
     if run.map and given is None:
         found = f"samples made by {run.map}, which is never run because a file names it"
-        raise InvalidRequest("--source", found, expected="--map, if that code is yours", remedy="Nothing was touched.")
+        wanted = f"{option('map')}, if that code is yours"
+        raise InvalidRequest(option("source"), found, expected=wanted, remedy="Nothing was touched.")
     if given is not None and given != run.map:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
-        raise InvalidRequest("--map", given, expected=expected, remedy="Nothing was touched.")
+        raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
     options = replace(run.options, workers=asked.workers, start_method=asked.start_method)
     return replace(options, map=given, if_exists="resume", on_error=on_error)
@@ -82,15 +85,15 @@ def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> lis
         InvalidRequest: It would write or remove other files than those.
     """
     if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
-        what = f"files that the dataset file does not list ({listing(sorted(extra))})"
+        problem = f"files that the dataset file does not list ({listing(sorted(extra))})"
         expected = "none, for they would be removed"
-        raise InvalidRequest("--repair", what, expected=expected, remedy="Move them away first.")
+        raise InvalidRequest(option("repair"), problem, expected=expected, remedy="Move them away first.")
     output: list[str] | str = os.path.join(found.folder, file.pattern)
     if "{" not in file.pattern:
         output = [os.path.join(found.folder, one.name) for one in file.shards]
     base, own = parse_pattern(output).base, os.path.basename(found.dataset_file or "").removesuffix(DATASET_SUFFIX)
     if {base, file.name} != {own}:
-        what = f"a dataset file called {own}, of a dataset called {file.name}"
-        expected = f"{base}, as its shards are"
-        raise InvalidRequest("--repair", what, expected=expected, remedy="Give the dataset file its own name again.")
+        problem = f"a dataset file called {own}, of a dataset called {file.name}"
+        remedy = "Give the dataset file its own name again."
+        raise InvalidRequest(option("repair"), problem, expected=f"{base}, as its shards are", remedy=remedy)
     return output

@@ -16,6 +16,7 @@ from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
+from shardtool.storage.reading import dangling
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 def check_shard(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
     if case.size is None:
-        found = "no such file" if not os.path.lexists(case.path) else "a link, or no plain file"
-        yield Finding("shard-missing" if found == "no such file" else "shard-unreadable", case.name, found)
+        if (target := dangling(case.path)) is not None:
+            yield Finding("shard-missing", case.name, f"a link to nothing, {target}", "what it leads to, fetched")
+        elif os.path.lexists(case.path):
+            yield Finding("shard-unreadable", case.name, "no plain file")
+        else:
+            yield Finding("shard-missing", case.name, "no such file")
         return
     if case.entry is not None and case.size != case.entry.size:
         expected = f"{case.entry.size:,}, as the dataset file says"
@@ -84,10 +89,11 @@ def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
     for at, key in enumerate(survey.keys):
         if what := _harm_of_name(key):
             yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
-    for field in survey.names:
+    for code, field in enumerate(survey.names):
         # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
         if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):
             what = "a field with an absolute path, a part that is `..`, or a control character"
+            what += f", in {counted(survey.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, what, field=printable(field))
 
 

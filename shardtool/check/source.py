@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
 from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
+    from shardtool.source.base import Listing
 
     Rows = NDArray[np.int64]
     Surveys = Mapping[int, Survey]
@@ -70,10 +73,11 @@ class Comparison:
     def _compare(self, all_surveys: Surveys, pool: LocalPool) -> None:
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
-            unchecked.append("the source: --map made the samples, and is not run again")
+            unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
-        entries = self._entries(pool)
-        if made.choosing and any(one.code == "duplicate" for one in entries.skipped):
+        listed = self._listed(pool)
+        entries = listed.entries
+        if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
             return
         self._add_unchecked()
@@ -90,25 +94,27 @@ class Comparison:
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, place)
         if made.changes:
-            unchecked.append("payloads against the source: --resize or --encode changed them")
+            unchecked.append(f"payloads against the source: {option('resize')} or {option('encode')} changed them")
             return
         self._compare_fields(entries, surveys, place, pool)
 
     @property
     def _of_table(self) -> str:
-        return f"{' and '.join(self.made.choosing)} may have chosen them by --join {self.made.table}"
+        return f"{' and '.join(self.made.choosing)} may have chosen them by {option('join')} {self.made.table}"
 
     def _add_unchecked(self) -> None:
         """Say what is not compared."""
         made, unchecked, file = self.made, self.findings.unchecked, self.subject.file
         if made.made_fields:
             what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
-            unchecked.append(f"{what} against the source: made with --join {made.table}, which is not at hand")
+            unchecked.append(
+                f"{what} against the source: made with {option('join')} {made.table}, which is not at hand"
+            )
         if made.choosing:
             unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
         if file is not None and file.appends:
             before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
-            what = f"--source is compared with the first {counted(before, 'shard')}"
+            what = f"{option('source')} is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
     def _first_shards(self, surveys: Surveys) -> Surveys:
@@ -119,7 +125,7 @@ class Comparison:
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
 
-    def _entries(self, pool: LocalPool) -> Entries:
+    def _listed(self, pool: LocalPool) -> Listing:
         """Return the samples of the source that belong into the dataset."""
         listed = self.source.choose(self.source.list_samples(pool, self.observer), None)
         entries = listed.entries
@@ -131,13 +137,15 @@ class Comparison:
             splits = divide(entries.keys, dividing, values)
             name = file.made.split
             if name not in splits.names:
-                raise InvalidRequest("--source", f"no split {printable(name)[:80]!r} of it", expected="the source")
+                raise InvalidRequest(
+                    option("source"), f"no split {printable(name)[:80]!r} of it", expected="the source"
+                )
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
             from shardtool.select.portable import make_portable
 
             entries = make_portable(entries)
-        return entries
+        return replace(listed, entries=entries)
 
     def _add(self, code: str, total: int, findings: Iterator[Finding]) -> None:
         self.findings.add_first(code, len(self.subject.cases), total, findings)
@@ -215,14 +223,14 @@ class Comparison:
         mine, source = rows
         lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys.values()])
         crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys.values()])
-        sizes, sums = entries.size[source], np.full(len(source), -1, np.int64)
-        inline = np.flatnonzero(entries.kind[source] == INLINE)
+        sizes, sums = entries.rows.size[source], np.full(len(source), -1, np.int64)
+        inline = np.flatnonzero(entries.rows.kind[source] == INLINE)
         as_numbers = any(one.format == "tfrecord" for one in surveys.values())
         payloads = inline_payloads(entries, source[inline], as_numbers=as_numbers)
         for at, payload in zip(inline.tolist(), payloads, strict=True):
             sizes[at], sums[at] = len(payload), crc32c(payload)
         differ = lengths[mine] != sizes
-        read = np.flatnonzero(~differ & (entries.kind[source] != INLINE))
+        read = np.flatnonzero(~differ & (entries.rows.kind[source] != INLINE))
         sums[read] = source_sums(self.source, entries, source[read], pool)
         bad = np.flatnonzero(differ | (sums != crcs[mine]))
 
@@ -252,7 +260,7 @@ def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -
     codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
     out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
     owners = np.repeat(np.arange(len(entries)), entries.counts())
-    return np.asarray(np.where(out[entries.code], -2, owners * len(known) + codes[entries.code]))
+    return np.asarray(np.where(out[entries.rows.code], -2, owners * len(known) + codes[entries.rows.code]))
 
 
 def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int], passed: set[bytes]) -> Rows:
@@ -278,8 +286,8 @@ def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
 
 
 def _of_row(entries: Entries, row: int) -> tuple[str, str]:
-    sample = int(np.searchsorted(entries.first, row, "right")) - 1
-    return walked_text(entries.keys[sample]), entries.fields[int(entries.code[row])]
+    sample = int(entries.owners(row))
+    return walked_text(entries.keys[sample]), entries.fields[int(entries.rows.code[row])]
 
 
 def _join(keys: Sequence[bytes]) -> tuple[bytes, Rows]:
@@ -295,7 +303,7 @@ def _key_column(data: bytes, starts: Rows) -> pa.Array:
 
 def entries_of(surveys: Sequence[Survey]) -> Entries:
     """Return the samples of shards as a source's would be."""
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldRows
 
     known: dict[bytes, int] = {}
     codes = [np.zeros(0, np.uint16)]
@@ -305,15 +313,12 @@ def entries_of(surveys: Sequence[Survey]) -> Entries:
             codes.append(here[np.frombuffer(survey.codes, np.uint32)])
     counts = np.array([count for survey in surveys for count in survey.counts], np.int64)
     rows = int(counts.sum())
+    never = np.zeros(rows, np.int64)
     sizes = np.array([length for survey in surveys for length in survey.lengths], np.int64)
     return Entries(
         root=b"/",
         keys=Names.of([key.replace(b"\0", b"?") for survey in surveys for key in survey.keys]),
         first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         fields=tuple(walked_text(name) for name in known),
-        code=np.concatenate(codes),
-        kind=np.full(rows, FILE, np.uint8),
-        size=sizes,
-        mtime_ns=np.zeros(rows, np.int64),
-        changed_ns=np.zeros(rows, np.int64),
+        rows=FieldRows(np.concatenate(codes), np.full(rows, FILE, np.uint8), sizes, never, never),
     )

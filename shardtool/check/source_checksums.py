@@ -82,13 +82,11 @@ def _sum_spans(task: Spans) -> list[int]:
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
     """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
-    import numpy as np
-
-    owners = np.searchsorted(entries.first, rows, "right") - 1
-    for sample, code in zip(owners.tolist(), entries.code[rows].tolist(), strict=True):
+    owners = entries.owners(rows)
+    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
-        text = entries.inline[field].span(sample, sample + 1)[:-1]
-        yield encode_number(text, entries.numbers[field]) if as_numbers and field in entries.numbers else text
+        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], entries.values.numbers.get(field)
+        yield text if number is None or not as_numbers else encode_number(text, number)
 
 
 def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -> Rows:
@@ -99,7 +97,7 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     """
     import numpy as np
 
-    sums, kinds = np.full(len(rows), -1, np.int64), entries.kind[rows]
+    sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
     tasks: list[tuple[Rows, Files | Spans]] = []
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
@@ -107,12 +105,11 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
         chunk = files[at : at + _FILES_A_TASK]
         paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
         tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
-    if len(spans) and entries.files:
-        if entries.expected is not None:
-            sums[spans] = entries.expected[rows[spans]]
+    if len(spans) and entries.known_spans.files:
+        sums[spans] = entries.known_spans.expected[rows[spans]]
         tasks += _of_shards(entries, rows, spans[sums[spans] < 0])
-    elif len(spans) and entries.offset is not None:
-        sink = _Sums(entries.offset[rows[spans]], entries.size[rows[spans]])
+    elif len(spans):
+        sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
         source.write_binary(sink)
         sums[spans] = sink.sums
     for number, found in pool.map(sum_task, [task for _, task in tasks]):
@@ -124,16 +121,14 @@ def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
     """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
     import numpy as np
 
-    if entries.offset is None:
-        return
-    owners = np.searchsorted(entries.first, rows[places], "right") - 1
-    files = np.zeros(len(places), np.int64) if entries.file is None else entries.file[owners].astype(np.int64)
-    order = np.lexsort((entries.offset[rows[places]], files))
-    bounds = np.searchsorted(files[order], np.arange(len(entries.files) + 1)).tolist()
-    for number, file in enumerate(entries.files):
+    lie = entries.known_spans
+    files = lie.file[entries.owners(rows[places])].astype(np.int64)
+    order = np.lexsort((lie.offset[rows[places]], files))
+    bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()
+    for number, file in enumerate(lie.files):
         chosen = places[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
-            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (entries.offset, entries.size))
+            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
             yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
 
 

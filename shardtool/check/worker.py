@@ -6,12 +6,13 @@ pyarrow for that, and the workers do not.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.check.findings import Finding
-from shardtool.dataset.shard_file import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
 from shardtool.values import IMAGE_ENDINGS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 HASH_SIZE = 16
+_LOW = 2**32 - 1  # what is kept of a length
 _NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
 # Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
 IMAGE_LIMIT = 250_000_000  # its pixels may take three times as much: see `transform.image.MAX_PIXELS`
@@ -44,6 +46,7 @@ class Task:
         dots: The dot at which the key in a member's name ends.
         decode: Whether payloads are decoded.
         classes: Field to how many classes its numbers stand for.
+        contents: Whether it is known what samples hold.
     """
 
     path: str
@@ -51,6 +54,7 @@ class Task:
     dots: Dots
     decode: bool = False
     classes: Mapping[str, int] = field(default_factory=dict)
+    contents: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class Examined:
     Attributes:
         survey: What lies in it; None where it cannot be opened.
         hashes: The hash of each key, 16 bytes.
+        contents: What each sample holds, where that was asked for: 8 bytes, of the CRC-32C and length of its largest
+            payload.
         findings: What is wrong with payloads, the first ones.
         more: How many more of these there are, by code.
         undecoded: How many payloads were too large to be decoded.
@@ -68,6 +74,7 @@ class Examined:
 
     survey: Survey | None
     hashes: bytes = b""
+    contents: bytes = b""
     findings: list[Finding] = field(default_factory=list)
     more: dict[str, int] = field(default_factory=dict)
     undecoded: int = 0
@@ -83,10 +90,20 @@ def examine(task: Task) -> Examined:
     except ShardError as error:
         return Examined(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
-    examined = Examined(found, hashes)
+    examined = Examined(found, hashes, _contents(found) if task.contents else b"")
     if task.decode:
         _decode(task, found, examined)
     return examined
+
+
+def _contents(found: Survey) -> bytes:
+    """Return what samples hold; the last one of a damaged shard may have lost payloads."""
+    sums, row, payloads = array("Q"), 0, list(zip(found.lengths, found.crcs, strict=False))
+    for count in found.counts:
+        length, crc = max(payloads[row : row + count], default=(0, 0))
+        sums.append((length & _LOW) << 32 | crc)
+        row += count
+    return sums.tobytes()
 
 
 class _Check(NamedTuple):
@@ -139,7 +156,7 @@ def _note(examined: Examined, one: Finding) -> None:
 def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: tuple[str, str]) -> Finding:
     """Return what is wrong with the payload of a row, a code and a text, as a finding."""
     code, what = wrong
-    place = None if task.path.endswith(COMPRESSED) else found.offsets[row]
+    place = None if is_packed(task.path) else found.offsets[row]
     name = walked_text(found.names[found.codes[row]])
     return Finding(code, task.name, what, offset=place, key=walked_text(key), field=name)
 

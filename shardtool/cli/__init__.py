@@ -23,6 +23,7 @@ from shardtool.cli.output import say, show_json
 from shardtool.cli.signals import Signals
 from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory
 from shardtool.frames import withhold_pandas
+from shardtool.wording import command_line_words
 
 _VERBS = {
     "create": "Pack a folder or manifest of samples into shards.",
@@ -102,6 +103,11 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str], signals: Signals) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
+    with command_line_words():
+        return _carry_out(arguments, signals)
+
+
+def _carry_out(arguments: list[str], signals: Signals) -> int:
     try:
         result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
         signals.end()
@@ -112,24 +118,24 @@ def _run(arguments: list[str], signals: Signals) -> int:
     except (Exception, Interrupted) as error:  # noqa: BLE001 - the edge: what is no error of the user's is a bug
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
-        told = _told(error, arguments) if signum is None else _interrupted(signum, arguments)
+        failure = _as_error(error, arguments) if signum is None else _interrupted(signum, arguments)
     # Here the frames of what has failed are gone, and with them the memory that they held.
-    return _show(told, arguments)
+    return _show(failure, arguments)
 
 
-def _told(error: BaseException, arguments: list[str]) -> dict[str, Any]:
+def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
     """Return what is printed of an error, as data."""
     where = f"shardtool {verb}" if (verb := _verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
-        told = error
+        failure = error
     elif is_out_of_memory(error):
-        told = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
+        failure = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
-        told = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
+        failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
     else:
-        told = Bug.of(where, error)
-    found = told.to_json()
-    if isinstance(told, Bug) and not {"-v", "--verbose"} & set(arguments):
+        failure = Bug.of(where, error)
+    found = failure.to_json()
+    if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
         found.pop("detail", None)
     return found
 

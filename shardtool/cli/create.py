@@ -93,6 +93,7 @@ def create(  # noqa: PLR0913 - an option each
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     **options: Any,
 ) -> None:
     """Pack SOURCE into shards called OUTPUT.
@@ -129,4 +130,4 @@ def create(  # noqa: PLR0913 - an option each
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
     work = partial(run_dry if dry_run else run, source, output, asked)
-    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose)
+    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)

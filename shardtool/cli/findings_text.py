@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import KINDS
@@ -27,6 +28,13 @@ def _json(report: Report) -> str:
 
 
 def _text(report: Report) -> str:
+    if not report.datasets:
+        return _text_of_one(report)
+    several = replace(report, dataset=counted(len(report.datasets), "dataset"), checked=())
+    return "\n".join([*map(_text_of_one, report.datasets), "", *_total(several)])
+
+
+def _text_of_one(report: Report) -> str:
     lines = [str(one) for one in report.findings]
     hidden = sum(report.counts.values()) - len(report.findings)
     if hidden > 0:
@@ -38,29 +46,48 @@ def _text(report: Report) -> str:
         lines.append("")
     lines += [f"repaired: {printable(one)}" for one in report.repaired]
     lines += [f"not checked: {printable(one)}" for one in report.unchecked]
-    rate = f", {show_size(report.size / max(report.seconds, 1e-9))}/s"
+    return "\n".join(lines + _total(report))
+
+
+def _total(report: Report) -> list[str]:
+    """Return how much was looked at, and whether it is sound."""
+    size = report.size if report.read is None else report.read[1]
+    rate = f", {show_size(size / max(report.seconds, 1e-9))}/s"
     held = f"{counted(report.samples, 'sample')} in " if report.samples else ""
-    lines.append(
+    if report.samples and report.read is not None:
+        held = f"{counted(report.samples, 'sample')} in {report.read[0]:,} of "
+    looked = (
         f"{printable(report.dataset)}: {held}{counted(report.shards, 'shard')}, {show_size(report.size)}, "
-        f"{report.seconds:.1f} s{rate if report.samples else ''}; checked: {', '.join(report.checked)}"
+        f"{report.seconds:.1f} s{rate if report.samples else ''}"
     )
-    lines.append("sound" if report.sound else f"not sound: {counted(sum(report.counts.values()), 'finding')}")
-    return "\n".join(lines)
+    looked += f"; checked: {', '.join(report.checked)}" if report.checked else ""
+    return [looked, "sound" if report.sound else f"not sound: {counted(sum(report.counts.values()), 'finding')}"]
 
 
 def _junit(report: Report) -> str:
-    """Return a test suite with a failed case for each finding, or one that passed.
+    """Return a test suite with a failed case for each finding, or one that passed; of several datasets, a suite each.
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
+    if not report.datasets:
+        return "\n".join(lines + _suite(report, "shardtool verify"))
+    suites = [_suite(one, f"shardtool verify {one.dataset}") for one in report.datasets]
+    tests, failures = sum(max(1, len(one.findings)) for one in report.datasets), len(report.findings)
+    lines.append(
+        f'<testsuites name="shardtool verify" tests="{tests}" failures="{failures}" errors="0" '
+        f'time="{report.seconds:.3f}">'
+    )
+    return "\n".join([*lines, *(line for suite in suites for line in suite), "</testsuites>"])
+
+
+def _suite(report: Report, name: str) -> list[str]:
+    """Return the test suite of a dataset."""
     from xml.sax.saxutils import escape  # brings an HTTP client along
 
     failures = len(report.findings)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
-    lines.append(
-        f'<testsuite name="shardtool verify" tests="{max(1, failures)}" failures="{failures}" errors="0" '
-        f'skipped="0" time="{report.seconds:.3f}">'
-    )
+    counts = f'tests="{max(1, failures)}" failures="{failures}" errors="0" skipped="0"'
+    lines = [f'<testsuite name={_attribute(name)} {counts} time="{report.seconds:.3f}">']
     if not failures:
         lines.append(f'  <testcase classname="shardtool" name={_attribute(report.dataset)}/>')
     for one in report.findings:
@@ -68,8 +95,7 @@ def _junit(report: Report) -> str:
         body = escape(_NO_XML.sub("?", f"{one}\n{one.remedy}"))
         lines.append(f"    <failure type={_attribute(one.code)} message={_attribute(one.message)}>{body}</failure>")
         lines.append("  </testcase>")
-    lines.append("</testsuite>")
-    return "\n".join(lines)
+    return [*lines, "</testsuite>"]
 
 
 def _attribute(text: str) -> str:

@@ -8,7 +8,7 @@ import click
 
 from shardtool.cli.options import chosen, common
 from shardtool.interop.export_formats import EXPORTS
-from shardtool.request.options import IndexOptions
+from shardtool.request.options import ExportOptions, IndexOptions
 
 
 @click.command(no_args_is_help=True)
@@ -37,6 +37,7 @@ def index(  # noqa: PLR0913 - an option each
     output: str | None,
     overwrite: bool,
     verbose: bool,
+    progress: str,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -72,7 +73,7 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.values import counted
     from shardtool.verbs.index import index as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     document: dict[str, object] = {}
     lines = []
     only_export = bool(formats) and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]
@@ -89,7 +90,8 @@ def index(  # noqa: PLR0913 - an option each
         if formats:
             from shardtool.verbs.export import export
 
-            exported = export(file, formats, output, overwrite=overwrite, workers=options["workers"], observer=terminal)
+            how = ExportOptions(output=output, overwrite=overwrite, workers=options["workers"])
+            exported = export(file, formats, how, observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
             there = f", {exported.kept:,} of them there already" if exported.kept else ""
             lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")

@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING
 import click
 
 from shardtool.cli.options import Whole
+from shardtool.cli.options import progress as progress_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardtool.cli.results_text import Terminal
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.inspection.samples import FoundSample, SampleView
+    from shardtool.request.options import InspectOptions
 
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
+
+# What can be asked for, one at a time; what an option is for; and what does not go together.
+_SHOWS = ("--sample", "--head", "--keys", "--table", "--html or --contact-sheet")
+_WANTS = {
+    "--extract": ("--sample", "--head", "--where"),
+    "--field": ("--sample",),
+    "--where": ("--head", "--keys", "--extract", "--table"),
+    "--overwrite": ("--extract", "--table", "--html or --contact-sheet"),
+}
+_APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where"))
 
 
 @click.command(no_args_is_help=True)
@@ -33,9 +46,12 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
     "--extract",
     type=click.Path(),
     metavar="DIR",
-    help="With --sample or --head: write their fields to files KEY.FIELD below DIR.",
+    help="With --sample, --head or --where: write their fields to files KEY.FIELD below DIR.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace files that --extract, --html and --contact-sheet would write.")
+@click.option("--field", metavar="FIELD", help="With --sample: write the bytes of this field to stdout, as they are.")
+@click.option("--table", type=click.Path(), metavar="FILE", help="Write a row a sample: out.parquet, or out.csv.")
+@click.option("--where", metavar="QUERY", help="Of --head, --keys, --extract and --table: as reshard --where has it.")
+@click.option("--overwrite", is_flag=True, help="Replace files that --extract, --table, --html ... would write.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write a page to look at: one file, no network.")
 @click.option("--contact-sheet", type=click.Path(), metavar="FILE", help="Write thumbnails of samples into one PNG.")
 @click.option("--full", is_flag=True, help="Read the index of every shard, above four million samples, too.")
@@ -50,6 +66,7 @@ _BRIEF = 4096  # bytes of a text of which a line is shown
 @click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@progress_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def inspect(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
@@ -58,6 +75,9 @@ def inspect(  # noqa: PLR0913 - an option each
     head: int | None,
     only_keys: bool,
     extract: str | None,
+    field: str | None,
+    table: str | None,
+    where: str | None,
     html: str | None,
     contact_sheet: str | None,
     overwrite: bool,
@@ -66,12 +86,15 @@ def inspect(  # noqa: PLR0913 - an option each
     seed: int,
     verbose: bool,
     quiet: bool,
+    progress: str,
     as_json: bool,
 ) -> None:
     """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
-    .tar, .tfrecord, and .tar.gz and .tar.zst. What has an index (`out-000000.index`) is not read; other shards are.
+    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
+    (`out-000000.index`) is not read; other shards are.
+    Several are shown one after the other; their samples are those of all.
 
     \b
     Examples:
@@ -79,58 +102,78 @@ def inspect(  # noqa: PLR0913 - an option each
       shardtool inspect out.json --sample cat/0001
       shardtool inspect out.json --sample 17 --extract ./look
       shardtool inspect 'shards/train-{0000..0127}.tar' --head 20
-      shardtool inspect out.json --keys | grep cat/
+      shardtool inspect out.json --sample cat/0001 --field jpg > cat.jpg
+      shardtool inspect out.json --where "width < 64" --extract ./small
+      shardtool inspect out.json --table out.parquet
+      shardtool inspect 'out/{split}.json' --keys | grep cat/
       shardtool inspect out.json --html report.html --contact-sheet sheet.png
     """
     pictures = html is not None or contact_sheet is not None
-    asked = [
-        name
-        for name, given in (
-            ("--sample", samples),
-            ("--head", head),
-            ("--keys", only_keys),
-            ("--html or --contact-sheet", pictures),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        message = f"{asked[0]} and {asked[1]} show different things: choose one."
-        raise click.UsageError(message)
-    if extract is not None and asked not in (["--sample"], ["--head"]):
-        message = "--extract wants to know of what: --sample or --head."
-        raise click.UsageError(message)
-    if overwrite and extract is None and not pictures:
-        message = "--overwrite is for --extract, --html and --contact-sheet."
+    given = {
+        "--sample": samples, "--head": head, "--keys": only_keys, "--table": table,
+        "--html or --contact-sheet": pictures, "--extract": extract, "--field": field, "--where": where,
+        "--overwrite": overwrite, "--json": as_json,
+    }  # fmt: skip
+    asked = _asked({name for name, value in given.items() if value not in (None, False, ())})
+    if field is not None and len(samples) > 1:
+        message = "--field is about one --sample."
         raise click.UsageError(message)
     if not asked:
-        _show_summary(dataset, full=full, looks=looks, seed=seed, verbose=verbose, quiet=quiet, as_json=as_json)
+        from shardtool.cli.results_text import Terminal
+        from shardtool.request.options import InspectOptions
+
+        terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+        _show_summary(dataset, InspectOptions(full=full, looks=looks, seed=seed), terminal, as_json=as_json)
         return
     from shardtool.dataset.opened import open_dataset
+    from shardtool.dataset.several import given_datasets
     from shardtool.inspection.samples import find_sample, first_samples
 
-    opened = open_dataset(dataset)
+    opened = [open_dataset(one) for one in given_datasets(dataset)]
     if pictures:
         _write_pictures(opened, html, contact_sheet, seed=seed, overwrite=overwrite, as_json=as_json)
-        return
-    if only_keys:
-        _print_keys(opened, as_json=as_json)
-        return
-    found = (find_sample(opened, key) for key in samples) if samples else first_samples(opened, head or 1)
-    _print_samples(found, extract, overwrite=overwrite, brief=head is not None, as_json=as_json)
+    elif table is not None:
+        _write_table(opened, table, where, overwrite=overwrite, as_json=as_json)
+    elif only_keys:
+        _print_keys(opened, where, as_json=as_json)
+    elif field is not None:
+        _print_field(find_sample(opened, samples[0]), field)
+    else:
+        found = (find_sample(opened, key) for key in samples) if samples else first_samples(opened, head, where)
+        _print_samples(found, extract, overwrite=overwrite, brief=not samples, as_json=as_json)
 
 
-def _show_summary(  # noqa: PLR0913 - an option each
-    dataset: tuple[str, ...], *, full: bool, looks: int, seed: int, verbose: bool, quiet: bool, as_json: bool
-) -> None:
+def _asked(given: set[str]) -> bool:
+    """Return whether more than the summary is asked for.
+
+    Raises:
+        UsageError: Options do not go together.
+    """
+    shows = [name for name in _SHOWS if name in given]
+    if len(shows) > 1:
+        message = f"{shows[0]} and {shows[1]} show different things: choose one."
+        raise click.UsageError(message)
+    for name, other in _APART:
+        if {name, other} <= given:
+            message = f"{name} and {other} do not go together: choose one."
+            raise click.UsageError(message)
+    for name, wants in _WANTS.items():
+        if name in given and not given.intersection(wants):
+            message = f"{name} is for {' or '.join(wants)}."
+            raise click.UsageError(message)
+    if "--extract" in given and (wrong := given & {"--keys", "--table", "--html or --contact-sheet"}):
+        message = f"--extract and {min(wrong)} do not go together: choose one."
+        raise click.UsageError(message)
+    return bool(shows) or "--extract" in given
+
+
+def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: Terminal, *, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
-    from shardtool.cli.results_text import Terminal
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.inspection.overview import InspectOptions
     from shardtool.verbs.inspect import inspect as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
     try:
-        summary = run(dataset, InspectOptions(full=full, looks=looks, seed=seed), observer=terminal)
+        summary = run(dataset, options, observer=terminal)
     finally:
         terminal.close()
     if as_json:
@@ -140,14 +183,24 @@ def _show_summary(  # noqa: PLR0913 - an option each
 
 
 def _write_pictures(
-    opened: OpenedDataset, html: str | None, contact_sheet: str | None, *, seed: int, overwrite: bool, as_json: bool
+    datasets: list[OpenedDataset],
+    html: str | None,
+    contact_sheet: str | None,
+    *,
+    seed: int,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     from shardtool.cli.output import show, show_json
-    from shardtool.errors import printable
+    from shardtool.errors import InvalidRequest, printable
     from shardtool.inspection.page.contact_sheet import write_contact_sheet
     from shardtool.inspection.page.page import write_page
     from shardtool.values import output_text
 
+    if len(datasets) > 1:
+        where = "--contact-sheet" if html is None else "--html"
+        raise InvalidRequest(where, f"{len(datasets):,} datasets", expected="one, or a page for each")
+    opened = datasets[0]
     written = [output_text(path) for path in (html, contact_sheet) if path is not None]
     if html is not None:
         write_page(opened, html, seed=seed, overwrite=overwrite)
@@ -159,7 +212,27 @@ def _write_pictures(
         show("\n".join(map(printable, written)))
 
 
-def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
+def _write_table(opened: list[OpenedDataset], path: str, where: str | None, *, overwrite: bool, as_json: bool) -> None:
+    from shardtool.cli.output import show, show_json
+    from shardtool.errors import printable
+    from shardtool.inspection.table import write_table
+    from shardtool.values import counted, output_text
+
+    rows = write_table(opened, path, where=where, overwrite=overwrite)
+    if as_json:
+        show_json({"files": [output_text(path)], "rows": rows})
+    else:
+        show(f"{counted(rows, 'row')} written to {printable(output_text(path))}")
+
+
+def _print_field(sample: FoundSample, field: str) -> None:
+    from shardtool.cli.output import show_bytes
+    from shardtool.inspection.extract import field_bytes
+
+    show_bytes(field_bytes(sample, field))
+
+
+def _print_keys(opened: list[OpenedDataset], where: str | None, *, as_json: bool) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
     from itertools import islice
 
@@ -168,7 +241,7 @@ def _print_keys(opened: OpenedDataset, *, as_json: bool) -> None:
     from shardtool.errors import printable
     from shardtool.inspection.samples import keys
 
-    found = keys(opened)
+    found = keys(opened, where)
     chunks = iter(lambda: list(islice(found, _MANY)), [])
     if as_json:
         show_json({"keys": list(found)})

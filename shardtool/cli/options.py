@@ -11,10 +11,10 @@ import click
 from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.choices import choices
-from shardtool.request.command_line import option
 from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import RANGES
 from shardtool.values import parse_size
+from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def chosen(options: type[Any], name: str, text: str, *, show_default: bool = Tru
     """
     default = next(one.default for one in fields(options) if one.name == name)
     return click.option(
-        option(name), type=click.Choice(choices(options, name)), default=default, help=text,
+        typed_name(name), type=click.Choice(choices(options, name)), default=default, help=text,
         multiple=default == (), show_default=show_default and bool(default),
     )  # fmt: skip
 
@@ -175,8 +175,17 @@ def common(command: Command) -> Command:
         click.option("--workers", type=Whole("workers"), metavar="N", help="Processes. [default: the cores]"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
+        progress,
         click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
     )
+
+
+def progress(command: Command) -> Command:
+    """Add what says how progress is shown."""
+    return click.option(
+        "--progress", type=click.Choice(["auto", "plain"]), default="auto", show_default=True,
+        help="A bar where stderr is a terminal; plain: a line every ten seconds, for logs.",
+    )(command)  # fmt: skip
 
 
 def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:

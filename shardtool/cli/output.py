@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from shardtool.errors import OutputFailed, printable, reason
+from shardtool.errors import InvalidRequest, OutputFailed, printable, reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def show(text: str) -> None:
@@ -33,6 +37,33 @@ def show_json(document: object) -> None:
         OutputFailed: It cannot be written.
     """
     _print(json_text(document))
+
+
+def show_bytes(blocks: Iterable[bytes]) -> None:
+    """Write bytes to stdout as they are: to a file or a program, never to a terminal.
+
+    Raises:
+        InvalidRequest: stdout is a terminal.
+        OutputFailed: It cannot be written.
+    """
+    if sys.stdout is None or sys.stdout.isatty():
+        raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
+    for block in blocks:
+        if not _wrote(sys.stdout.buffer, block):
+            return
+
+
+def _wrote(stream: BinaryIO, block: bytes) -> bool:
+    """Write bytes, all of them; return whether anybody reads them."""
+    try:
+        stream.write(block)
+        stream.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
+        return False
+    except OSError as error:
+        raise OutputFailed("stdout", f"cannot write: {reason(error)}") from None
+    return True
 
 
 def json_text(document: object) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Size, Whole, chosen, common, dividing, if_exists, running, shards
-from shardtool.dataset.shard_file import ENDINGS
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.shard_names import is_shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _together(names: Sequence[str]) -> list[str | list[str]]:
     found: list[str | list[str]] = []
     folder = None
     for name in names:
-        is_shard = name.endswith(ENDINGS) and not _MARKS.search(name)
+        is_shard = is_shard_name(os.path.basename(name)) and not _MARKS.search(name)
         last, folder = folder, os.path.dirname(name) if is_shard else None
         if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
             shards.append(name)
@@ -123,6 +123,7 @@ def reshard(  # noqa: PLR0913 - an option each
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     select_fields: str | None,
     drop_fields: str | None,
     **options: Any,
@@ -159,7 +160,7 @@ def reshard(  # noqa: PLR0913 - an option each
         **options,
     )
     work = partial(reshard_dry_run if dry_run else run, givens, output, asked)
-    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose)
+    carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

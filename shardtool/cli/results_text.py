@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardtool.cli.output import say, show, show_json
+from shardtool.cli.plain_progress import PlainProgress
 from shardtool.errors import printable
 from shardtool.request.observer import Observer
 from shardtool.request.results import CreateResult
@@ -22,10 +23,17 @@ _MOST_ROWS = 40
 
 
 class Terminal(Observer):
-    """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal."""
+    """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal.
 
-    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+    Args:
+        quiet: Show nothing but details.
+        verbose: Show details.
+        progress: `plain`: lines in place of the bar, also where stderr is no terminal.
+    """
+
+    def __init__(self, *, quiet: bool, verbose: bool, progress: str = "auto") -> None:
         self._quiet, self._verbose = quiet, verbose
+        self._plain = PlainProgress() if progress == "plain" and not quiet else None
         self._bar: Any = None
         self._shards = (0, 0)
 
@@ -51,18 +59,24 @@ class Terminal(Observer):
 
     def phase(self, text: str, size: int) -> None:
         """Start a bar that will make room for another."""
-        self.close()
+        self._close_bar()
         self._shards = (0, 0)
         self._start_bar(text, size, "B", leave=False)
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
-        self.close()
+        self._close_bar()
         self._shards = (0, shards)
-        self._start_bar(f"{samples:,} samples", size, "B", leave=True)
+        self._start_bar(f"{samples:,} samples" if samples else "reading", size, "B", leave=True)
 
     def _start_bar(self, label: str, total: int | None, unit: str, *, leave: bool) -> None:
-        if self._quiet or sys.stderr is None or not sys.stderr.isatty():
+        if self._quiet or sys.stderr is None:
+            return
+        if self._plain is not None:
+            self._plain.begin(label, total)
+            self._bar = self._plain
+            return
+        if not sys.stderr.isatty():
             return
         from tqdm import tqdm
 
@@ -89,7 +103,12 @@ class Terminal(Observer):
                 self._stop_printing()
 
     def close(self) -> None:
-        """Leave the bar as it is, and the cursor below it."""
+        """Leave the bar as it is, and the cursor below it; show no more progress."""
+        self._close_bar()
+        if self._plain is not None:
+            self._plain.end()
+
+    def _close_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -111,7 +130,9 @@ class Terminal(Observer):
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
 
 
-def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quiet: bool, verbose: bool) -> None:
+def carry_out(
+    work: Callable[..., CreateResult | DryRun], *, as_json: bool, quiet: bool, verbose: bool, progress: str
+) -> None:
     """Have shards written, or planned, before the user's eyes, and print what came of it.
 
     Args:
@@ -119,8 +140,9 @@ def carry_out(work: Callable[..., CreateResult | DryRun], *, as_json: bool, quie
         as_json: Print JSON.
         quiet: Print only what was asked for: a plan was.
         verbose: Tell of every shard.
+        progress: How progress is shown: see `Terminal`.
     """
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     try:
         result = work(observer=terminal)
     finally:
@@ -147,8 +169,10 @@ def summary(result: CreateResult) -> str:
         f"fingerprint   {result.fingerprint}",
     ]
     if result.appended:
-        lines.insert(1, f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, "
-                     f"{show_size(result.size)}")  # fmt: skip
+        found = (
+            f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {show_size(result.size)}"
+        )
+        lines.insert(1, found)
     for name, split in result.splits.items():
         held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
         lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")

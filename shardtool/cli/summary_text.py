@@ -88,6 +88,10 @@ def summary_text(summary: Summary, room: int) -> str:
         summary: What to show.
         room: Columns of the terminal.
     """
+    if summary.datasets:
+        held = f"{counted(summary.samples, 'sample')} in {counted(summary.shard_sizes.count, 'shard')}"
+        total = f"{counted(len(summary.datasets), 'dataset')}: {held}, {show_size(summary.size)}, {summary.format}"
+        return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
     sections = [
         _head(summary, room),
         _shards(summary),

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, chosen, common
+from shardtool.cli.options import Sectioned, Whole, chosen, common
 from shardtool.request.options import VerifyOptions
 
 _FOUND, _UNREADABLE = 3, 4
@@ -25,6 +25,12 @@ class _Verify(Sectioned):
 @click.argument("dataset", nargs=-1, required=True, type=click.Path())
 @click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only.")
 @click.option("--decode", is_flag=True, help="Decode every image and JSON field, too; labels must be numbers.")
+@click.option(
+    "--sample",
+    metavar="SHARE",
+    help="Read only this share of a dataset's shards, 10%: others with each --seed.",
+)
+@click.option("--seed", type=Whole("seed"), metavar="N", help="Of --sample: ten in a row of 10% read all. [default: 0]")
 @click.option(
     "--source", "sources", multiple=True, type=click.Path(),
     help="Compare with what it was made from, by key: a folder, a manifest, or datasets; repeatable.",
@@ -46,7 +52,7 @@ class _Verify(Sectioned):
     help="How findings are printed.",
 )  # fmt: skip
 @common
-def verify(
+def verify(  # noqa: PLR0913 - an option each
     dataset: tuple[str, ...],
     *,
     sources: tuple[str, ...],
@@ -54,33 +60,37 @@ def verify(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    progress: str,
     **options: Any,
 ) -> int:
     """Prove that DATASET is whole, or say what is wrong with it.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
     compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.
-    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys.
+    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys. Of several
+    datasets, each; and samples that two splits of one have.
 
-    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read.
+    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read; of several datasets, the worst.
 
     \b
     Examples:
       shardtool verify out.json
+      shardtool verify out/
+      shardtool verify 'out/{split}.json' --format junit > report.xml
       shardtool verify out.json --quick
+      shardtool verify out.json --sample 10% --seed $(date +%j)
       shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
       shardtool verify out.json --source ./imgs
       shardtool verify out.json --repair --source ./imgs
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
-      shardtool verify out.json --format junit > report.xml
     """
     from shardtool.cli.findings_text import rendered
     from shardtool.cli.output import show
     from shardtool.cli.results_text import Terminal
     from shardtool.verbs.verify import verify as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose)
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     try:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.entries.classes import EXPECTED, OPTION, SHOWN, Classes
+from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import InvalidRequest, printable, reason
 from shardtool.storage.reading import read_small
 from shardtool.values import source_text
+from shardtool.wording import option
 
 _FILE_LIMIT = 2**28  # bytes: no list of names is larger
 
@@ -34,7 +35,7 @@ def _read(path: str, where: str) -> object:
     try:
         data = read_small(path, _FILE_LIMIT)
     except OSError as error:
-        raise InvalidRequest(OPTION, f"{where}: {reason(error)}", expected=EXPECTED) from None
+        raise InvalidRequest(option("classes_from"), f"{where}: {reason(error)}", expected=EXPECTED) from None
     if shard_names(data) is not None:
         return dict(read_dataset(data, path).classes)
     try:
@@ -43,7 +44,7 @@ def _read(path: str, where: str) -> object:
             found = json.loads(text)
             return _encoded(found)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(OPTION, f"{where}: {str(error)[:80]}", expected=EXPECTED) from None
+        raise InvalidRequest(option("classes_from"), f"{where}: {str(error)[:80]}", expected=EXPECTED) from None
     return _encoded(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
@@ -58,11 +59,13 @@ def _checked(where: str, found: object) -> Classes:
     lists: dict[str, list[str]] = {}
     for field, given in (found if isinstance(found, Mapping) else {"": found}).items():
         if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-            raise InvalidRequest(OPTION, f"{where} holds no list of names", expected=EXPECTED)
+            raise InvalidRequest(option("classes_from"), f"{where} holds no list of names", expected=EXPECTED)
         names = lists[field] = [*given]
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise InvalidRequest(OPTION, f"{where} holds what is no name, or none", expected=EXPECTED)
+            raise InvalidRequest(option("classes_from"), f"{where} holds what is no name, or none", expected=EXPECTED)
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            raise InvalidRequest(OPTION, f"{where} names {twice[:SHOWN]!r} twice", expected="each class once")
+            raise InvalidRequest(
+                option("classes_from"), f"{where} names {twice[:SHOWN]!r} twice", expected="each class once"
+            )
     return Classes(where, lists)

@@ -19,8 +19,10 @@ from shardtool.dataset.feature import Feature
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.interop.export_types import SplitShards
-from shardtool.pattern import FORMATS, format_of, parse_pattern, sidecar_name
+from shardtool.pattern import FORMATS, parse_pattern, sidecar_name
 from shardtool.request.run_record import RunRecord
+from shardtool.shard_names import format_of, is_shard_name
+from shardtool.wording import made_again
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +46,6 @@ _MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far m
 _MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
 _FINGERPRINT_LENGTH = 80  # ours has 67 characters
 _NUMBERS = ("int64", "float")
-_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         raise CorruptShard(name, "no dataset file of shardtool")
     body = data[:-_CHECKSUM_SIZE]
     if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
-        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=_REMEDY)
+        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=made_again())
     try:
         document = json.loads(data)
         ours = _typed(document, "shardtool", dict)
@@ -206,7 +207,7 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
             folder = _without_folder(document, ours)
             return replace(_dataset(document, ours), shards_folder=folder)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
-        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=_REMEDY) from None
+        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=made_again()) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
 
 
@@ -256,7 +257,7 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
     if (shard_format := _typed(ours, "format", str)) not in FORMATS.values():
         raise ValueError(f"the format {shard_format!r:.40}")
     for shard in shards:
-        if format_of(shard.name) != shard_format:
+        if format_of(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
             raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
     totals, appends = _totals(ours, shards), _appends(ours, len(shards)) if "appends" in ours else ()
     return DatasetFile(

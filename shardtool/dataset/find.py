@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names
-from shardtool.dataset.shard_file import ENDINGS
+from shardtool.dataset.shard_file import FETCH, looks_like
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.storage.reading import list_folder, names_in, read_small
+from shardtool.shard_names import KNOWN, is_shard_name, read_name, whole_of
+from shardtool.storage.reading import dangling, list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
-_EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
+_LOOKED_AT = 8  # files of a series: some may be empty
+EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def find_dataset(given: Given) -> Found:
     """
     names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
     if not names:
-        raise InvalidRequest("DATASET", "nothing given", expected=_EXPECTED)
+        raise InvalidRequest("the dataset", "nothing given", expected=EXPECTED)
     if len(names) > 1:
         return _of_names(names)
     name = names[0]
@@ -83,7 +85,7 @@ def find_dataset(given: Given) -> Found:
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):
         return _of_dataset_file(name)
-    if os.path.exists(name):
+    if os.path.lexists(name):
         return _of_names([name])
     if any(mark in name for mark in "*?["):
         return _of_names(sorted(glob.glob(name), key=natural) or [name])
@@ -96,9 +98,12 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _of_names(names: list[str]) -> Found:
+    sidecars = {sidecar_path(name, None) for name in names}
+    names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
     for name in names:
+        _check_fetched(name)
         if not os.path.isfile(name):
-            raise InvalidRequest(name, "no such file", expected=_EXPECTED)
+            raise InvalidRequest(name, "no such file", expected=EXPECTED)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
         return _of_dataset_file(names[0])
     folder = os.path.dirname(names[0])
@@ -106,36 +111,66 @@ def _of_names(names: list[str]) -> Found:
     return Found(tuple(names), file, folder, own=file is not None)
 
 
+def _check_fetched(path: str) -> None:
+    """Refuse a link to nothing: what it leads to lies elsewhere, and was not fetched."""
+    if (target := dangling(path)) is not None:
+        raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=EXPECTED, remedy=FETCH)
+
+
 def _of_folder(folder: str) -> Found:
     try:
         names = sorted(list_folder(folder), key=natural)
     except OSError as error:
-        raise InvalidRequest(folder, reason(error), expected=_EXPECTED) from None
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and _is_dataset_file(os.path.join(folder, name))]
+        raise InvalidRequest(folder, reason(error), expected=EXPECTED) from None
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
     if len(files) > 1:
         found = f"{len(files)} datasets: {listing(files)}"
         raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
     if files:
         return _of_dataset_file(os.path.join(folder, files[0]))
-    shards = [os.path.join(folder, name) for name in names if name.endswith(ENDINGS) and not name.startswith(".")]
+    shards = _shards_of(folder, [name for name in names if not name.startswith(".")])
     if not shards:
-        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {', '.join(ENDINGS)}")
+        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}")
     return Found(tuple(shards), None, folder.rstrip("/") or "/")
+
+
+def _shards_of(folder: str, names: list[str]) -> list[str]:
+    """Return the paths of those files of a folder that are shards.
+
+    Not all that is numbered as TensorFlow does (`train-00000-of-01024`) is a shard, for checkpoints are, too: the first
+    files of a series tell by their bytes.
+    """
+    series: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        if read_name(name) is None and (whole := whole_of(name)):
+            series.setdefault((whole[0], whole[3]), []).append(os.path.join(folder, name))
+    shards = {path for paths in series.values() if any(map(_may_be_shard, paths[:_LOOKED_AT])) for path in paths}
+    paths = [os.path.join(folder, name) for name in names]
+    return [path for name, path in zip(names, paths, strict=True) if read_name(name) or path in shards]
+
+
+def _may_be_shard(path: str) -> bool:
+    """Tell whether a file's first bytes are those of a shard, or cannot be read, which is to be said."""
+    try:
+        return looks_like(path) is not None
+    except CorruptShard:
+        return True
 
 
 def _of_pattern(text: str) -> Found:
     try:
         pattern = parse_pattern(text)
     except InvalidRequest as error:
-        if text.endswith(ENDINGS) and not any(mark in text for mark in "{<%"):
-            raise InvalidRequest(text, "no such file", expected=_EXPECTED) from None
+        if not any(mark in text for mark in "{<%"):
+            what = "no such file" if is_shard_name(os.path.basename(text)) else "no such file or folder"
+            raise InvalidRequest(text, what, expected=EXPECTED) from None
         raise error from None
     found = _existing(pattern)
     if not found:
-        raise InvalidRequest(text, "no shards of that pattern", expected=_EXPECTED)
+        raise InvalidRequest(text, "no shards of that pattern", expected=EXPECTED)
     shards = [os.path.join(pattern.folder, name) for name in found]
     file = os.path.join(pattern.folder, pattern.dataset_file)
-    own = _is_dataset_file(file)
+    own = is_dataset_file(file)
     return Found(tuple(shards), file if own else None, pattern.folder, own=own)
 
 
@@ -153,10 +188,11 @@ def _existing(pattern: ShardPattern) -> list[str]:
 
 
 def _of_dataset_file(path: str) -> Found:
+    _check_fetched(path)
     try:
         data = read_small(path)
     except OSError as error:
-        raise InvalidRequest(path, reason(error), expected=_EXPECTED) from None
+        raise InvalidRequest(path, reason(error), expected=EXPECTED) from None
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
@@ -204,7 +240,8 @@ def _wids_names(data: bytes) -> list[str] | None:
     return names if all(isinstance(name, str) for name in names) else None
 
 
-def _is_dataset_file(path: str) -> bool:
+def is_dataset_file(path: str) -> bool:
+    """Tell whether a file is a dataset file of ours, damaged or not."""
     try:
         return os.path.isfile(path) and shard_names(read_small(path)) is not None
     except OSError:
@@ -216,6 +253,6 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     wanted = [output_text(os.path.basename(shard)) for shard in shards]
     for name in names_in(folder):
         path = os.path.join(folder, name)
-        if name.endswith(DATASET_SUFFIX) and _is_dataset_file(path) and shard_names(read_small(path)) == wanted:
+        if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path
     return None

@@ -1,22 +1,30 @@
-"""The bytes of one finished shard, at any place, compressed or not."""
+"""The bytes of one finished shard, at any place, compressed or not; and which of these it is.
+
+Its name tells, and where that tells nothing, as for the blobs of a store and TensorFlow's `train-00000-of-01024`, its
+first bytes do.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Protocol
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import open_plain
+from shardtool.format import tar_read, tfrecord_read
+from shardtool.shard_names import KNOWN, NameFacts, part_of, read_name
+from shardtool.storage.reading import dangling, open_plain, read_head
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ENDINGS = (".tar", ".tfrecord", ".tfrecords", ".tar.gz", ".tgz", ".tar.zst")
-COMPRESSED = (".gz", ".tgz", ".zst")
+FETCH = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
 _WINDOW = 2**20
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
+_STARTS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # of compressed files
+_XZ_MEMORY = 2**27  # bytes that unpacking may take: `xz -9` asks for half; a file may claim 4 GiB
 
 
 class ShardFile:
@@ -33,7 +41,7 @@ class ShardFile:
         try:
             self._fd, fact = open_plain(path)
         except OSError as error:
-            raise CorruptShard(path, f"cannot be opened: {reason(error)}") from None
+            raise unopened(path, error) from None
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
         self._start, self._window = 0, b""
 
@@ -137,25 +145,86 @@ class SummedFile(ShardFile):
             raise self._failed(offset, error) from None
 
 
+class _Stream(Protocol):
+    """What a compressed file holds."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _XzStream:
+    """What an xz file holds, one stream after the other: pyarrow unpacks all other kinds, but not these."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._packed = file, b""
+        self._next()
+
+    def _next(self) -> None:
+        from lzma import FORMAT_XZ, LZMADecompressor
+
+        self._unpack = LZMADecompressor(FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    def read(self, size: int) -> bytes:
+        """Return some bytes, and none at the end.
+
+        Raises:
+            ValueError: The data is damaged, or wants more memory than it may.
+            OSError: It ends too early, or cannot be read.
+        """
+        from lzma import LZMAError
+
+        while True:
+            if self._unpack.eof:
+                self._packed = (self._unpack.unused_data or self._file.read(_WINDOW)).lstrip(b"\0")
+                if not self._packed:
+                    return b""
+                self._next()
+            elif self._unpack.needs_input and not self._packed:
+                self._packed = self._file.read(_WINDOW)
+                if not self._packed:
+                    raise OSError("Truncated compressed stream")
+            try:
+                found = self._unpack.decompress(self._packed, size)
+            except LZMAError as error:
+                raise ValueError(str(error)) from None
+            self._packed = b""
+            if found:
+                return found
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
 class PackedFile:
     """The bytes of a compressed shard, in sequence: a place before the last one can be read again only if it is held.
+
+    Args:
+        path: Where it is.
+        packing: How it is compressed; None: as its name, or its first bytes, tell.
 
     Raises:
         CorruptShard: It is no plain file, or cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, packing: str | None = None) -> None:
         import pyarrow as pa
 
         self.path, self.size = path, -1
-        kind = "zstd" if path.endswith(".zst") else "gzip"
-        with ShardFile(path) as plain:  # opens no FIFO, and follows no link
+        packing = packing or shard_kind(path).packing
+        with ShardFile(path) as plain:  # opens no FIFO
             file = os.fdopen(os.dup(plain.fileno()), "rb")
+        self._stream: _Stream
         try:
-            self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), kind)
+            xz = packing == "xz"
+            self._stream = _XzStream(file) if xz else pa.CompressedInputStream(pa.PythonFile(file, "r"), packing)
         except (OSError, ValueError) as error:
             file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
+        except (ImportError, NotImplementedError):
+            file.close()
+            raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot unpack") from None
         self._start, self._window = 0, b""
         self._held: IO[bytes] | None = None
         self._held_start = self._held_end = 0
@@ -219,24 +288,88 @@ class PackedFile:
         return self._window[at : at + length]
 
 
+def unopened(path: str, error: OSError, remedy: str = "") -> CorruptShard:
+    """Return the error that a shard cannot be opened, with what to do where it is a link to what was not fetched."""
+    if (target := dangling(path)) is not None:
+        return CorruptShard(path, f"cannot be opened: a link to nothing, {printable(target)}", remedy=FETCH)
+    return CorruptShard(path, f"cannot be opened: {reason(error)}", remedy=remedy)
+
+
 def open_shard(path: str) -> ShardFile | PackedFile:
     """Return a shard for reading, compressed or not.
 
     Raises:
         CorruptShard: It cannot be opened.
+        InvalidRequest: It is no shard.
     """
-    return PackedFile(path) if path.endswith(COMPRESSED) else ShardFile(path)
+    packing = shard_kind(path).packing
+    return PackedFile(path, packing) if packing else ShardFile(path)
+
+
+def is_packed(path: str) -> bool:
+    """Tell whether a shard is compressed.
+
+    Raises:
+        CorruptShard: Its name does not tell, and it cannot be opened.
+        InvalidRequest: It is no shard.
+    """
+    return bool(shard_kind(path).packing)
 
 
 def shard_format(path: str) -> str:
     """Return `tar` or `tfrecord`.
 
     Raises:
-        InvalidRequest: The name has neither's ending.
+        CorruptShard: Its name does not tell, and it cannot be opened.
+        InvalidRequest: It is no shard.
     """
-    name = path.removesuffix(".gz").removesuffix(".zst")
-    if name.endswith((".tar", ".tgz")):
-        return "tar"
-    if name.endswith((".tfrecord", ".tfrecords")) or ".tfrecord-" in os.path.basename(name):
-        return "tfrecord"
-    raise InvalidRequest(path, "neither tar nor TFRecord by its name", expected=f"one of {', '.join(ENDINGS)}")
+    return shard_kind(path).format
+
+
+def shard_kind(path: str) -> NameFacts:
+    """Return what a shard is, as its name or else its first bytes tell.
+
+    Raises:
+        CorruptShard: Its name does not tell, and it cannot be opened.
+        InvalidRequest: Neither tells, so that it is no shard.
+    """
+    if facts := read_name(os.path.basename(path)):
+        return facts
+    if os.path.lexists(path) and (facts := looks_like(path)):
+        return facts
+    if part_of(path):
+        return NameFacts("tfrecord")  # a missing, empty or damaged one: only TensorFlow numbers files so
+    expected = f"a name that ends in one of {KNOWN}"
+    raise InvalidRequest(path, "neither tar nor TFRecord by its name or its first bytes", expected=expected)
+
+
+def misnamed(path: str, error: CorruptShard) -> CorruptShard:
+    """Return what is wrong with a shard of which nothing could be read: its name may tell another kind than it is."""
+    found = looks_like(path)
+    if found in (None, shard_kind(path)):
+        return error
+    what = f"a {found.format} shard{found.packing and f' packed with {found.packing}'}"
+    return CorruptShard(
+        path, f"not what its name tells: by its first bytes {what}", offset=0,
+        remedy="Give it the right ending, or a link to it that has one.",
+    )  # fmt: skip
+
+
+def looks_like(path: str) -> NameFacts | None:
+    """Return what the first bytes of a file tell; None: it is no shard, or an empty one.
+
+    Raises:
+        CorruptShard: It cannot be opened.
+    """
+    try:
+        start, _ = read_head(path, tar_read.BLOCK)
+    except OSError as error:
+        raise unopened(path, error) from None
+    packing = next((name for magic, name in _STARTS.items() if start.startswith(magic)), "")
+    if packing:
+        start = b""
+        with suppress(CorruptShard), PackedFile(path, packing) as packed:
+            start = bytes(packed.read(0, tar_read.BLOCK))
+    if tfrecord_read.is_start(start):
+        return NameFacts("tfrecord", packing)
+    return NameFacts("tar", packing) if tar_read.is_start(start) else None

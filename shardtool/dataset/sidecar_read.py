@@ -26,6 +26,7 @@ from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import read_small
 from shardtool.values import counted
+from shardtool.wording import call, made_again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.parquet_bounds import Extent, Footer
 
-_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
-_VERIFY = "`shardtool verify` shows what is wrong; `shardtool verify --repair` mends what can be mended."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
@@ -120,6 +119,10 @@ class Sidecar:
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def _verify() -> str:
+    return f"`shardtool verify` tells what is wrong; {call('verify', repair=True)} mends what can be mended."
+
+
 def read_bytes(path: str) -> bytes:
     """Return the bytes of the file that has a sidecar's name, if it can be one.
 
@@ -149,7 +152,7 @@ def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = 
         raise  # of pyarrow, it is an ArrowException, too
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_KEPT].strip().rstrip(".")
-        raise CorruptShard(where, f"no sidecar: {found}", remedy=_REMEDY) from None
+        raise CorruptShard(where, f"no sidecar: {found}", remedy=made_again()) from None
 
 
 def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
@@ -166,7 +169,7 @@ def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
     """
     if (fact.name, fact.size) != (name, size):
         found, expected = f"the index of {printable(fact.name)}, {fact.size:,} bytes", f"that of {name}, {size:,} bytes"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+        raise CorruptShard(where, found, expected=expected, remedy=made_again())
 
 
 def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
@@ -179,7 +182,7 @@ def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
         found = f"{len(data):,} bytes with the CRC-32C {crc:08x}"
         expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
-        raise CorruptShard(where, found, expected=expected, remedy=_VERIFY)
+        raise CorruptShard(where, found, expected=expected, remedy=_verify())
 
 
 def check_samples(sidecar: Sidecar, where: str, entry: ShardEntry) -> None:
@@ -190,7 +193,7 @@ def check_samples(sidecar: Sidecar, where: str, entry: ShardEntry) -> None:
     """
     if len(sidecar.rows.counts) != entry.samples:
         found, expected = counted(len(sidecar.rows.counts), "sample"), f"{entry.samples:,}, as the dataset file says"
-        raise CorruptShard(where, found, expected=expected, remedy=_VERIFY)
+        raise CorruptShard(where, found, expected=expected, remedy=_verify())
 
 
 def check_places(rows: Rows, size: int) -> None:
@@ -419,9 +422,9 @@ def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
         )
         _check_facts(fact)
     except KeyError as error:
-        raise CorruptShard(name, f"no sidecar: without {PREFIX}{error.args[0]}", remedy=_REMEDY) from None
+        raise CorruptShard(name, f"no sidecar: without {PREFIX}{error.args[0]}", remedy=made_again()) from None
     except ValueError as error:
-        raise CorruptShard(name, f"no sidecar: {error}", remedy=_REMEDY) from None
+        raise CorruptShard(name, f"no sidecar: {error}", remedy=made_again()) from None
     if version not in READ_VERSIONS:
         found = f"format version {version}"
         raise CorruptShard(name, found, expected=f"{READ_VERSIONS[-1]} at the most", remedy="Use a newer shardtool.")

@@ -29,7 +29,7 @@ from shardtool.values import source_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.values import ShardSamples
+    from shardtool.values import ShardContent
 
 _ROW_GROUP = 2**17  # samples
 
@@ -74,28 +74,28 @@ class Written:
 
     Attributes:
         format: `tar` or `tfrecord`.
-        samples: What was planned.
+        content: What was planned.
         columns: Their metadata, if there are any.
         field_crcs: uint32 for each field that was written.
         skipped: The places of samples that were not.
-        source_paths: Whether the source's names are a column.
+        source_paths: The source's name of each field, a NUL after each; empty: they are no column.
     """
 
     format: str
-    samples: ShardSamples
+    content: ShardContent
     columns: pa.Table | None
     field_crcs: bytes
     skipped: tuple[int, ...]
-    source_paths: bool
+    source_paths: bytes = b""
 
 
 def index_of(shard: Written) -> ShardIndex:
     """Return the index of a shard that was written."""
-    samples, columns, skipped = shard.samples, shard.columns, shard.skipped
-    counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
-    codes, sizes = np.frombuffer(samples.codes, np.uint16), np.frombuffer(samples.stored or samples.sizes, np.int64)
-    keys, whole = samples.keys, None if samples.whole is None else np.frombuffer(samples.whole, np.bool_)
-    paths = samples.paths[:-1].split(b"\0") if shard.source_paths and samples.paths is not None else []
+    content, columns, skipped = shard.content, shard.columns, shard.skipped
+    counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
+    codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
+    keys, whole = content.keys, np.frombuffer(content.whole, np.bool_) if content.whole else None
+    paths = shard.source_paths[:-1].split(b"\0") if shard.source_paths else []
     if skipped:
         stays = np.ones(len(counts), bool)
         stays[list(skipped)] = False
@@ -105,7 +105,7 @@ def index_of(shard: Written) -> ShardIndex:
         counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
         whole = None if whole is None else whole[rows]
         columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
-    names = tuple(name.decode() for name in samples.fields)
+    names = tuple(name.decode() for name in content.fields)
     more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
     if shard.source_paths:
         more["source_paths"] = string_lists(paths, counts)

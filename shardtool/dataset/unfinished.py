@@ -13,11 +13,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import ENDINGS
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
+from shardtool.shard_names import is_shard_name
 from shardtool.storage.reading import names_in, read_small
 from shardtool.values import counted
+from shardtool.wording import create_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +75,7 @@ def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = 
 def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
     """Return what the sidecars of other shards in a folder say, beside those that were given."""
     given = {os.path.basename(path) for path in shards if os.path.dirname(path) == folder}
-    others = [name for name in names_in(folder) if name.endswith(ENDINGS) and name not in given]
+    others = [name for name in names_in(folder) if is_shard_name(name) and name not in given]
     return [fact for name in others if (fact := _fact_beside(os.path.join(folder, name))) is not None]
 
 
@@ -86,7 +87,7 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
     """
     there = [path for path in shards if os.path.isfile(path)]
     for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
-        remedy = "`create --resume` finishes such a run; `shardtool reshard` makes a dataset of those that are here."
+        remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
         raise InvalidRequest(folder or ".", str(one), expected=EXPECTED, remedy=remedy)
 
 

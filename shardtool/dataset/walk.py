@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.shard_file import COMPRESSED, PackedFile, SummedFile, open_shard, shard_format
+from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misnamed, shard_kind
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar_read as tar_walk
@@ -21,11 +21,12 @@ from shardtool.storage.reading import file_stat
 from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
-    from shardtool.dataset.shard_file import ShardFile
     from shardtool.values import Dots, Kind
 
-_KEY_FEATURES = (b"__key__", b"key", b"__key", b"image/filename")
-_ENDING = re.compile(r"\.tfrecords?|\.gz$|\.zst$")
+_FILE_NAME = b"image/filename"  # of TensorFlow's image sets
+_KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME)
+_FILE_ENDING = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # of a file's name, which is no part of its key
+_ENDING = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
 _ENDLESS = 2**63
@@ -164,16 +165,17 @@ def survey(task: SurveyTask) -> Survey:
         CorruptShard: It cannot be opened.
         InvalidRequest: Its name has the ending of no format.
     """
-    packed = task.path.endswith(COMPRESSED)
-    with SummedFile(task.path) if task.checksum and not packed else open_shard(task.path) as shard:
-        found = Survey(task.path, shard_format(task.path), shard.size)
+    kind = shard_kind(task.path)
+    plain = SummedFile if task.checksum else ShardFile
+    with PackedFile(task.path, kind.packing) if kind.packing else plain(task.path) as shard:
+        found = Survey(task.path, kind.format, shard.size)
         try:
             if found.format == "tar":
                 _survey_tar(shard, task, found)
             else:
                 _survey_tfrecord(shard, task, found)
         except CorruptShard as error:
-            found.error = error
+            found.error = error if found.keys else misnamed(task.path, error)
         if isinstance(shard, SummedFile):
             try:
                 found.crc = shard.crc()
@@ -342,6 +344,8 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
             at = key_feature.offset - record.data
             key = bytes(data[at : at + key_feature.size])
+            if key_feature.name == _FILE_NAME:
+                key = _FILE_ENDING.sub(b"", key)
         found.keys.append(key)
         found.starts.append(record.offset)
         found.sizes.append(record.end - record.offset)

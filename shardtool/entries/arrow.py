@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
 
 
-def number_array(values: NDArray[Any]) -> Any:
+def number_array(values: NDArray[np.generic]) -> pa.Array:
     """Return an Arrow array of the same numbers."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def string_array(data: bytes, lengths: NDArray[np.int64]) -> Any:
+def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
     """Return an Arrow array of strings that lie end to end in `data`."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
 
 
-def strings(texts: list[bytes]) -> Any:
+def strings(texts: list[bytes]) -> pa.StringArray:
     """Return an Arrow array of strings."""
     return string_array(b"".join(texts), np.array([len(text) for text in texts], np.int64))
 
@@ -41,20 +41,20 @@ def coded_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
 
-def python_rows(table: Any) -> list[dict[str, Any]]:
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
     columns = {name: _python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _python_values(column: Any) -> list[Any]:
+def _python_values(column: pa.ChunkedArray) -> list[object]:
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
         return [_python_value(value) for value in column]
 
 
-def _python_value(value: Any) -> Any:
+def _python_value(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -66,7 +66,7 @@ def _python_value(value: Any) -> Any:
     return [_python_value(one) for one in value.values]
 
 
-def numbers(array: Any) -> NDArray[Any]:
+def numbers(array: pa.Array) -> NDArray[Any]:
     """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):

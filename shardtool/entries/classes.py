@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import counted, source_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Texts
 
-OPTION = "--classes-from"
 EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
 _AT_ONCE = 2**16  # samples at a time
 SHOWN = 60  # letters of a name in a message
@@ -47,7 +47,7 @@ class Classes:
         if field not in self.names and not self.grows and len(self.names) != 1:
             found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
             expected = f"those of one of its fields: {listing([*self.names])}" if self.names else EXPECTED
-            raise InvalidRequest(OPTION, found, expected=expected)
+            raise InvalidRequest(option("classes_from"), found, expected=expected)
         if self.grows:
             return [*self.names.get(field, ())]
         return [*self.names.get(field, next(iter(self.names.values())))]
@@ -64,11 +64,10 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
     place = {name: at for at, name in enumerate(names)}
     new = [text for text in texts.values() if text not in place]
     if new and known is not None and not known.grows:
-        raise InvalidRequest(
-            OPTION, f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}",
-            expected=f"one of its {counted(len(names), 'name')}: {_quoted(names)}",
-            remedy="Add what is new at the end of a list of your own: the numbers of the others stay as they are.",
-        )  # fmt: skip
+        problem = f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}"
+        expected = f"one of its {counted(len(names), 'name')}: {_quoted(names)}"
+        remedy = "Add what is new at the end of a list of your own: the numbers of the others stay as they are."
+        raise InvalidRequest(option("classes_from"), problem, expected=expected, remedy=remedy)
     for text in new:
         place[text] = len(names)
         names.append(text)
@@ -83,11 +82,11 @@ def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
         order: Which sample stands where; None: in their own order.
     """
     total = len(entries) if order is None else len(order)
-    for name in entries.classes:
-        texts = entries.inline.get(name)
+    for name in entries.values.classes:
+        texts = entries.values.inline.get(name)
         runs = 0 if texts is None else _runs(texts, order, total)
         if 1 < runs < total:
-            return f"samples stand class by class ({runs:,} classes of {name}): --shuffle mixes them"
+            return f"samples stand class by class ({runs:,} classes of {name}): {flag('shuffle')} mixes them"
     return ""
 
 

@@ -7,81 +7,151 @@ sample, and the key. What takes more, such as a manifest's columns, lies in Arro
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardtool.errors import Bug
 from shardtool.values import to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.names import Names, Texts
-    from shardtool.skipped import Skipped
     from shardtool.values import Kind, Number, SpanFile
+
+_Number = TypeVar("_Number", bound=np.generic)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRows:
+    """The fields of all samples, a row for each.
+
+    Attributes:
+        code: uint16[rows], the field's name: its place among `Entries.fields`.
+        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
+        size: int64[rows], payload bytes.
+        mtime_ns: int64[rows], as seen when the source was listed.
+        changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
+        paths: One a row, relative to `Entries.root`; None where each is key + "." + field.
+    """
+
+    code: NDArray[np.uint16]
+    kind: NDArray[np.uint8]
+    size: NDArray[np.int64]
+    mtime_ns: NDArray[np.int64]
+    changed_ns: NDArray[np.int64]
+    paths: Texts | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> FieldRows:
+        """Return `rows`, in that order."""
+        paths = None if self.paths is None else self.paths.take(rows)
+        times = _taken(self.mtime_ns, rows), _taken(self.changed_ns, rows)
+        return FieldRows(self.code[rows], _taken(self.kind, rows), self.size[rows], *times, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpans:
+    """Where the payloads of SPAN rows lie: in shards, or in a spool.
+
+    Attributes:
+        files: The shards, or the spool; none: it is yet to be written.
+        file: uint32[samples]: which of `files` the rows of a sample lie in.
+        offset: int64[rows], where a payload starts in its file.
+        expected: int64[rows], the CRC-32C that it must have; -1: it is unknown.
+        whole: bool[rows]: whether it is all that the field's list holds, not one value in it, or numbers packed as
+            one; None: it never is.
+    """
+
+    files: tuple[SpanFile, ...]
+    file: NDArray[np.uint32]
+    offset: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    whole: NDArray[np.bool_] | None = None
+
+    def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
+        """Return the spans of `rows`, those of `samples`, in that order."""
+        return replace(self.take_rows(rows), file=_taken(self.file, samples))
+
+    def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
+        """Return the spans of `rows`, in that order, which belong to the same samples."""
+        whole = None if self.whole is None else self.whole[rows]
+        return replace(self, offset=self.offset[rows], expected=_taken(self.expected, rows), whole=whole)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValues:
+    """What is known of the fields' values, by the fields' names.
+
+    Attributes:
+        inline: The payload of INLINE rows, one a sample, also for samples without the field.
+        numbers: What its text stands for, where that is a number; INLINE where it is to be stored as one.
+        lists: What the values of a TFRecord's lists are: all their rows are SPAN.
+        classes: The names of its class numbers.
+    """
+
+    inline: Mapping[str, Texts] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    lists: Mapping[str, Kind] = field(default_factory=dict)
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def renamed(self, names: Mapping[str, str]) -> FieldValues:
+        """Return the values of the fields `names`, in that order, by the new name of each."""
+        numbers, lists = _renamed(self.numbers, names), _renamed(self.lists, names)
+        return FieldValues(_renamed(self.inline, names), numbers, lists, _renamed(self.classes, names))
+
+    def take(self, samples: NDArray[np.int64]) -> FieldValues:
+        """Return the values of `samples`, in that order."""
+        return replace(self, inline={name: texts.take(samples) for name, texts in self.inline.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
     """The samples of a source, the fields of each ordered by the bytes of their names.
 
-    Sample i has the rows `first[i]` to `first[i + 1]` (exclusive) of the columns below `first`.
+    Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
 
     Attributes:
         root: What paths count from, ending in a slash.
-        keys: One per sample.
+        keys: One a sample.
         first: int64[samples + 1].
-        fields: The names that `code` stands for.
-        code: uint16[rows], a field's name.
-        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
-        size: int64[rows], payload bytes.
-        mtime_ns: int64[rows], as seen when the source was listed.
-        changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One per row, relative to `root`; None where each is key + "." + field.
-        source_paths: Whether `paths` goes into the sidecar, because the keys are no longer the names.
-        skipped: What the source holds but cannot be part of a sample.
-        inline: Field to the payload of its INLINE rows, one per sample, also for samples without the field.
-        numbers: What the text of fields stands for, where that is a number; INLINE where it is to be stored as one.
-        classes: Field to the names of its class numbers.
-        offset: int64[rows], where the payload of SPAN rows starts in its file; None where there are none.
-        files: The files that SPAN rows lie in: shards, or a spool; none: the spool is yet to be written.
-        file: uint32[samples]: which of `files`; None: the first.
-        expected: int64[rows], the CRC-32C that a payload must have, -1 where it is unknown; None: all are unknown.
-        identity: A digest of the source, where `root` does not identify it.
-        columns: Metadata for the sidecars, a row per sample: a `pyarrow.Table`.
-        lists: What the values of fields are that are lists of a TFRecord: all their rows are SPAN.
-        whole: bool[rows]: whether the payload is all that the field's list holds, not one value in it, or numbers
-            packed as one; None: it never is.
+        fields: The fields' names.
+        rows: The fields of all samples.
+        values: What is known of the fields' values.
+        spans: Where the payloads of SPAN rows lie; None where there are no such rows.
+        metadata: Columns for the sidecars, a row a sample.
+        source_paths: Whether `rows.paths` goes into the sidecar, because the keys are no longer the names.
+        identity: What tells the source from any other, where it is not what `root` leads to.
     """
 
     root: bytes
     keys: Names
     first: NDArray[np.int64]
     fields: tuple[str, ...]
-    code: NDArray[np.uint16]
-    kind: NDArray[np.uint8]
-    size: NDArray[np.int64]
-    mtime_ns: NDArray[np.int64]
-    changed_ns: NDArray[np.int64]
-    paths: Names | None = None
+    rows: FieldRows
+    values: FieldValues = field(default_factory=FieldValues)
+    spans: FieldSpans | None = None
+    metadata: pa.Table | None = None
     source_paths: bool = False
-    skipped: tuple[Skipped, ...] = ()
-    inline: Mapping[str, Texts] = field(default_factory=dict)
-    numbers: Mapping[str, Number] = field(default_factory=dict)
-    classes: Mapping[str, list[str]] = field(default_factory=dict)
-    offset: NDArray[np.int64] | None = None
-    files: tuple[SpanFile, ...] = ()
-    file: NDArray[np.uint32] | None = None
-    expected: NDArray[np.int64] | None = None
     identity: str = ""
-    columns: Any = None
-    lists: Mapping[str, Kind] = field(default_factory=dict)
-    whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def known_spans(self) -> FieldSpans:
+        """Where the payloads of SPAN rows lie, of a source that has such rows.
+
+        Raises:
+            Bug: It has none.
+        """
+        if self.spans is None:
+            raise Bug(to_text(self.root), "samples that lie in no shards")
+        return self.spans
 
     def key(self, sample: int) -> str:
         """Return a sample's key, for messages too: undecodable bytes become surrogates."""
@@ -89,10 +159,9 @@ class Entries:
 
     def path(self, row: int) -> bytes:
         """Return the path of a row, relative to `root`."""
-        if self.paths is not None:
-            return self.paths[row]
-        sample = int(np.searchsorted(self.first, row, "right")) - 1
-        return self.keys[sample] + b"." + to_bytes(self.fields[int(self.code[row])])
+        if self.rows.paths is not None:
+            return self.rows.paths.span(row, row + 1)[:-1]
+        return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""
@@ -100,7 +169,11 @@ class Entries:
 
     def code_counts(self) -> list[int]:
         """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
-        return [int(count) for count in np.bincount(self.code, minlength=len(self.fields))]
+        return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
+
+    def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """Return the sample that each of `rows` belongs to."""
+        return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
@@ -111,33 +184,35 @@ class Entries:
 
     def take(self, samples: NDArray[np.int64]) -> Entries:
         """Return `samples`, in that order."""
-        first = np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64)
+        rows = self.rows_of(samples)
         return replace(
-            self.take_rows(self.rows_of(samples)),
+            self,
             keys=self.keys.take(samples),
-            first=first,
-            inline={name: texts.take(samples) for name, texts in self.inline.items()},
-            file=self.file[samples] if self.file is not None else None,
-            columns=None if self.columns is None else _take_rows(self.columns, samples),
+            first=np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64),
+            rows=self.rows.take(rows),
+            values=self.values.take(samples),
+            spans=None if self.spans is None else self.spans.take(samples, rows),
+            metadata=None if self.metadata is None else _take_rows(self.metadata, samples),
         )
 
     def take_rows(self, rows: NDArray[np.int64]) -> Entries:
-        """Return the columns of `rows`, in that order; which samples they belong to is the caller's to say."""
-        return replace(
-            self,
-            code=self.code[rows],
-            kind=self.kind[rows],
-            size=self.size[rows],
-            mtime_ns=self.mtime_ns[rows],
-            changed_ns=self.changed_ns[rows],
-            paths=self.paths.take(rows) if self.paths is not None else None,
-            offset=self.offset[rows] if self.offset is not None else None,
-            expected=self.expected[rows] if self.expected is not None else None,
-            whole=self.whole[rows] if self.whole is not None else None,
-        )
+        """Return `rows` alone, in that order; which samples they belong to is the caller's to say."""
+        spans = None if self.spans is None else self.spans.take_rows(rows)
+        return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
-def _take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
+def _renamed(known: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:
+    return {new: known[old] for old, new in names.items() if old in known}
+
+
+def _taken(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:
+    """Return some of an array's values; where all are one value, in no memory."""
+    if len(values) and not any(values.strides):
+        return np.broadcast_to(values[0], len(which))
+    return values[which]
+
+
+def _take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     from shardtool.entries.arrow import number_array
 
     return table.take(number_array(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def with_column(columns: Any, name: str, values: Any) -> Any:
+def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Table:
     """Return a table with one more column, or another in place of the one of that name; `columns` may be None."""
     field = pa.field(name, values.type)
     if columns is None:
@@ -23,13 +23,13 @@ def with_column(columns: Any, name: str, values: Any) -> Any:
     return columns.append_column(field, values)
 
 
-def with_split(columns: Any, names: tuple[str, ...], number: NDArray[np.int16]) -> Any:
+def with_split(columns: pa.Table | None, names: tuple[str, ...], number: NDArray[np.int16]) -> pa.Table:
     """Return metadata columns with each sample's split."""
     values = strings([name.encode() for name in names]).take(number_array(number))
     return with_column(columns, "split", values)
 
 
-def with_images(columns: Any, images: list[tuple[int, int, str] | None]) -> Any:
+def with_images(columns: pa.Table | None, images: list[tuple[int, int, str] | None]) -> pa.Table | None:
     """Return metadata columns with the width, height and mode of images, in place of what has these names."""
     for at, (name, kind) in enumerate((("width", pa.int32()), ("height", pa.int32()), ("mode", pa.string()))):
         values = pa.array([None if image is None else image[at] for image in images], kind)

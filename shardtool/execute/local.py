@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
+from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
     import subprocess
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_FEWER = "Use fewer --workers."  # every verb that starts any has this option
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
 
@@ -97,7 +97,7 @@ class LocalPool:
 
     def __init__(self, workers: int, start: StartMethod = "auto", again: str = "Run the same command again.") -> None:
         if workers < 1:
-            raise InvalidRequest("--workers", str(workers), expected="one or more")
+            raise InvalidRequest(option("workers"), str(workers), expected="one or more")
         self._again = again
         self._most, self._start = workers, start
         self._workers: list[_Worker] = []
@@ -112,8 +112,10 @@ class LocalPool:
             where, found = f"worker {len(self._workers) + 1} of {self._most}", reason(error)
             self.close()
             if is_out_of_memory(error):
-                raise OutOfMemory(where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_FEWER}") from None
-            raise WorkerDied(where, f"cannot start: {found}", remedy=_FEWER) from None
+                raise OutOfMemory(
+                    where, "not enough memory to start it", remedy=f"{MEMORY_REMEDY} {_fewer()}"
+                ) from None
+            raise WorkerDied(where, f"cannot start: {found}", remedy=_fewer()) from None
         except BaseException:
             self.close()
             raise
@@ -201,7 +203,7 @@ class LocalPool:
         remedy = self._again
         if status == -signal.SIGKILL:
             died += " (out of memory?)"
-            remedy += " Fewer --workers use less memory."
+            remedy += f" Fewer {option('workers')} use less memory."
         return WorkerDied(f"worker process {one.pid}", died, remedy=remedy)
 
     def _fork(self) -> _Worker:
@@ -229,7 +231,10 @@ class LocalPool:
         ends = (task_end, result_end, life_end)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
-        command = f"import sys; sys.path[:] = {path!r}; from shardtool.execute import worker; worker.run{ends}"
+        command = (
+            f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import worker; "
+            f"wording.set_words(command_line={speaks_command_line()}); worker.run{ends}"
+        )
         # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -239,6 +244,10 @@ class LocalPool:
         for fd in ends:
             os.close(fd)
         return _Worker(process.pid, tasks, results, lifeline, process)
+
+
+def _fewer() -> str:
+    return f"Use fewer {option('workers')}."  # every verb that starts any has this option
 
 
 def _may_fork() -> bool:

@@ -113,11 +113,12 @@ def _what(function: Callable[..., object], task: object) -> str:
 def _reported(what: str, error: Exception) -> Exception:
     """Return what the parent is to raise for an exception that ended a task."""
     from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
+    from shardtool.wording import option
 
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):
-        return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer --workers.")
+        return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer {option('workers')}.")
     return Bug.of(what, error)
 
 

@@ -104,6 +104,14 @@ def walk(read: Read, where: str, note: Note = _ignore) -> Iterator[Member]:
         offset = end
 
 
+def is_start(start: bytes) -> bool:
+    """Tell whether the first 512 bytes of a file are a tar's header."""
+    try:
+        return len(start) >= BLOCK and any(start) and _checked_size(start[:BLOCK], 0, "") >= 0
+    except CorruptShard:
+        return False
+
+
 def check_end(read: Read, offset: int, where: str) -> None:
     """Check that a tar ends at `offset` with two blocks of zeros, and that only zeros follow.
 

@@ -111,6 +111,11 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
         offset = data + size + FRAME_TAIL
 
 
+def is_start(start: bytes) -> bool:
+    """Tell whether the first bytes of a file are the head of a record: its length, and the right checksum of that."""
+    return len(start) >= FRAME_HEAD and _head(start[:FRAME_HEAD])[1] == masked(crc32c(start[:8]))
+
+
 def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
     """Check a record's data.
 

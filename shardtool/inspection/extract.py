@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.opened import payload
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.shard_file import open_shard
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.tree import Tree
 from shardtool.values import to_bytes
+from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,21 @@ def extract(sample: FoundSample, folder: str, *, overwrite: bool = False) -> tup
             blocks = _blocks(sample, sample.fields[at], file)
             written[at] = tree.write(parts[at], blocks, overwrite=overwrite)
     return tuple(written[at] for at in range(len(parts)))
+
+
+def field_bytes(sample: FoundSample, field: str) -> Iterator[bytes]:
+    """Yield the bytes of a sample's field, a piece at a time; a number of a TFRecord as text.
+
+    Raises:
+        InvalidRequest: The sample has no such field.
+        CorruptShard: The payload is damaged; what was read by then was yielded.
+    """
+    names = [one["name"] for one in sample.fields]
+    if field not in names:
+        found = f"{printable(sample.key)} has no field {field!r}"
+        raise InvalidRequest(typed_name("field"), found, expected=f"one of {listing(sorted(map(printable, names)), 9)}")
+    with open_shard(sample.shard.path) as file:
+        yield from _blocks(sample, sample.fields[names.index(field)], file)
 
 
 def _parts(sample: FoundSample, field: str) -> list[bytes]:

@@ -20,11 +20,10 @@ import pyarrow.types as pt
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
-from shardtool.dataset.shard_file import COMPRESSED, open_shard
+from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from shardtool.inspection.statistics import Column, Counts, Sizes, is_plain
-from shardtool.request.ranges import check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.request.observer import Observer
+    from shardtool.request.options import InspectOptions
 
 MOST_SAMPLES = 4_000_000  # whose sidecars are read unless all are asked for: a few seconds
 _MOST_FIELDS = 1000  # names; more is no dataset of fields
@@ -42,25 +42,6 @@ _NEAR = 2**26  # bytes of a compressed shard that are decompressed to look into 
 _MOST_READS = 20_000  # label payloads that are read because no index has their checksums
 _NAMED = 10  # unreadable images that are named
 NO_LABELS = ("split", "mode", "width", "height")
-
-
-@dataclass(frozen=True, slots=True)
-class InspectOptions:
-    """The options of `inspect`.
-
-    Attributes:
-        full: Read every sidecar, however many samples there are; otherwise a choice of them above four million.
-        looks: How many samples are opened for their images, and for labels where no index has their checksums and they
-            are too many to be read.
-        seed: Decides which samples these are.
-    """
-
-    full: bool = False
-    looks: int = 256
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +176,8 @@ class Overview:
 
     def __init__(self, dataset: OpenedDataset, options: InspectOptions, observer: Observer) -> None:
         if not dataset.shards:
-            raise InvalidRequest(dataset.found.dataset_file or "DATASET", "no shards", expected="one at least")
+            where = dataset.found.dataset_file or dataset.found.folder or "."
+            raise InvalidRequest(where, "no shards", expected="one at least")
         self.dataset, self.options, self.observer = dataset, options, observer
         self.counts: dict[int, int] = {}
         self.walked = 0
@@ -294,7 +276,7 @@ class Overview:
     ) -> NDArray[np.uint64] | None:
         """Return the checksums of a label's payloads that no index has; None where these are no few short reads."""
         few = len(lengths) <= self._reads_left and lengths.max() <= SHORT
-        if not few or not self.is_label_field(name) or shard.path.endswith(COMPRESSED):
+        if not few or not self.is_label_field(name) or is_packed(shard.path):
             return None
         self._reads_left -= len(lengths)
         found = np.empty(len(lengths), np.uint64)
@@ -345,7 +327,7 @@ class Overview:
         wanted = sorted((*place, name) for name, place in look.fields.items() if name in images or name in labels)
         for offset, length, name in wanted:
             is_image = name in images
-            far = look.shard.path.endswith(COMPRESSED) and offset + length > _NEAR
+            far = is_packed(look.shard.path) and offset + length > _NEAR
             if far or length > (IMAGE_LIMIT if is_image else SHORT):
                 continue
             data = b"".join(payload(file, offset, length, f"{look.shard.path}, field {name!r} of {look.key}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,11 @@ from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord_read as tfrecord_walk
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
+from shardtool.inspection.chosen import pieces
 from shardtool.inspection.overview import class_names
 from shardtool.inspection.statistics import is_plain
 from shardtool.values import output_text
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,30 +143,30 @@ class SampleView:
         }
 
 
-def keys(dataset: OpenedDataset) -> Iterator[str]:
-    """Yield all keys, in the order of the samples."""
-    for shard in dataset.shards:
-        part = read_part(shard)
-        yield from part.table.column("__key__").to_pylist()
-        _raise_damage(part)
+def keys(datasets: Sequence[OpenedDataset], where: str | None = None) -> Iterator[str]:
+    """Yield all keys, in the order of the samples; with a query, of those for which it is true."""
+    for piece in pieces(datasets, where):
+        column = piece.part.table.column("__key__")
+        yield from (column if where is None else column.take(piece.rows)).to_pylist()
+        piece.raise_damage()
 
 
-def first_samples(dataset: OpenedDataset, most: int) -> Iterator[FoundSample]:
-    """Yield the first samples."""
-    number = 0
-    for shard in dataset.shards:
-        if number >= most:
+def first_samples(
+    datasets: Sequence[OpenedDataset], most: int | None = None, where: str | None = None
+) -> Iterator[FoundSample]:
+    """Yield the first samples, or all; with a query, of those for which it is true."""
+    left = sys.maxsize if most is None else most
+    for piece in pieces(datasets, where, metadata=True):
+        for row in piece.rows[:left].tolist():
+            yield _found(piece.dataset, piece.shard, piece.part, row, piece.first + row)
+        left -= len(piece.rows)
+        if left <= 0:
             return
-        part = read_part(shard, metadata=True)
-        for row in range(min(part.samples, most - number)):
-            yield _found(dataset, shard, part, row, number + row)
-        number += part.samples
-        if number < most:
-            _raise_damage(part)
+        piece.raise_damage()
 
 
-def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
-    """Return the first sample of that key or else, if the key is a number, that sample counted from 0.
+def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
+    """Return the first sample of that key or else, if the key is a number, that sample counted from 0 over all.
 
     Raises:
         InvalidRequest: There is none.
@@ -172,7 +175,7 @@ def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
     wanted = int(key) if key.isascii() and key.isdigit() and len(key) <= _DIGITS else -1
     number, by_number, example = 0, None, ""
     damage: list[CorruptShard] = []
-    for shard in dataset.shards:
+    for dataset, shard in ((one, shard) for one in datasets for shard in one.shards):
         try:
             part = read_part(shard)
         except CorruptShard as error:
@@ -184,20 +187,19 @@ def find_sample(dataset: OpenedDataset, key: str) -> FoundSample:
         if row >= 0:
             return _whole(dataset, shard, part, row, number + row)
         if number <= wanted < number + part.samples:
-            by_number = (shard, None if not part.walked else part, wanted - number)
+            by_number = (dataset, shard, None if not part.walked else part, wanted - number)
         example = example or (column[0].as_py() if part.samples else "")
         number += part.samples
     if by_number is not None:
-        return _whole(dataset, *by_number, wanted)
+        return _whole(*by_number, wanted)
     if damage:
         raise damage[0]
     such = f", such as {printable(example)!r}" if example else ""
-    raise InvalidRequest(f"--sample {key}", "no such sample", expected=f"a key{such}, or a number below {number:,}")
-
-
-def _raise_damage(part: OpenedIndex) -> None:
-    if part.walked and part.damage:
-        raise part.damage[-1]
+    raise InvalidRequest(
+        either(f"sample {key}", f"--sample {key}"),
+        "no such sample",
+        expected=f"a key{such}, or a number below {number:,}",
+    )
 
 
 def _whole(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex | None, row: int, number: int) -> FoundSample:

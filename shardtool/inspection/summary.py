@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, printable, reason
+from shardtool.errors import CorruptShard, listing, printable, reason
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
@@ -23,7 +23,7 @@ from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.inspection.overview import FieldTally, Overview
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MOST_VALUES = 100  # of a label, in a summary
 _MOST_OF_COLUMN = 10  # values
 _SUMMARY_VERSION = 1
+_OF_ALL = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")  # of several datasets
 _MOST_CLASSES = 1000  # values of what is not called a label
 _NAME = 32  # characters of the name of a class, on average
 _MOST = 2**62  # what a file of another tool may say
@@ -140,6 +141,8 @@ class Summary:
         splits: Split to how many samples have it.
         siblings: The other splits' dataset files, beside this one: split to file name.
         columns: The metadata.
+        datasets: Where several were given, the summary of each. Of what is above, all of them have sizes and counts,
+            `complete` and `problems`; the rest is in `datasets`.
     """
 
     dataset: str
@@ -163,10 +166,17 @@ class Summary:
     splits: Mapping[str, int] = field(default_factory=dict)
     siblings: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, ColumnSummary] = field(default_factory=dict)
+    datasets: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the summary as data, the way `--json` prints it (docs/cli.md)."""
-        return {"summary_version": _SUMMARY_VERSION, **asdict(self)}
+        if self.datasets:
+            found: dict[str, object] = {name: getattr(self, name) for name in _OF_ALL}
+            found |= {"problems": [asdict(one) for one in self.problems]}
+            return {"summary_version": _SUMMARY_VERSION, **found, "datasets": [one.to_json() for one in self.datasets]}
+        found = asdict(self)
+        del found["datasets"]
+        return {"summary_version": _SUMMARY_VERSION, **found}
 
 
 def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
@@ -179,7 +189,9 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     opened = overview.dataset
     file, found = opened.file, opened.found
     problems = (*_missing(opened), *_damaged(overview))
-    sizes, counts = _shard_spreads(overview)
+    spreads = ShardSpreads()
+    spreads.add(overview)
+    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
@@ -241,17 +253,49 @@ def shown(path: str) -> str:
     return printable(output_text(path))
 
 
-def _shard_spreads(overview: Overview) -> tuple[Spread, Spread]:
-    """Return the sizes of the shards, and how many samples they hold."""
-    opened, sizes, counts = overview.dataset, Sizes(), Sizes()
-    if opened.file is not None:
-        sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
-        counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
-        return sizes.spread(), counts.spread()
-    found = [size for shard in opened.shards if (size := file_size(shard.path)) is not None]
-    sizes.add(np.array(found, np.uint64))
-    counts.add(np.array([*overview.counts.values()], np.uint64))
-    return sizes.spread(), counts.spread()
+class ShardSpreads:
+    """The sizes of the shards of datasets, and how many samples they hold."""
+
+    def __init__(self) -> None:
+        self.sizes, self.counts = Sizes(), Sizes()
+
+    def add(self, overview: Overview) -> None:
+        """Take the shards of a dataset."""
+        opened = overview.dataset
+        if opened.file is not None:
+            self.sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
+            self.counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
+            return
+        found = [size for shard in opened.shards if (size := file_size(shard.path)) is not None]
+        self.sizes.add(np.array(found, np.uint64))
+        self.counts.add(np.array([*overview.counts.values()], np.uint64))
+
+
+def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
+    """Return the summary of several datasets."""
+    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
+    bytes_of = [one.field_bytes for one in summaries]
+    known = [one.complete for one in summaries]
+    looked = [one.looked for one in summaries]
+    return Summary(
+        dataset=listing([one.dataset for one in summaries], 3),
+        dataset_file=None,
+        name=None,
+        format=", ".join(sorted({one.format for one in summaries})),
+        samples=counts.total,
+        size=sizes.total,
+        field_bytes=None if None in bytes_of else sum(one or 0 for one in bytes_of),
+        skipped=sum(one.skipped for one in summaries),
+        complete=False if False in known else None if None in known else True,
+        problems=tuple(problem for one in summaries for problem in one.problems),
+        fingerprint=None,
+        made=None,
+        looked=Looked(*(sum(getattr(one, name) for one in looked) for name in ("samples", "shards", "walked"))),
+        shard_sizes=sizes,
+        shard_samples=counts,
+        fields={},
+        datasets=tuple(summaries),
+    )
 
 
 def file_size(path: str) -> int | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.interop.export_types import IndexedShard
@@ -41,7 +42,7 @@ def webdataset_index(shard: IndexedShard) -> bytes:
     names = fields.field("name").cast("binary").to_pylist()
     if unsafe := sorted(name for name in set(names) if _SPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"
-        raise InvalidRequest(shard.name, found, remedy="Pack the samples with --portable.")
+        raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag('portable')}.")
     offsets, lengths = (fields.field(part).to_numpy().tolist() for part in ("offset", "length"))
     lines = [b"v1.2 %d\n" % len(keys)]
     for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True):

@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
+from shardtool.wording import exporting, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def offsets_index(shard: IndexedShard) -> bytes:
             name = b"%b.%b" % (key, next(fields))
             if not _READ.match(name):
                 found = f"{printable(name)!r}, which energon passes over"
-                raise InvalidRequest(shard.name, found, remedy="Pack the samples with --portable.")
+                raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag('portable')}.")
     starts, sizes = (table.column(name).to_numpy().astype("<u8") for name in ("__offset__", "__size__"))
     end = starts[-1:] + sizes[-1:] if len(starts) else np.zeros(1, "<u8")
     return bytes(starts.tobytes() + end.tobytes())
@@ -95,6 +96,7 @@ def by_split(split: SplitShards) -> tuple[int, str]:
 
 def _quoted(name: str) -> str:
     if _NO_NAME.search(name):
-        found = f"the name {name!r}"
-        raise InvalidRequest("--export energon", found, expected="one without quotes, backslashes and braces")
+        raise InvalidRequest(
+            exporting("energon"), f"the name {name!r}", expected="one without quotes, backslashes and braces"
+        )
     return f'"{name}"'

@@ -14,6 +14,7 @@ from shardtool.interop import energon, sample_counts
 from shardtool.interop.dali import tfrecord_index, webdataset_index
 from shardtool.interop.export_types import Export, FolderIndex
 from shardtool.interop.huggingface import hub_index
+from shardtool.wording import either, exporting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +47,9 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
     """
     for name in formats:
         if name not in EXPORTS:
-            raise InvalidRequest("--export", repr(name), expected=f"one of {', '.join(EXPORTS)}")
+            raise InvalidRequest(either("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
         if shard_format and EXPORTS[name].shard_format != shard_format:
             others = [one for one, other in EXPORTS.items() if other.shard_format == shard_format]
             found = f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}"
-            raise InvalidRequest(f"--export {name}", found, expected=f"one of {', '.join(others)}")
+            raise InvalidRequest(exporting(name), found, expected=f"one of {', '.join(others)}")
     return {name: EXPORTS[name] for name in formats}

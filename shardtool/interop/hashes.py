@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_FOLLOWING, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
     payloads = []
     view = memoryview(bytearray(_BLOCK))
     try:
-        for got in read_blocks(os.fsencode(task.path), view, READ_PLAIN):
+        for got in read_blocks(os.fsencode(task.path), view, READ_FOLLOWING):
             if isinstance(got, os.stat_result):
                 break
             block, first, end = view[:got], end, end + got

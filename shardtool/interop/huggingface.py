@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c
 from shardtool.interop.energon import by_split
+from shardtool.wording import exporting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from shardtool.interop.export_types import IndexedShard, SplitShards
 
 README = "README.md"
-CURE = "--export huggingface writes a README.md that names the shards"
 _TRAIN = "train"
 _SIGNED = re.compile(rb"<!-- shardtool crc32c:([0-9a-f]{8}): .*-->\n")
 _PATH = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
@@ -39,6 +39,11 @@ _FAVOURITES = ("csv", "json", "jsonl", "arrow", "parquet")  # in the case of a d
 _READ = ("txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_FAVOURITES)
 _VALIDATION, _TEST = ("validation", "valid", "dev", "val"), ("test", "testing", "eval", "evaluation")
 _SPLIT_WORDS = (("train", "training"), _VALIDATION, _TEST)
+
+
+def cure() -> str:
+    """Return what to do in a folder that `load_dataset` misreads."""
+    return f"{exporting('huggingface')} writes a README.md that names the shards"
 
 
 def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:
@@ -78,7 +83,7 @@ def check_splits(splits: Iterable[str]) -> None:
     for split in splits:
         if (other := used.setdefault(split_name(split), split)) != split:
             found = f"the splits {other} and {split} would both be {split_name(split)} there"
-            raise InvalidRequest("--export huggingface", found, expected="names that differ in letters and digits")
+            raise InvalidRequest(exporting("huggingface"), found, expected="names that differ in letters and digits")
 
 
 def is_ours(data: bytes) -> bool:

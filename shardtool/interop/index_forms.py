@@ -21,6 +21,7 @@ from shardtool.interop.dali import tfrecord_index, webdataset_index
 from shardtool.interop.energon import offsets_index
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
+from shardtool.shard_names import format_of
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
 
 
 def _format_of(shard: IndexedShard) -> str:
-    return "tar" if shard.name.endswith(".tar") else "tfrecord"
+    return format_of(shard.name) or "tfrecord"  # TensorFlow's names need not tell
 
 
 def _places(shard: IndexedShard) -> list[list[tuple[bytes, int, int]]]:

@@ -16,6 +16,7 @@ import numpy as np
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
 from shardtool.values import INLINE, counted, to_bytes
+from shardtool.wording import exporting, option
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
@@ -32,7 +33,7 @@ _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
-    ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; --export dali-webdataset does not",
+    ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; {} does not",
      "key with white space", _WHITE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-folder", "webdataset and energon pass over names in a folder such as __meta__",
      "key in a folder between two underscores on each side", (b"__",), re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
@@ -76,10 +77,10 @@ class Misread:
 def misreads(entries: Entries) -> list[Misread]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
     found = misread_keys(entries.keys) + _long_names(entries)
-    used = set(np.flatnonzero(np.bincount(entries.code, minlength=1)).tolist())
+    used = set(np.flatnonzero(np.bincount(entries.rows.code, minlength=1)).tolist())
     upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
     if upper:
-        rows = int(np.isin(entries.code, upper).sum())
+        rows = int(np.isin(entries.rows.code, upper).sum())
         readers = "webdataset lower-cases fields; other readers do not"
         found.append(
             Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
@@ -87,11 +88,11 @@ def misreads(entries: Entries) -> list[Misread]:
     found += _bad_fields(entries, used)
     meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
     if meta:
-        rows = int(np.isin(entries.code, meta).sum())
+        rows = int(np.isin(entries.rows.code, meta).sum())
         readers = "webdataset takes fields that start with two underscores for its own"
         found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
     found += _text_labels(entries)
-    large = np.flatnonzero(entries.size > SIZE_LIMIT)
+    large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
         readers = "wids cannot read members of 8 GiB or more"
@@ -104,7 +105,7 @@ def _bad_fields(entries: Entries, used: set[int]) -> list[Misread]:
     found = []
     for code, readers, what, pattern in _FIELD_RULES:
         if bad := [at for at, name in enumerate(entries.fields) if at in used and pattern.search(name)]:
-            rows = int(np.isin(entries.code, bad).sum())
+            rows = int(np.isin(entries.rows.code, bad).sum())
             found.append(Misread(code, readers, what, rows, printable(entries.fields[bad[0]])))
     return found
 
@@ -117,7 +118,8 @@ def misread_keys(keys: Names) -> list[Misread]:
         if first:
             sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
             count = sum(1 for _ in pattern.finditer(keys.data))
-            found.append(Misread(code, readers, what, count, printable(keys[sample])))
+            who = readers.format(exporting("dali-webdataset"))
+            found.append(Misread(code, who, what, count, printable(keys[sample])))
     return found
 
 
@@ -126,13 +128,13 @@ def _long_names(entries: Entries) -> list[Misread]:
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
     rows = entries.rows_of(suspects)
     names = [entries.keys[sample] for sample in suspects.tolist() for _ in range(int(entries.counts()[sample]))]
-    fields = [to_bytes(entries.fields[code]) for code in entries.code[rows].tolist()]
+    fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[rows].tolist()]
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
     found = [Misread("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))]
     if pax := [name for name in long if split_prefix(name) is None]:
-        readers = "DALI loses the field of a name in a pax header, without an index (--export dali-webdataset)"
+        readers = f"DALI loses the field of a name in a pax header, without an index ({exporting('dali-webdataset')})"
         found.append(Misread("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
     return found
 
@@ -140,15 +142,15 @@ def _long_names(entries: Entries) -> list[Misread]:
 def _text_labels(entries: Entries) -> list[Misread]:
     """Find values in fields that a reader takes for whole numbers, and are none."""
     found = []
-    for name, texts in entries.inline.items():
+    for name, texts in entries.values.inline.items():
         if (
             name.rpartition(".")[2].lower() not in _NUMBER_FIELDS
-            or name in entries.numbers
+            or name in entries.values.numbers
             or name not in entries.fields
         ):
             continue
-        rows = np.flatnonzero((entries.kind == INLINE) & (entries.code == entries.fields.index(name)))
-        samples = np.searchsorted(entries.first, rows, "right") - 1
+        rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
+        samples = entries.owners(rows)
         bad, first = 0, b""
         for at in range(0, len(samples), _CHUNK):
             wrong = [
@@ -157,7 +159,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
             bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
-            readers += f" (--classes {name} numbers it)"
+            readers += f" ({option('classes', (name,))} numbers it)"
             found.append(Misread("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False))
     return found
 
@@ -165,7 +167,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
 def _uneven(entries: Entries) -> list[Misread]:
     """Find fields that not all samples have."""
     total = len(entries)
-    has = np.bincount(entries.code, minlength=len(entries.fields))
+    has = np.bincount(entries.rows.code, minlength=len(entries.fields))
     uneven = [(name, int(count)) for name, count in zip(entries.fields, has, strict=True) if 0 < count < total]
     found = []
     readers = (
@@ -173,8 +175,8 @@ def _uneven(entries: Entries) -> list[Misread]:
         "differ, and drops a field that comes later"
     )
     for name, count in uneven[:_UNEVEN_SHOWN]:
-        rows = np.flatnonzero(entries.code == entries.fields.index(name))
-        holders = np.searchsorted(entries.first, rows, "right") - 1
+        rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
+        holders = entries.owners(rows)
         lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
         few = count < total - count
         what = f"sample {'with' if few else 'without'} {name!r}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.energon import by_split
+from shardtool.wording import exporting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ def check_timm_splits(splits: Iterable[str]) -> None:
     for name in splits:
         if "tar" in name or ".." in name:
             what = f"the split {name}, which timm takes for the name of shards"
-            raise InvalidRequest("--export timm", what, expected="names of splits without 'tar' and '..'")
+            raise InvalidRequest(exporting("timm"), what, expected="names of splits without 'tar' and '..'")
 
 
 def timm_counts(info: bytes) -> dict[str, int]:

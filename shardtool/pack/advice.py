@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.interop.huggingface import CURE, misreading
+from shardtool.interop.huggingface import cure, misreading
 from shardtool.interop.index_forms import index_name
 from shardtool.interop.portability import unopenable
 from shardtool.publish.folder_index import has_own_readme
@@ -55,7 +55,7 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
         elif has_own_readme(output.folder) or not (wrong := misreading(_names(group, exports))):
             continue
         else:
-            note = f"Hugging Face load_dataset(folder) {wrong}: {CURE}"
+            note = f"Hugging Face load_dataset(folder) {wrong}: {cure()}"
         if note not in said:
             said.add(note)
             yield note

@@ -48,7 +48,7 @@ def estimate_sizes(
         transform: What is done to them; None: it cannot be tried, so that their own sizes must do.
         pool: Tries it on some samples.
     """
-    before: NDArray[np.int64] = np.add.reduceat(entries.size, entries.first[:-1]) + _BLOCK
+    before: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _BLOCK
     if transform is None or not len(entries):
         return before
     tried = np.sort(shuffled(len(entries), _SEED)[:_TRIED])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.pack.request import Manner, Request
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.values import Dots, Oversize, ShardSamples
+    from shardtool.values import Dots, ShardSamples
 
 _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
 _SECOND_NS = 10**9
@@ -55,8 +55,7 @@ class Planned:
 
     def fingerprint(self, manner: Manner) -> str:
         """Return its plan fingerprint."""
-        work, oversize = manner.request.identity, manner.options.oversize
-        return shard_fingerprint(self.plan, self.shard, self.samples, work=work, oversize=oversize, dots=manner.dots)
+        return shard_fingerprint(self.plan, self.shard, self.samples, manner.request, manner.dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     if changes:
         return _decide_changed(planned, said, unread=unread)
     # Only reading finds numbers that are alone in lists: see `digest`.
-    if said is None or len(said.crcs) != 2 * len(planned.samples.codes) or planned.samples.lists:
+    if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
         return Decision(Compare())
     if not _tells_content(planned.samples, said.crcs, unread=unread):
         return Decision(Compare())
@@ -119,7 +118,7 @@ def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool) -> De
     """Return what becomes of a shard of changed samples."""
     if said is None or not _is_sound(said, planned.name):
         return Decision(Write())
-    if planned.samples.lists and not unread:
+    if planned.samples.content.lists and not unread:
         return Decision(Compare(), said.sidecar)
     return Decision(Keep(said.crc, b"", said.fact.size, unread), said.sidecar)
 
@@ -152,28 +151,26 @@ def _is_sound(said: _Said, name: str) -> bool:
         return False
 
 
-def shard_fingerprint(
-    plan: Plan, shard: int, samples: ShardSamples, *, work: str, oversize: Oversize, dots: Dots
-) -> str:
+def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, request: Request, dots: Dots) -> str:
     """Return the fingerprint of a planned shard: what goes into it, and what is done to that.
 
     Args:
         plan: The plan.
         shard: Its number there.
         samples: Its samples.
-        work: A digest of the transform; empty for none.
-        oversize: What becomes of a sample that turns out to fit in no shard.
+        request: The run: its transform, and what becomes of a sample that turns out to fit in no shard.
         dots: Where keys end in the names of a tar's members.
     """
+    work = request.identity
     if work:
-        work += f" {plan.limits.room} {plan.limits.max_count} {oversize}"
+        work += f" {plan.limits.room} {plan.limits.max_count} {request.options.oversize}"
         work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
-        if (columns := plan.columns(shard)) is not None:
-            work += " " + _table_hash(columns)
+        if (metadata := plan.metadata(shard)) is not None:
+            work += " " + _table_hash(metadata)
     return fingerprint(plan.format, samples, work)
 
 
-def _table_hash(table: Any) -> str:
+def _table_hash(table: pa.Table) -> str:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -183,12 +180,13 @@ def _table_hash(table: Any) -> str:
 def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
     existing, resume = output.existing, output.resumes
-    names = [output.pattern.shard(output.first + at) for at in range(plan.shards)]
     loose = request.options.on_error == "skip" or request.transform is not None
-    return [
-        int(size) for name, size in zip(names, plan.sizes, strict=True)
-        if not (resume and name in existing and (existing[name].size == size or loose))
-    ]  # fmt: skip
+    found = []
+    for number, size in enumerate(plan.sizes.tolist(), output.first):
+        there = existing.get(output.pattern.shard(number)) if resume else None
+        if there is None or (there.size != size and not loose):
+            found.append(size)
+    return found
 
 
 def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
@@ -202,9 +200,9 @@ def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) ->
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
-    if samples.expected is None:
+    if not samples.spans.expected:
         return unread
-    wanted = np.frombuffer(samples.expected, np.int64)[spans]
+    wanted = np.frombuffer(samples.spans.expected, np.int64)[spans]
     there = np.frombuffer(field_crcs, np.uint32)[spans]
     return bool(np.all((wanted == there) | (unread & (wanted < 0))))
 

@@ -56,7 +56,7 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
     if not isinstance(options, ReshardOptions):
         return None
     first = targets[0].pattern
-    folder = open_folder(first.folder if options.temp_dir is None else options.temp_dir)
+    folder = open_folder(first.folder if options.temp_dir is None else os.fspath(options.temp_dir))
     whose = os.path.realpath(os.path.join(first.folder, first.base))
     return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 
@@ -69,22 +69,19 @@ def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, n
     if not isinstance(options, ReshardOptions) or temporary is None:
         return plans
     from shardtool.pack.keep import new_sizes
-    from shardtool.pack.shuffle import choose_method, scatter
+    from shardtool.pack.shuffle import SpoolRoom, choose_method, scatter
 
     both = zip(plans, samples.targets, strict=True)
     to_write = sum(sum(new_sizes(plan, target.output, request)) for plan, target in both)
     if not to_write and not compressed:
         return plans  # all is there, and is only compared
     memory, workers = parse_size(options.memory), options.workers or cores()
-    method = choose_method(
-        plans, plans[0].entries, memory=memory, workers=workers, packed=compressed, asked=options.method
-    )
+    method = choose_method(plans, memory=memory, workers=workers, packed=compressed, asked=options.method)
     if method.note:
         notes.add(method.note)
     if method.name != "scatter":
         return plans
     folder, name = temporary
     besides = to_write if folder.shares_space(samples.targets[0].output.folder) else 0
-    return scatter(
-        plans, folder, name, memory, workers, pool, notes.observer, besides=besides, on_error=options.on_error
-    )
+    room = SpoolRoom(folder, name, memory, workers, besides)
+    return scatter(plans, room, pool, notes.observer, on_error=options.on_error)

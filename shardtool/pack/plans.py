@@ -16,13 +16,14 @@ from shardtool.plan.plan import make_plan
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
-from shardtool.source.base import skipped_notes
+from shardtool.source.base import check_some, skipped_notes
 from shardtool.values import parse_size
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -59,6 +60,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         OutputExists: A run that resumes would replace what is there by something else.
     """
     options, entries, targets = request.options, samples.entries, samples.targets
+    check_some(samples.listed)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
@@ -71,14 +73,14 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     )
     _check_appended(request, targets, plans, notes)
     changes = _changes(request, samples, plans, notes)
-    _note_plans(request, entries, targets, plans, notes)
+    _note_plans(request, samples, plans, notes)
     _check_exports(request, targets, plans)
     # What the source left out belongs to no split; the first one's list has it.
-    rest = (replace(plan, entries=replace(plan.entries, skipped=())) for plan in plans[1:])
-    return Plans((plans[0], *rest), changes)
+    first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
+    return Plans((first, *plans[1:]), changes)
 
 
-def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[Any] | None:
+def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
     """Return about what changed samples will take; None if they stay as they are."""
     transform = request.transform
     if transform is None:
@@ -133,7 +135,7 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
     changes = find_changes(resumed)
     if changes is None:
         return None
-    most = share("--max-removed", options.max_removed)
+    most = share("max_removed", options.max_removed)
     if options.if_exists == "resume" and (refused := refusal(resumed, changes, most)) is not None:
         if not request.dry:
             raise refused
@@ -141,20 +143,18 @@ def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: N
     return with_shards(changes, resumed) if request.dry else changes
 
 
-def _note_plans(
-    request: Request, entries: Entries, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes
-) -> None:
+def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> None:
     """Note what the user should know before a byte is written."""
     for plan in plans:
         notes.add(*plan.notes)
-    notes.add(*skipped_notes(entries))
+    notes.add(*skipped_notes(samples.listed.skipped))
     if request.verb == "create" and not request.options.shuffle:
         from shardtool.entries.classes import sorted_note
 
-        notes.add(*{note: None for plan in plans if (note := sorted_note(entries, plan.order))})
+        notes.add(*{note: None for plan in plans if (note := sorted_note(samples.entries, plan.order))})
     if request.format == "tar":
-        notes.add(*map(str, _misreads(plans[0].entries, request.options)))
-    outputs = [(target.output, plan.shards) for target, plan in zip(targets, plans, strict=True)]
+        notes.add(*map(str, _misreads(samples.entries, request.options)))
+    outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
     notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
 
 
@@ -165,7 +165,8 @@ def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
     if options.portable or not any(one.mendable for one in found):
         return found
     return [
-        replace(one, readers=f"{one.readers} (--portable makes them safe)") if one.mendable else one for one in found
+        replace(one, readers=f"{one.readers} ({flag('portable')} makes them safe)") if one.mendable else one
+        for one in found
     ]
 
 

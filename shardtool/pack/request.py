@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 from shardtool._version import __version__
 from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import wanted_exports
-from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.pattern import ShardPattern, check_written, parse_pattern
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import open_folder
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,15 +114,18 @@ def read_request(output: Names, options: CreateOptions | ReshardOptions, *, dry:
 
 def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
     """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
-    return parse_pattern([name.replace(_SPLIT, split) for name in names])
+    pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+    check_written(pattern)
+    return pattern
 
 
 def _check_names(names: tuple[str, ...], verb: Verb, *, divides: bool) -> None:
     """Refuse names with `{split}` and no splits, or the other way round."""
     has = [_SPLIT in name for name in names]
     if any(has) and not divides:
-        also = ", --split-column or --split-from-folder" if verb == "create" else " or --split-column"
-        expected = f"--split train=0.8,val=0.2{also}"
+        column = option("split_column")
+        also = f", {column} or {option('split_from_folder')}" if verb == "create" else f" or {column}"
+        expected = f"{option('split', 'train=0.8,val=0.2')}{also}"
         raise InvalidRequest(names[0], "{split} without splits", expected=expected)
     if divides and not all(has):
         expected = "a pattern such as out-{split}-{000000..}.tar"

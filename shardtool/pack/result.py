@@ -10,6 +10,7 @@ from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.values import counted, to_bytes
+from shardtool.wording import export_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,11 +69,10 @@ def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
     if wanted is None or any(one.skipped for one in packed):
         return
     if show_fingerprint(found) != show_fingerprint(wanted):
-        raise CorruptShard(
-            listed.name, f"samples with the fingerprint {show_fingerprint(found)}",
-            expected=f"{show_fingerprint(wanted)}, as their dataset files say",
-            remedy="No dataset file was written. `shardtool verify` shows what is wrong with the source.",
-        )  # fmt: skip
+        problem = f"samples with the fingerprint {show_fingerprint(found)}"
+        expected = f"{show_fingerprint(wanted)}, as their dataset files say"
+        remedy = "No dataset file was written. `shardtool verify` shows what is wrong with the source."
+        raise CorruptShard(listed.name, problem, expected=expected, remedy=remedy)
 
 
 def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
@@ -82,9 +82,8 @@ def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator
         gone = {name: form for name, form in removed.items() if form not in request.exports}
         if gone:
             what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
-            words = " ".join(f"--export {form}" for form in sorted({*gone.values()}))
-            again = f"`shardtool index {publisher.destination.dataset_file} {words} --overwrite` makes them again"
-            yield f"{what} ({listing([*gone], 3)}): {again}"
+            again = export_call(publisher.destination.dataset_file, sorted({*gone.values()}), overwrite=True)
+            yield f"{what} ({listing([*gone], 3)}): {again} makes them again"
 
 
 def result(
@@ -139,7 +138,7 @@ def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = _shown(samples.targets, target, shard)
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    skipped = len(samples.entries.skipped) + sum(len(plan.skipped) for plan in plans.each)
+    skipped = sum(len(plan.skipped) for plan in plans.each)
     return DryRun(request.dataset_file, tuple(shards), skipped, tuple(notes.said), plans.changes)
 
 

@@ -19,10 +19,10 @@ from shardtool.fingerprint import crc32c
 from shardtool.pack.keep import shard_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.request.command_line import option
 from shardtool.request.results import Changes
 from shardtool.table.keys import among, hashes
 from shardtool.values import counted, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from shardtool.publish.destination import Destination
     from shardtool.request.run_record import RunRecord
     from shardtool.values import Dots
-
-_REMEDY = "Nothing was touched. If the source is complete and this is what you want, add --overwrite."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,7 @@ class Resumed:
 
     def fingerprint(self, shard: int) -> str:
         """Return the plan fingerprint of a shard."""
-        request = self.request
-        return shard_fingerprint(
-            self.plan, shard, shard_samples(self.plan, shard),
-            work=request.identity, oversize=request.options.oversize, dots=self.dots,
-        )  # fmt: skip
+        return shard_fingerprint(self.plan, shard, shard_samples(self.plan, shard), self.request, self.dots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +112,8 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         if file is not None and (differing := _differing(file.made, one.made)):
             found = f"made with other options: {differing}"
             return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
-        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.classes)):
-            expected = f"the numbers of the first run: --classes-from {one.output.pattern.dataset_file}"
+        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
+            expected = f"the numbers of the first run: {option('classes_from', one.output.pattern.dataset_file)}"
             return _refused(one, renumbered, expected, with_shards(changes, resumed))
     if lost := _splits_gone(resumed):
         found = f"the source has no sample of {', '.join(lost)} any more, of which there are shards"
@@ -128,7 +122,7 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         return None
     share = changes.samples_removed / changes.samples_before
     gone = f"{changes.samples_removed:,} of {counted(changes.samples_before, 'sample')} ({share:.0%})"
-    expected = f"at most {float(100 * most):.4g}% of them (--max-removed)"
+    expected = f"at most {float(100 * most):.4g}% of them ({option('max_removed')})"
     found = f"{gone} would be removed, for the source has them no more"
     return _refused(resumed[0], found, expected, with_shards(changes, resumed))
 
@@ -161,7 +155,9 @@ def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -
 
 def _refused(one: Resumed, found: str, expected: str, changes: Changes) -> OutputExists:
     where = one.output.folder.full_path(one.output.pattern.dataset_file)
-    return OutputExists(where, found, expected=expected, remedy=f"--resume {changes}. {_REMEDY}")
+    overwrite = either(f"choose {option('if_exists', 'resume-overwrite')}", "add --overwrite")
+    remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
+    return OutputExists(where, found, expected=expected, remedy=f"{option('if_exists', 'resume')} {changes}. {remedy}")
 
 
 def _dataset_file(output: Destination) -> DatasetFile | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,11 +30,14 @@ from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.old_dataset import Done
 from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from shardtool.execute.local import LocalPool
     from shardtool.interop.portability import Misread
@@ -67,7 +70,7 @@ class Packing:
         self.output = publisher.destination
         self.mtime_ns = mtime_of(plan.entries, manner)
         self.entries: dict[int, ShardEntry] = {}
-        self.skipped: list[Skipped] = [*plan.entries.skipped, *plan.skipped]
+        self.skipped: list[Skipped] = [*plan.skipped]
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
@@ -95,16 +98,13 @@ class Packing:
             self._round = self._round.again(rest)
             self._check_names()
         if self._done != len(plan):
-            raise Bug(
-                self.output.pattern.text,
-                f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written",
-            )  # fmt: skip
+            found = f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written"
+            raise Bug(self.output.pattern.text, found)
         self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
-            raise SampleFailed(
-                to_text(plan.entries.root), f"none of {len(plan):,} samples could be packed",
-                remedy="Run it without --on-error skip to see why. No dataset file was written.",
-            )  # fmt: skip
+            problem = f"none of {len(plan):,} samples could be packed"
+            remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
+            raise SampleFailed(to_text(plan.entries.root), problem, remedy=remedy)
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
@@ -135,7 +135,7 @@ class Packing:
                 shard, name, plan.format, folder, planned.samples, on_error, self.mtime_ns, decision.todo, work
             )
 
-    def _rest(self) -> Any:
+    def _rest(self) -> NDArray[np.int64]:
         """Return the places of the samples that found no room in this round's shards."""
         rest = [np.zeros(0, np.int64)]
         for shard in range(self._round.shards):
@@ -148,29 +148,24 @@ class Packing:
         if self.manner.transform is None:
             return
         counts = [shard.samples for shard in self.entries.values()]
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.output.pattern.text
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
-            raise InvalidRequest(where, found, expected="equally many, by --equal-count", remedy=remedy)
+            raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
         if len(counts) % self.manner.options.shards_multiple_of:
-            found, multiple = (
-                f"{len(counts):,} shards, now that the sizes are known",
-                self.manner.options.shards_multiple_of,
-            )
-            raise InvalidRequest(
-                where, found, expected=f"a multiple of {multiple:,}, by --shards-multiple-of", remedy=remedy
-            )
+            found = f"{len(counts):,} shards, now that the sizes are known"
+            expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
+            raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
-        again = "--append --resume" if self.output.appends else "--overwrite"
+        again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
         if pattern.count is not None and needed > pattern.count:
-            raise InvalidRequest(
-                pattern.text, f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known",
-                remedy=f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}.",
-            )  # fmt: skip
+            found = f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known"
+            remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}."
+            raise InvalidRequest(pattern.text, found, remedy=remedy)
 
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
@@ -182,10 +177,8 @@ class Packing:
             tally, fact, data = self._index_made(result, result.made, planned)
         else:
             tally, fact, data = self._index(result, planned)
-        self.entries[number] = ShardEntry(
-            fact.name, tally.samples, fact.size, fact.crc, sidecar_name(fact.name), len(data), crc32c(data),
-            tally.first_key, tally.last_key,
-        )  # fmt: skip
+        sidecar, keys = (sidecar_name(fact.name), len(data), crc32c(data)), (tally.first_key, tally.last_key)
+        self.entries[number] = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *sidecar, *keys)
         if isinstance(self.output.append, Done):
             check_same(self.output.append, number, self.entries[number], self.output)
             self.output.folder.discard_staged([name])
@@ -207,12 +200,9 @@ class Packing:
         """Return the facts of a shard that was packed as planned, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         skipped = tuple(place for place, _ in result.skipped)
-        columns = plan.columns(shard)
-        written = Written(plan.format, samples, columns, result.field_crcs, skipped, plan.entries.source_paths)
-        fact = ShardFact(
-            output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner), None,
-            self._first, self._planned(shard, plan.count(shard)),
-        )  # fmt: skip
+        paths = samples.paths if plan.entries.source_paths else b""
+        written = Written(plan.format, samples.content, plan.metadata(shard), result.field_crcs, skipped, paths)
+        fact = self._fact(result, planned, None, plan.count(shard))
         index = index_of(written)
         data, self.schema = encode(index, fact)
         tally = index.tally()
@@ -223,25 +213,28 @@ class Packing:
         """Return the facts of a shard of changed samples, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         sources = np.frombuffer(made.sources, np.int64)
-        columns = plan.columns(shard)
-        if plan.entries.source_paths and samples.paths is not None:
-            counts = np.frombuffer(samples.counts, np.uint16).astype(np.int64)
+        columns = plan.metadata(shard)
+        if plan.entries.source_paths:
+            counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
             columns = with_column(columns, "source_paths", string_lists(samples.paths[:-1].split(b"\0"), counts))
         if columns is not None:
             columns = columns.take(number_array(sources))
         if made.images or (self.manner.transform and self.manner.transform.probes):
             columns = with_images(columns, made.images)
-        fact = ShardFact(
-            output_text(planned.name), result.size, result.crc, planned.fingerprint(self.manner),
-            MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped)),
-            self._first, self._planned(shard, made.consumed),
-        )  # fmt: skip
-        index = index_of(Written(plan.format, made.samples, columns, result.field_crcs, (), source_paths=False))
+        of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped))
+        fact = self._fact(result, planned, of_made, made.consumed)
+        index = index_of(Written(plan.format, made.content, columns, result.field_crcs, ()))
         data, self.schema = encode(index, fact)
         self._check_keys(index.keys[:-1].split(b"\0") if index.keys else [])
         self.dropped += made.dropped
         self._count(shard, made.consumed, len(np.unique(sources)) + made.dropped + len(result.skipped), result)
         return index.tally(), fact, data
+
+    def _fact(self, result: ShardResult, planned: Planned, made: MadeFact | None, consumed: int) -> ShardFact:
+        """Return what the sidecar of a shard says of it."""
+        name, plan_hash = output_text(planned.name), planned.fingerprint(self.manner)
+        shards = self._planned(result.shard, consumed)
+        return ShardFact(name, result.size, result.crc, plan_hash, made, self._first, shards)
 
     def _known(self, shard: int, data: bytes, name: str) -> tuple[Tally, ShardFact, bytes]:
         """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
@@ -281,9 +274,7 @@ class Packing:
         """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""
         if consumed != accounted:
             name = self.output.pattern.shard(self._base + shard)
-            raise Bug(
-                name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
-            )  # fmt: skip
+            raise Bug(name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written")
         self._consumed[shard] = consumed
         self._done += consumed
         self.digest += result.digest
@@ -300,15 +291,11 @@ class Packing:
         for key in keys:
             mark = blake2b(key, digest_size=16).digest()
             if mark in self._taken:
-                raise SampleFailed(
-                    to_text(key), "a key that the function of --map gave, and the dataset appended to has already",
-                    remedy="Give each sample that it returns a key of its own.",
-                )  # fmt: skip
+                found = f"a key that the function of {option('map')} gave, and the dataset appended to has already"
+                raise SampleFailed(to_text(key), found, remedy="Give each sample that it returns a key of its own.")
             if mark in self._made_keys:
-                raise SampleFailed(
-                    to_text(key), "a key that the function of --map gave to two samples",
-                    remedy="Give each sample that it returns a key of its own.",
-                )  # fmt: skip
+                found = f"a key that the function of {option('map')} gave to two samples"
+                raise SampleFailed(to_text(key), found, remedy="Give each sample that it returns a key of its own.")
             self._made_keys.add(mark)
 
     @cached_property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.execute.local import LocalPool, cores
 from shardtool.pack.place import check_memory, check_method, place, temporary_file
@@ -21,6 +21,7 @@ from shardtool.pack.samples import list_samples, spool
 from shardtool.pack.targets import lock, open_targets
 from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.pack.request import Names, Request
@@ -35,7 +36,7 @@ _OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.tar_copy")
 
 
 def write_dataset(
-    source: Any, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file.
 
@@ -79,7 +80,7 @@ def write_dataset(
 
 
 def plan_dataset(
-    source: Any, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     notes = Notes(observer or Observer())
@@ -102,11 +103,11 @@ def start_pool(options: OutputOptions) -> LocalPool:
     """
     for name in _OF_WORKERS:
         import_module(name)
-    again = "Run the same command with --resume: finished shards are kept."
+    again = f"Run the same command with {option('if_exists', 'resume')}: finished shards are kept."
     return LocalPool(options.workers or cores(), options.start_method, again)
 
 
-def _open_and_list(request: Request, source: Any, pool: LocalPool, notes: Notes) -> tuple[Source, Samples]:
+def _open_and_list(request: Request, source: object, pool: LocalPool, notes: Notes) -> tuple[Source, Samples]:
     """Open the output and the source; return the source, and the samples that were asked for."""
     targets = open_targets(request)
     patterns = [target.pattern for target in targets] or [output_pattern(request.names)]  # a column will name splits

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.pack.request import made
 from shardtool.pack.targets import open_targets
 from shardtool.values import SPAN, SpanFile
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -40,7 +42,7 @@ class Samples:
 
     listed: Listing
     targets: tuple[Target, ...]
-    parts: tuple[NDArray[Any] | None, ...]
+    parts: tuple[NDArray[np.int64] | None, ...]
     dots: Dots
 
     @property
@@ -51,7 +53,7 @@ class Samples:
     @property
     def binary(self) -> bool:
         """Whether payloads lie in a table, from which no worker can read them."""
-        return self.entries.offset is not None and not self.entries.files
+        return self.entries.spans is not None and not self.entries.spans.files
 
 
 @memory_for("listing the source")
@@ -72,7 +74,7 @@ def list_samples(
     from shardtool.source.naming import check_names
 
     if not request.options.portable:
-        check_names(listed.entries, skip=source.may_skip_names)
+        check_names(listed.entries, listed.name, skip=source.may_skip_names)
     listed, dots = _settle_dots(request, listed, notes)
     samples = Samples(listed, targets, (None,), dots)
     if request.dividing is not None:
@@ -83,11 +85,13 @@ def list_samples(
 def spool(samples: Samples, source: Source, publisher: Publisher) -> Samples:
     """Write the payloads that lie in a table to a file beside the output, for the workers; `lock` has it removed."""
     entries = samples.entries
-    size = int(entries.size[entries.kind == SPAN].sum())
+    if entries.spans is None:
+        return samples
+    size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = publisher.spool(size)
     source.write_binary(file)
-    entries = replace(entries, files=(SpanFile(os.fsencode(file.path), size, -1),))
-    return replace(samples, listed=replace(samples.listed, entries=entries))
+    spans = replace(entries.spans, files=(SpanFile(os.fsencode(file.path), size, -1),))
+    return replace(samples, listed=replace(samples.listed, entries=replace(entries, spans=spans)))
 
 
 def _taken_keys(request: Request, listed: Listing, targets: Sequence[Target]) -> Names | None:
@@ -131,11 +135,10 @@ def _divide(request: Request, source: Source, samples: Samples, notes: Notes) ->
         targets = open_targets(request, splits.names)
     parts = tuple(splits.samples(at) for at in range(len(splits.names)))
     if empty := [name for name, part in zip(splits.names, parts, strict=True) if not len(part)]:
-        raise InvalidRequest(
-            "--split", f"no sample falls into {', '.join(empty)}: {len(entries):,} in all",
-            remedy="Use larger shares, another --seed, or --stratify.",
-        )  # fmt: skip
-    entries = replace(entries, columns=with_split(entries.columns, splits.names, splits.number))
+        found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
+        remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
+        raise InvalidRequest(option("split"), found, remedy=remedy)
+    entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     return replace(samples, listed=replace(samples.listed, entries=entries), targets=targets, parts=parts)
 
 
@@ -146,8 +149,8 @@ def _with_safe_names(request: Request, source: Source, samples: Samples) -> Entr
     entries, dividing = samples.entries, request.dividing
     if request.options.portable:
         if dividing is not None:
-            other = "--split" if dividing.column is None else dividing.option
-            raise InvalidRequest("--portable", f"used with {other}", remedy="Choose one of them.")
+            other = option("split" if dividing.column is None else dividing.option)
+            raise InvalidRequest(option("portable"), f"used with {other}", remedy="Choose one of them.")
         return _keep_source_paths(make_portable(entries, by_key=source.by_key))
     if request.format == "tar":
         check_case(entries)
@@ -156,5 +159,5 @@ def _with_safe_names(request: Request, source: Source, samples: Samples) -> Entr
 
 def _keep_source_paths(entries: Entries) -> Entries:
     """Return samples of a dataset whose names were made safe before with the names that they had at first."""
-    known = entries.columns is not None and "source_paths" in entries.columns.column_names
+    known = entries.metadata is not None and "source_paths" in entries.metadata.column_names
     return replace(entries, source_paths=False) if known else entries

@@ -19,36 +19,38 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardtool.dataset.shard_file import COMPRESSED
+from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
-from shardtool.storage.spool import SPOOL_REMEDY
+from shardtool.storage.spool import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
+from shardtool.wording import option
 from shardtool.write.buffers import GAP
 from shardtool.write.scatter import LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
 from shardtool.write.task import Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.execute.local import LocalPool
     from shardtool.plan.plan import Plan
     from shardtool.request.observer import Observer
     from shardtool.skipped import SkipCode
     from shardtool.storage.spool import Spool
     from shardtool.storage.staging import Folder
-    from shardtool.values import OnError
+    from shardtool.values import OnError, ReadMethod
+
+Asked = Literal["auto", "gather", "scatter"]
 
 _LEAST_MEMORY = 16 * 10**6
 _BUFFERS = 2 * 2**20  # what a worker needs of its share besides payloads
 _RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
 _LEAST_REGION, _MOST_REGION = 4 * 2**20, 2**30
 _CHUNK = 2**20  # rows at a time: temporary columns stay small
-_COMPRESSED = tuple(ending.encode() for ending in COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +66,14 @@ class Method:
     note: str = ""
 
 
-def choose_method(
-    plans: list[Plan],
-    entries: Entries,
-    *,
-    memory: int,
-    workers: int,
-    packed: bool,
-    asked: Literal["auto", "gather", "scatter"],
-) -> Method:
+def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: ReadMethod) -> Method:
     """Return how the samples of `plans` should be read.
 
     Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
     less. That may differ from machine to machine; what is written does not.
 
     Args:
-        plans: In whose order samples are wanted.
-        entries: The samples.
+        plans: Of the same samples, in whose order they are wanted.
         memory: Bytes that a scatter may use.
         workers: How many processes will read.
         packed: Whether files are compressed, so that nothing can be read at its place.
@@ -91,42 +84,49 @@ def choose_method(
     """
     check_memory(memory)
     check_method(asked, packed=packed)
-    spans = _Spans(entries)
-    size = sum(int(spans.sizes[_which(plan)].sum()) for plan in plans)
+    entries = plans[0].entries
+    lie = _Lying(entries)
+    size = sum(int(lie.sizes[_which(plan)].sum()) for plan in plans)
     if packed:
         return Method("scatter", f"two passes over {show_size(size)}: compressed shards can only be read in sequence")
-    if all(_in_order(plan, spans) for plan in plans):
+    if all(_in_order(plan, lie) for plan in plans):
         return Method("order")
     if asked != "auto":
         return Method(asked)
-    return _cheaper(plans, entries, spans, size, workers)
+    return _cheaper(plans, entries.known_spans.files, lie, size, workers)
 
 
-def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
-    plans: list[Plan],
-    temp: Folder,
-    name: str,
-    memory: int,
-    workers: int,
-    pool: LocalPool,
-    observer: Observer,
-    *,
-    besides: int = 0,
-    on_error: OnError = "stop",
-) -> list[Plan]:
-    """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
+@dataclass(frozen=True, slots=True)
+class SpoolRoom:
+    """What the first pass may take.
 
-    No sample is in two plans. The caller removes the spool, whatever becomes of this: `temp.discard_staged([name])`.
-
-    Args:
-        plans: Plans of the same samples.
-        temp: Where the spool is written.
+    Attributes:
+        folder: Where the spool is written.
         name: What it is called.
         memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.
         workers: How many there are.
-        pool: They.
-        observer: Gets the progress.
         besides: Bytes that will be written where the spool lies, before it is removed.
+    """
+
+    folder: Folder
+    name: str
+    memory: int
+    workers: int
+    besides: int = 0
+
+
+def scatter(
+    plans: list[Plan], room: SpoolRoom, pool: LocalPool, observer: Observer, *, on_error: OnError = "stop"
+) -> list[Plan]:
+    """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
+
+    No sample is in two plans. The caller removes the spool, whatever becomes of this.
+
+    Args:
+        plans: Plans of the same samples.
+        room: What it may take.
+        pool: The workers.
+        observer: Gets the progress.
         on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
             is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
 
@@ -136,24 +136,20 @@ def scatter(  # noqa: PLR0913, PLR0917 - what there is to say
         SampleFailed: A source file cannot be read, or is not the one that was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    check_memory(memory)
-    layout = _lay_out(plans, memory // workers)
-    free, need = _free(temp), layout.size + besides
+    check_memory(room.memory)
+    temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
+    free, need = _free(temp), layout.size + room.besides
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
-        raise OutputFailed(temp.path or ".", found, remedy=SPOOL_REMEDY)
-    spool = temp.spool(name, layout.size)
+        raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
+    spool = temp.spool(room.name, layout.size)
     where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
     observer.note(f"first pass of two: {where}")
     observer.phase("first pass", layout.size)
     bad = _Pass(layout, plans[0].entries, spool, observer, on_error).run(pool)
-    old, file, offset = _stay(plans[0].entries, bad, layout.offset)
-    files = (SpanFile(os.fsencode(spool.path), layout.size, -1), *old)
+    spans = _spooled(plans[0].entries, SpanFile(os.fsencode(spool.path), layout.size, -1), bad, layout.offset)
     regions = layout.regions if len(layout.regions) else None
-    return [
-        replace(plan, entries=replace(plan.entries, files=files, file=file, offset=offset), regions=regions)
-        for plan in plans
-    ]
+    return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
 
 
 def check_memory(memory: int) -> None:
@@ -163,10 +159,10 @@ def check_memory(memory: int) -> None:
         InvalidRequest: There is not.
     """
     if memory < _LEAST_MEMORY:
-        raise InvalidRequest("--memory", show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+        raise InvalidRequest(option("memory"), show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
 
 
-def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -> None:
+def check_method(asked: ReadMethod, *, packed: bool) -> None:
     """Check that compressed shards are not to be gathered.
 
     Raises:
@@ -174,14 +170,14 @@ def check_method(asked: Literal["auto", "gather", "scatter"], *, packed: bool) -
     """
     if packed and asked == "gather":
         expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest("--method", "gather, of compressed shards", expected=expected)
+        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
 
 
 def _free(temp: Folder) -> int:
     try:
         return temp.free_bytes()
     except OutputFailed as error:
-        raise OutputFailed(error.where, error.found, remedy=SPOOL_REMEDY) from None
+        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
 
 
 def _which(plan: Plan) -> NDArray[np.int64]:
@@ -189,7 +185,7 @@ def _which(plan: Plan) -> NDArray[np.int64]:
     return np.arange(len(plan)) if plan.order is None else plan.order
 
 
-class _Spans:
+class _Lying:
     """The places of each sample's SPAN rows.
 
     Attributes:
@@ -201,41 +197,44 @@ class _Spans:
     NOWHERE = 2**62
 
     def __init__(self, entries: Entries) -> None:
-        spans, some = entries.kind == SPAN, np.flatnonzero(entries.counts())  # a TFRecord may have no field but its key
-        offset = np.zeros(len(spans), np.int64) if entries.offset is None else entries.offset
-        self.file = np.zeros(len(entries), np.uint32) if entries.file is None else entries.file
+        rows, spans, some = (
+            entries.rows,
+            entries.known_spans,
+            np.flatnonzero(entries.counts()),
+        )  # a sample may have no field
+        self.file = spans.file
         self.start = np.full(len(entries), self.NOWHERE)
         self.sizes = np.zeros(len(entries), np.int64)
         if len(some):
-            first = entries.first[some]
-            self.start[some] = np.minimum.reduceat(np.where(spans, offset, self.NOWHERE), first)
-            self.sizes[some] = np.add.reduceat(np.where(spans, entries.size, 0), first)
+            first, spanned = entries.first[some], rows.kind == SPAN
+            self.start[some] = np.minimum.reduceat(np.where(spanned, spans.offset, self.NOWHERE), first)
+            self.sizes[some] = np.add.reduceat(np.where(spanned, rows.size, 0), first)
 
 
-def _in_order(plan: Plan, spans: _Spans) -> bool:
+def _in_order(plan: Plan, lie: _Lying) -> bool:
     """Tell whether samples lie in the order of a plan, file by file, in whatever order the files are."""
     which = _which(plan)
-    which = which[spans.start[which] < spans.NOWHERE]
-    file, start = spans.file[which], spans.start[which]
+    which = which[lie.start[which] < lie.NOWHERE]
+    file, start = lie.file[which], lie.start[which]
     breaks = (file[1:] != file[:-1]) | (start[1:] < start[:-1])
     return int(np.count_nonzero(breaks)) < max(1, int(np.count_nonzero(np.bincount(file))))
 
 
-def _cheaper(plans: list[Plan], entries: Entries, spans: _Spans, size: int, workers: int) -> Method:
+def _cheaper(plans: list[Plan], files: Sequence[SpanFile], lie: _Lying, size: int, workers: int) -> Method:
     """Return the method that will cost less, by what reading costs here."""
     samples = sum(map(len, plans))
     if samples <= PROBES or not size:
         return Method("gather")
     chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
-    orders = [order[spans.sizes[order] > 0] for order in map(_which, plans)]
+    orders = [order[lie.sizes[order] > 0] for order in map(_which, plans)]
     chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(PROBES) if len(order)]
     chance.shuffle(chosen)
-    places = [(entries.files[int(spans.file[at])], int(spans.start[at])) for at in chosen]
+    places = [(files[int(lie.file[at])], int(lie.start[at])) for at in chosen]
     try:
-        cost = probe(places, size // samples, opening=len(entries.files) > OPEN_FILES)
+        cost = probe(places, size // samples, opening=len(files) > OPEN_FILES)
     except (OSError, Failed):
         return Method("gather")  # packing will meet that too, and say so
-    read = min(size + samples * GAP, sum(file.size for file in entries.files))  # through what is not wanted
+    read = min(size + samples * GAP, sum(file.size for file in files))  # through what is not wanted
     figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
     if gathering_pays(samples, size, read, workers, cost):
         return Method("gather", f"shuffled by gathering: {figure}")
@@ -286,11 +285,11 @@ def _lay_out(plans: list[Plan], share: int) -> _Layout:
         share: Bytes of memory for a worker.
     """
     entries = plans[0].entries
-    held = _Spans(entries).sizes
+    held = _Lying(entries).sizes
     room = _room(sum(int(held[_which(plan)].sum()) for plan in plans), share)
     bucket, sizes = _buckets(plans, held, room)
     of_row = np.repeat(bucket, entries.counts())
-    rows, files = _in_file_order(entries, np.flatnonzero((of_row >= 0) & (entries.kind == SPAN)))
+    rows, files = _in_file_order(entries, np.flatnonzero((of_row >= 0) & (entries.rows.kind == SPAN)))
     of_row = of_row[rows]
     if len(sizes) < 2**16:
         of_row = of_row.astype(np.uint16)  # is sorted several times faster
@@ -321,12 +320,12 @@ def _buckets(plans: list[Plan], held: NDArray[np.int64], room: int) -> tuple[NDA
 
 def _put(entries: Entries, placed: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[all rows]: where they start if `placed` lie end to end, in this order."""
-    offset = np.zeros(len(entries.kind), np.int64) if entries.offset is None else entries.offset.copy()
-    at = 0
+    offset: NDArray[np.int64] = entries.known_spans.offset.copy()
+    size, at = entries.rows.size, 0
     for first in range(0, len(placed), _CHUNK):
         some = placed[first : first + _CHUNK]
-        ends = np.cumsum(entries.size[some]) + at
-        offset[some] = ends - entries.size[some]
+        ends = np.cumsum(size[some]) + at
+        offset[some] = ends - size[some]
         at = int(ends[-1])
     return offset
 
@@ -358,11 +357,10 @@ def _cut(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> 
 
 def _in_file_order(entries: Entries, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """Return rows in the order in which they lie in their files, and `_Layout.files`."""
-    if entries.offset is None or not len(rows):
+    if not len(rows):
         return rows, []
-    of_sample = np.zeros(len(entries), np.uint32) if entries.file is None else entries.file
-    file = np.repeat(of_sample, entries.counts())[rows]
-    offset = entries.offset[rows]
+    spans = entries.known_spans
+    file, offset = np.repeat(spans.file, entries.counts())[rows], spans.offset[rows]
     later = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
     if not later.all():
         order = np.lexsort((offset, file))
@@ -376,6 +374,7 @@ class _Pass:
 
     def __init__(self, layout: _Layout, entries: Entries, spool: Spool, observer: Observer, on_error: OnError) -> None:
         self._layout, self._entries, self._spool = layout, entries, spool
+        self._spans = entries.known_spans
         self._observer, self._stop = observer, on_error == "stop"
         self._tasks: list[tuple[int, int]] = []  # of each, its first of `layout.rows`, and the one after its last
         self._told: defaultdict[int, int] = defaultdict(int)
@@ -386,7 +385,7 @@ class _Pass:
         for number, result in pool.map(scatter_rows, self._make_tasks(), self._progress):
             first, last = self._tasks[number]
             rows = self._layout.rows[first:last]
-            self._progress(number, 0, int(self._entries.size[rows].sum()) - self._told[number])
+            self._progress(number, 0, int(self._entries.rows.size[rows].sum()) - self._told[number])
             bad.append(self._bad(rows, result))
         return np.concatenate(bad)
 
@@ -395,26 +394,24 @@ class _Pass:
         self._observer.advance(0, size, 0)
 
     def _make_tasks(self) -> Iterator[ScatterTask]:
-        layout, entries = self._layout, self._entries
-        if entries.offset is None:
-            return
+        layout, spans, size = self._layout, self._spans, self._entries.rows.size
         first = 0
         for at, end in layout.files:
-            source = entries.files[at]
-            packed = source.path.endswith(_COMPRESSED)
+            source = spans.files[at]
+            packed = is_packed(os.fsdecode(source.path))
             for last in [end] if packed else self._parts(first, end):
                 rows = layout.rows[first:last]
                 self._tasks.append((first, last))
-                expected = None if entries.expected is None else entries.expected[rows].tobytes()
+                offsets, targets = spans.offset[rows].tobytes(), layout.offset[rows].tobytes()
+                sizes, expected = size[rows].tobytes(), spans.expected[rows].tobytes()
                 yield ScatterTask(
-                    source, packed, self._spool, entries.offset[rows].tobytes(), entries.size[rows].tobytes(),
-                    layout.offset[rows].tobytes(), expected, layout.room, self._stop,
-                )  # fmt: skip
+                    source, packed, self._spool, offsets, sizes, targets, expected, layout.room, self._stop
+                )
                 first = last
 
     def _parts(self, first: int, end: int) -> list[int]:
         """Return where to cut what is wanted of one file, so that memory holds each part, or it is one payload."""
-        total = _running(np.maximum(self._entries.size[self._layout.rows[first:end]], LEAST))
+        total = _running(np.maximum(self._entries.rows.size[self._layout.rows[first:end]], LEAST))
         return [first + int(cut) for cut in _cut(total, np.array([end - first]), self._layout.room)]
 
     def _bad(self, rows: NDArray[np.int64], result: Scattered) -> NDArray[np.int64]:
@@ -424,19 +421,17 @@ class _Pass:
             CorruptShard: There are such, and they end the run.
             SampleFailed: The file cannot be read, and that ends the run.
         """
-        entries = self._entries
+        entries, spans = self._entries, self._spans
         at = rows[result.wrong[0][0] if result.wrong else 0]
-        sample = int(np.searchsorted(entries.first, at, "right")) - 1
-        source = entries.files[0 if entries.file is None else int(entries.file[sample])]
-        ends_run = self._stop or source.path.endswith(_COMPRESSED)
+        sample = int(entries.owners(at))
+        source = spans.files[int(spans.file[sample])]
+        ends_run = self._stop or is_packed(os.fsdecode(source.path))
         if result.wrong and ends_run:
-            crc, name = result.wrong[0][1], entries.fields[int(entries.code[at])]
-            place = f"{entries.key(sample)}: at {int(entries.offset[at]):,}"  # type: ignore[index]
-            wanted = int(entries.expected[at])  # type: ignore[index]
-            raise CorruptShard(
-                to_text(source.path), f"{place}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}",
-                remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset.",
-            )  # fmt: skip
+            crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[at])]
+            place = f"{entries.key(sample)}: at {int(spans.offset[at]):,}"
+            found = f"{place}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.expected[at]):08x}"
+            remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
+            raise CorruptShard(to_text(source.path), found, remedy=remedy)
         if result.failed is not None:
             if ends_run:
                 raise _unreadable(source, *result.failed)
@@ -446,30 +441,27 @@ class _Pass:
 
 def _unreadable(source: SpanFile, code: SkipCode, message: str) -> SampleFailed:
     """Return the error for a file that cannot be read."""
-    return SampleFailed(
-        to_text(source.path), message,
-        expected="a file that stays as it was when the run began" if code == "changed" else "",
-        remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
-    )  # fmt: skip
+    expected = "a file that stays as it was when the run began" if code == "changed" else ""
+    remedy = (
+        f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+        f"{option('on_error', 'skip')}."
+    )
+    return SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
 
 
-def _stay(
-    entries: Entries, bad: NDArray[np.int64], offset: NDArray[np.int64]
-) -> tuple[list[SpanFile], NDArray[np.uint32] | None, NDArray[np.int64]]:
-    """Return the files of samples that stay where they are, which file each sample lies in, and where rows start.
+def _spooled(entries: Entries, spool: SpanFile, bad: NDArray[np.int64], offset: NDArray[np.int64]) -> FieldSpans:
+    """Return where payloads lie after the first pass: in the spool, but for samples that stay in their shards.
 
     Args:
         entries: The samples.
+        spool: The spool, which becomes file 0.
         bad: Rows that were not copied: their samples stay.
-        offset: int64[all rows]: where they start in the spool, which is file 0.
+        offset: int64[all rows]: where they start in the spool.
     """
-    if not len(bad) or entries.offset is None:
-        return [], None, offset
-    samples = np.unique(np.searchsorted(entries.first, bad, "right") - 1)
-    rows = entries.rows_of(samples)
-    offset[rows] = entries.offset[rows]
+    spans, samples = entries.known_spans, np.unique(entries.owners(bad))
     file = np.zeros(len(entries), np.uint32)
-    old = np.zeros(len(samples), np.uint32) if entries.file is None else entries.file[samples]
-    used, place = np.unique(old, return_inverse=True)
+    used, place = np.unique(spans.file[samples], return_inverse=True)
     file[samples] = place + 1
-    return [entries.files[at] for at in used.tolist()], file, offset
+    rows = entries.rows_of(samples)
+    offset[rows] = spans.offset[rows]
+    return replace(spans, files=(spool, *(spans.files[at] for at in used.tolist())), file=file, offset=offset)

@@ -74,10 +74,9 @@ def _check_apart(request: Request, splits: Sequence[str], patterns: Sequence[Sha
         for other, other_pattern in zip(splits, patterns, strict=True):
             shared = other_pattern.owned_by(pattern) if one != other else None
             if shared:
-                raise InvalidRequest(
-                    request.names[0], f"{shared} may be a file of the splits {one} and {other}",
-                    expected="names that differ, such as out-{split}-{000000..}.tar",
-                )  # fmt: skip
+                found = f"{shared} may be a file of the splits {one} and {other}"
+                expected = "names that differ, such as out-{split}-{000000..}.tar"
+                raise InvalidRequest(request.names[0], found, expected=expected)
 
 
 def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
@@ -86,19 +85,20 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
     Raises:
         InvalidRequest: There is such a file.
     """
-    folders = {os.path.dirname(file.path) for file in entries.files}
+    paths = {file.path for file in (() if entries.spans is None else entries.spans.files)}
+    paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
+    folders = {os.path.dirname(path) for path in paths}
     for target in targets:
         there, old = os.path.realpath(os.fsencode(target.pattern.folder or ".")), target.output.old
         beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
         stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
-        for file in entries.files:
-            folder, name = os.path.split(file.path)
+        for path in sorted(paths):
+            folder, name = os.path.split(path)
             if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
-                raise InvalidRequest(
-                    os.fsdecode(file.path), "a shard of the source, which the output would replace or remove",
-                    expected="an output in another folder, or under other names",
-                    remedy="Nothing was touched. The new dataset can take its place once it is complete.",
-                )  # fmt: skip
+                found = "a shard of the source, which the output would replace or remove"
+                expected = "an output in another folder, or under other names"
+                remedy = "Nothing was touched. The new dataset can take its place once it is complete."
+                raise InvalidRequest(os.fsdecode(path), found, expected=expected, remedy=remedy)
 
 
 def lock(

@@ -13,6 +13,7 @@ from shardtool.publish.append import joined
 from shardtool.publish.old_dataset import Done
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.values import output_text, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,12 +58,12 @@ class Packed:
 
     def features(self) -> dict[str, Feature]:
         """Return the features of TFRecords."""
-        samples, entries = sum(shard.samples for shard in self.shards), self.plan.entries
-        return features_of(self.fields, {**entries.numbers, **entries.lists}, samples, entries.lists)
+        samples, values = sum(shard.samples for shard in self.shards), self.plan.entries.values
+        return features_of(self.fields, {**values.numbers, **values.lists}, samples, values.lists)
 
     def numbers(self) -> dict[str, Number]:
         """Return the fields of tar shards that are numbers as text, and their kinds."""
-        numbers = self.plan.entries.numbers
+        numbers = self.plan.entries.values.numbers
         return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
 
@@ -90,7 +91,7 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> Da
         field_bytes=packed.field_bytes,
         skipped=len(skipped),
         schema=packed.schema,
-        classes=packed.plan.entries.classes,
+        classes=packed.plan.entries.values.classes,
         features=packed.features() if pattern.format == "tfrecord" else {},
         made=made,
         fingerprint=show_fingerprint(packed.digest),
@@ -116,7 +117,9 @@ def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destin
         InvalidRequest: The dataset says something else.
     """
     if [*done.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
-        raise InvalidRequest(
-            output.pattern.text, "the dataset has these samples already, with other content",
-            remedy="Give the new samples other keys, and leave --resume out.",
-        )  # fmt: skip
+        found = "the dataset has these samples already, with other content"
+        remedy = either(
+            f"Give the new samples other keys, with {option('if_exists', 'append')}.",
+            "Give the new samples other keys, and leave --resume out.",
+        )
+        raise InvalidRequest(output.pattern.text, found, remedy=remedy)

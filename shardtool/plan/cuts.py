@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,25 +77,24 @@ def bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray
             count = count + step if count == most else min(count + step, most)
     elif count <= samples:
         return ends if count == len(ends) and multiple == 1 else runs.divide(count)
-    raise InvalidRequest(
-        "--shards-multiple-of", f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds",
-        remedy="Choose a smaller multiple, or raise --max-size or --max-count.",
-    )  # fmt: skip
+    found = f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds"
+    remedy = f"Choose a smaller multiple, or raise {option('max_size')} or {option('max_count')}."
+    raise InvalidRequest(option("shards_multiple_of"), found, remedy=remedy)
 
 
 def exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
     """Return the ends of as many shards as the pattern has names."""
     count, samples = pattern.count or 0, len(total) - 1
     if count % bounds.multiple_of:
-        raise InvalidRequest(
-            "--shards-multiple-of", f"{pattern.text} asks for {count:,} shards",
-            expected=f"a multiple of {bounds.multiple_of:,}",
-        )  # fmt: skip
+        problem = f"{pattern.text} asks for {count:,} shards"
+        raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
     if count > samples:
-        raise InvalidRequest(
-            pattern.text, f"{count:,} shards for {samples:,} samples", expected="at least one sample a shard",
-            remedy="Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with --max-size.",
-        )  # fmt: skip
+        found = f"{count:,} shards for {samples:,} samples"
+        remedy = (
+            "Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with "
+            f"{option('max_size')}."
+        )
+        raise InvalidRequest(pattern.text, found, expected="at least one sample a shard", remedy=remedy)
     if bounds.equal_count:
         return np.arange(1, count + 1, dtype=np.int64) * samples // count
     return Runs(total, NO_LIMIT, None).divide(count)

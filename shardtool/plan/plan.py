@@ -10,26 +10,22 @@ Samples keep their order, or are put into one global random order; shards are co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.sizes import (
-    NUMBERS,
-    SAMPLE_LIMIT,
-    TRAILER_SIZE,
-    Payloads,
-    sample_sizes,
-)
+from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
 from shardtool.plan.shuffle import shuffled
 from shardtool.skipped import Skipped
-from shardtool.values import INLINE, Oversize, counted, show_size, to_text
+from shardtool.values import INLINE, Oversize, counted, show_size, source_name, to_text
+from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -46,7 +42,7 @@ class Plan:
     Attributes:
         format: `tar` or `tfrecord`.
         entries: The samples.
-        stored: int64[rows], the bytes that payloads take in the shard; None: `entries.size`.
+        stored: int64[rows], the bytes that payloads take in the shard; None: `entries.rows.size`.
         order: int64[samples]: which sample stands where; None for the entries' own order.
         total: int64[samples + 1]: bytes of the records before each place.
         ends: int64[shards]: the place after each shard's last sample.
@@ -54,7 +50,7 @@ class Plan:
         limits: What the shards were cut by.
         skipped: Samples that `oversize` left out.
         notes: What the user should know, such as shards over the bound.
-        regions: int64[regions, 2], ascending: where parts of the first of `entries.files` start and end, each of them
+        regions: int64[regions, 2], ascending: where parts of the first of the spans' files start and end, each of them
             what some places next to each other want of it, and best read whole; None: spans are read one by one.
     """
 
@@ -92,18 +88,19 @@ class Plan:
         """Return the key of the sample at a place of the plan's order."""
         return self.entries.key(place if self.order is None else int(self.order[place]))
 
-    def columns(self, shard: int) -> Any:
-        """Return the metadata of a shard's samples, a `pyarrow.Table`; None where there is none."""
-        if self.entries.columns is None:
+    def metadata(self, shard: int) -> pa.Table | None:
+        """Return the metadata of a shard's samples."""
+        metadata = self.entries.metadata
+        if metadata is None:
             return None
         first, last = self.span(shard)
         if self.order is None:
-            return self.entries.columns.slice(first, last - first)
-        return self.entries.columns.take(number_array(self.which(shard)))
+            return metadata.slice(first, last - first)
+        return metadata.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
         """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
-        return int(np.max(self.entries.changed_ns[self.rows(shard)]))
+        return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
     def again(self, places: NDArray[np.int64]) -> Plan:
         """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
@@ -138,7 +135,7 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        entries: The samples.
+        entries: The samples, one or more.
         pattern: The shards' names: their number is the most, or, where nothing bounds a shard, what is asked for.
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
@@ -146,10 +143,8 @@ def make_plan(
         estimate: int64[samples]: the records of each, where they are unknown before they are written.
 
     Raises:
-        InvalidRequest: No samples, a sample over the bound, or more shards than the pattern has names.
+        InvalidRequest: A sample over the bound, or more shards than the pattern has names.
     """
-    if not len(entries):
-        raise InvalidRequest("SOURCE", "no samples", expected="files such as cat/0001.jpg", remedy=_why_empty(entries))
     shard_format = pattern.format
     trailer = TRAILER_SIZE[shard_format]
     exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
@@ -163,11 +158,10 @@ def make_plan(
         sizes = np.minimum(estimate, limits.planned)
     else:
         limits = Limits(room, room, bounds.max_count)
-        payloads = entries.size if stored is None else stored
-        sizes = sample_sizes(
-            shard_format,
-            Payloads(entries.keys, entries.first, entries.fields, entries.code, payloads, entries.whole),
-        )
+        rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
+        held = rows.size if stored is None else stored
+        payloads = Payloads(entries.keys, entries.first, entries.fields, rows.code, held, whole)
+        sizes = sample_sizes(shard_format, payloads)
         fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
         which, skipped, notes = _fit(entries, sizes, fit, bounds.oversize, which)
     count = len(entries) if which is None else len(which)
@@ -178,10 +172,8 @@ def make_plan(
     total = running(sizes if order is None else sizes[order])
     ends = exactly(total, pattern, bounds) if exact else bounded(total, limits, bounds)
     if pattern.count is not None and len(ends) > pattern.count:
-        raise InvalidRequest(
-            pattern.text, f"{pattern.count:,} names for {len(ends):,} shards",
-            remedy="Use an open range such as out-{000000..}.tar, a wider range, or larger shards.",
-        )  # fmt: skip
+        remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
+        raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {len(ends):,} shards", remedy=remedy)
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, skipped, (*notes, *rounded))
@@ -194,18 +186,19 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
         InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
     """
     if to_text(KEY_FEATURE) in entries.fields:
-        raise InvalidRequest("SOURCE", "a field called '__key__', the name of a TFRecord's key", remedy="Rename it.")
-    if not entries.numbers:
+        found = "a field called '__key__', the name of a TFRecord's key"
+        raise InvalidRequest(source_name(entries.root), found, remedy="Rename it.")
+    if not entries.values.numbers:
         return None, ()
-    stored: NDArray[np.int64] = entries.size.copy()
+    stored: NDArray[np.int64] = entries.rows.size.copy()
     notes = []
-    for name, number in entries.numbers.items():
+    for name, number in entries.values.numbers.items():
         rounded = 0
-        rows = np.flatnonzero((entries.code == entries.fields.index(name)) & (entries.kind == INLINE))
-        samples = np.searchsorted(entries.first, rows, "right") - 1
+        rows = np.flatnonzero((entries.rows.code == entries.fields.index(name)) & (entries.rows.kind == INLINE))
+        samples = entries.owners(rows)
         for first in range(0, len(rows), _CHUNK):
             some = samples[first : first + _CHUNK]
-            texts = entries.inline[name].gather(some)[:-1].split(b"\0")
+            texts = entries.values.inline[name].gather(some)[:-1].split(b"\0")
             try:
                 stored[rows[first : first + _CHUNK]] = [len(encode_number(text, number)) for text in texts]
             except (ValueError, OverflowError):
@@ -237,12 +230,6 @@ def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, 
 _CHUNK = 2**16  # texts at a time
 
 
-def _why_empty(entries: Entries) -> str:
-    if entries.skipped:
-        return f"All {len(entries.skipped):,} files were left out, such as {entries.skipped[0].path}."
-    return "Is it the right folder? Look at --include, --exclude and --hidden."
-
-
 @dataclass(frozen=True, slots=True)
 class _Room:
     """Bytes: a shard's room for records, the most that a sample may take by its format, and the end of a shard."""
@@ -263,22 +250,23 @@ def _fit(
     total, never = sizes + room.trailer, too_large[sizes[too_large] > room.sample]
     if len(never) and oversize != "skip":
         found = _named(entries, total, never, "a TFRecord")
-        remedy = "Write tar shards, or leave them out with --oversize skip."
+        remedy = f"Write tar shards, or leave them out with {option('oversize', 'skip')}."
         raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({room.sample:,} bytes)", remedy=remedy)
     found = _named(entries, total, too_large, f"a shard of {show_size(min(limit, room.shard) + room.trailer)}")
     if oversize == "error":
-        remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
-        raise InvalidRequest("--max-size", found, remedy=remedy)
+        remedy = f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
+        raise InvalidRequest(option("max_size"), found, remedy=remedy)
     if oversize == "alone":
         return which, (), (f"{found}; each gets a shard of its own",)
-    over = dict.fromkeys(too_large.tolist(), "--max-size") | dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
+    over = dict.fromkeys(too_large.tolist(), typed_option("max_size"))
+    over |= dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
     skipped = tuple(
         Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {name}") for at, name in over.items()
     )
     stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
     if not len(stay):
-        remedy = "Write tar shards" if len(never) == len(too_large) else "Raise --max-size"
-        raise InvalidRequest("--max-size", found, remedy=f"{remedy}: no sample is left.")
+        remedy = "Write tar shards" if len(never) == len(too_large) else f"Raise {option('max_size')}"
+        raise InvalidRequest(option("max_size"), found, remedy=f"{remedy}: no sample is left.")
     return stay, skipped, ()
 
 

@@ -25,6 +25,7 @@ from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.publish.old_dataset import Done
 from shardtool.table.keys import among, hashes
 from shardtool.values import counted, to_bytes
+from shardtool.wording import export_call, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -142,11 +143,11 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
         InvalidRequest: They do not.
     """
     entries = plan.entries
-    _joined_classes(old.classes, entries.classes)
-    _joined_schema(old.schema, {} if entries.columns is None else _types_in_parquet(entries.columns))
+    _joined_classes(old.classes, entries.values.classes)
+    _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
     if old.format == "tfrecord":
-        used = _field_counts(plan)
-        kinds: dict[str, Kind] = {**entries.numbers, **entries.lists}
+        used, values = _field_counts(plan), entries.values
+        kinds: dict[str, Kind] = {**values.numbers, **values.lists}
         _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
 
 
@@ -166,7 +167,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
-    columns = [SHARD.name, *([] if plan.entries.columns is None else plan.entries.columns.column_names)]
+    columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
     if more := [name for name in columns if name not in old.schema]:
         yield (
             f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
@@ -179,8 +180,9 @@ def _check_dots(old: DatasetFile, made: RunRecord) -> None:
     before, now = old.made.dots, made.dots
     if old.format == "tar" and before != now:
         found = f"keys that end at the {now} dot of members' names"
-        remedy = f"`create` has --dots {before}; `reshard` makes one dataset of both."
-        raise InvalidRequest("--append", found, expected=f"at the {before}, as those of the dataset", remedy=remedy)
+        expected = f"at the {before}, as those of the dataset"
+        remedy = f"`create` has {option('dots', before)}; `reshard` makes one dataset of both."
+        raise InvalidRequest(option("if_exists", "append"), found, expected=expected, remedy=remedy)
 
 
 def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
@@ -193,7 +195,7 @@ def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
 def _field_counts(plan: Plan) -> dict[str, int]:
     """Return how many of the planned samples have each field."""
     entries = plan.entries
-    codes = entries.code if plan.order is None else entries.code[entries.rows_of(plan.order)]
+    codes = entries.rows.code if plan.order is None else entries.rows.code[entries.rows_of(plan.order)]
     found, counts = np.unique(codes, return_counts=True)
     return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
@@ -326,9 +328,9 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
         if before == _NULL:
             schema[name] = kind
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
-            found = f"{kind} in the new samples"
-            remedy = "Give it that type, or another name, or leave it out with --meta."
-            raise InvalidRequest(f"column {name}", found, expected=f"{before}, as in the dataset", remedy=remedy)
+            expected = f"{before}, as in the dataset"
+            remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
+            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
     return schema
 
 
@@ -342,7 +344,10 @@ def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) 
             at = next(at for at in range(shared) if before[at] != names[at])
             found = f"{at} stands for {names[at]!r} in the new samples"
             expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
-            remedy = "--classes-from, with the dataset file of the dataset, gives the new labels the same numbers."
+            remedy = (
+                f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
+                "numbers."
+            )
             raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
         classes[name] = max(before, names, key=len)
     return classes
@@ -372,5 +377,5 @@ def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable
     }
     there = destination.folder.facts(files.values())
     if stale := [name for name, file in files.items() if file in there]:
-        again = f"`shardtool index {' '.join(f'--export {name}' for name in stale)}` renews them"
+        again = f"{export_call('', stale, overwrite=False)} renews them"
         yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

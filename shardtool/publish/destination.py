@@ -22,6 +22,7 @@ from shardtool.publish.old_dataset import (
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.values import IfExists, counted, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,9 +131,13 @@ def look(before: Destination) -> Destination:
     if found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":
-        finish = "." if pattern.dataset_file in found.existing else ", or finish that run with --resume."
+        finish = (
+            "."
+            if pattern.dataset_file in found.existing
+            else f", or finish that run with {option('if_exists', 'resume')}."
+        )
         what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
-        raise OutputExists(where, what, remedy=f"Choose another name, or --overwrite{finish}")
+        raise OutputExists(where, what, remedy=f"Choose another name, or {option('if_exists', 'overwrite')}{finish}")
     if not found.resumes and found.if_exists != "overwrite":
         beside = StaleIndexes(folder, pattern, appends=found.appends)
         beside.look(there)
@@ -147,7 +152,10 @@ def _check_dataset_file(found: Destination) -> None:
         data = found.folder.read(name)
     shards = shard_names(data)
     if shards is None:
-        what = "a file that is no dataset file of shardtool"
+        link = os.path.islink(found.dataset_file)
+        what = (
+            "a symbolic link, and no run writes through one" if link else "a file that is no dataset file of shardtool"
+        )
         raise OutputExists(found.dataset_file, what, remedy="Choose another pattern, or move it away.")
     if found.appends:
         return  # damaged or not: `_find_append` says
@@ -157,8 +165,10 @@ def _check_dataset_file(found: Destination) -> None:
         remedy = "Choose another pattern, use that dataset's own, or remove it first."
         raise OutputExists(found.dataset_file, what, expected=f"those of {found.pattern.text}", remedy=remedy)
     if found.if_exists == "resume" and tells_of_appends(data):
-        remedy = "Add --append to go on with an append, or --overwrite to replace the dataset by a new one."
-        raise OutputExists(found.dataset_file, "shards that were appended, which this run would remove", remedy=remedy)
+        append = either(f"Choose {option('if_exists', 'append-resume')}", "Add --append")
+        overwrite = either("'resume-overwrite'", "--overwrite")
+        cure = f"{append} to go on with an append, or {overwrite} to replace the dataset by a new one."
+        raise OutputExists(found.dataset_file, "shards that were appended, which this run would remove", remedy=cure)
 
 
 def _find_append(found: Destination) -> Append:

@@ -15,13 +15,15 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
 from shardtool.interop.export_formats import wanted_exports
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.hashes import DigestTask, digest
-from shardtool.interop.huggingface import CURE, README, is_ours, listed, misreading, readme, split_name
+from shardtool.interop.huggingface import README, cure, is_ours, listed, misreading, readme, split_name
 from shardtool.interop.index_forms import index_name
-from shardtool.pattern import DATASET_SUFFIX, FORMATS
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.folder_index import has_own_readme, listed_shards, once_files, other_splits, refuse_others
 from shardtool.publish.outbox import Outbox
+from shardtool.shard_names import is_packed_name
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import exporting, made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
     from shardtool.storage.staging import Folder
 
-_REMEDY = "Run the command that made it again with --resume, or `shardtool index`."
 _FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which a folder has one set
 
 
@@ -69,7 +70,11 @@ def check_exports(
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
         what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
-        raise OutputExists(folder.path or ".", what, remedy="Remove them, choose another folder, or --overwrite.")
+        raise OutputExists(
+            folder.path or ".",
+            what,
+            remedy=f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}.",
+        )
 
 
 class Exporter:
@@ -94,7 +99,7 @@ class Exporter:
             CorruptShard: It is damaged.
         """
         if not self.name.endswith(DATASET_SUFFIX):
-            where = self.folder.full_path(self.name) or "DATASET"
+            where = self.folder.full_path(self.name) or "the dataset"
             raise InvalidRequest(where, "no dataset file", expected="its name, such as out.json")
         try:
             data = self.folder.read(self.name)
@@ -104,7 +109,7 @@ class Exporter:
         dataset = read_dataset(data, self.folder.full_path(self.name))
         check_below(self.folder.full_path(self.name), {dataset.shards_folder})
         wanted_exports([*self.wanted], dataset.format)
-        if packed := [shard.name for shard in dataset.shards if not shard.name.endswith(tuple(FORMATS))]:
+        if packed := [shard.name for shard in dataset.shards if is_packed_name(shard.name)]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 
@@ -168,7 +173,7 @@ class Exporter:
         if has_own_readme(self.folder) or misreading(there):
             return
         if wrong := misreading({*there, *map(output_text, names)}):
-            self._note(f"Hugging Face load_dataset(folder) {wrong}: {CURE}")
+            self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
 
     def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
@@ -209,7 +214,7 @@ class Exporter:
         starts, lengths = (fields.field(part).to_numpy().astype(np.int64) for part in ("offset", "length"))
         stops = starts + lengths
         if np.any(starts[1:] < stops[:-1]):
-            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=_REMEDY)
+            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
         parts = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
         path = os.path.join(self.folder.path, *parts)
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
@@ -256,7 +261,7 @@ class Exporter:
             try:
                 data = self.folder.read(name)
             except OSError as error:
-                raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
+                raise CorruptShard(where, reason(error), remedy=made_again()) from None
             check_listed(data, where, shard)
             known = read_sidecar(data, where, shard.size, metadata=False)
             said, table = known.fact, known.plain_table()
@@ -265,7 +270,7 @@ class Exporter:
                 return table
             found = f"the index of {said.name}, {said.size:,} bytes, {counted(table.num_rows, 'sample')}"
         expected = f"the index of {shard.name}, as the dataset file lists it"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+        raise CorruptShard(where, found, expected=expected, remedy=made_again())
 
 
 def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
@@ -278,7 +283,7 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
     for name, export in wanted.items():
         if export.once is not None and export.once.info == dataset_file:
             found, expected = f"{dataset_file}, which is the dataset file", "shards with other names"
-            raise InvalidRequest(f"--export {name}", found, expected=expected)
+            raise InvalidRequest(exporting(name), found, expected=expected)
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():
@@ -287,6 +292,6 @@ def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fi
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
                 found = f"the index of {shard} and {other} would both be {index}"
                 expected = "shards with a number in their names, such as out-{000..}.tar"
-                raise InvalidRequest(f"--export {name}", found, expected=expected)
+                raise InvalidRequest(exporting(name), found, expected=expected)
             owners[index] = shard
     return [*owners]

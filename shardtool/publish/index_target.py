@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.shard_file import COMPRESSED, shard_format
+from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
-from shardtool.pattern import DATASET_SUFFIX, format_of, parse_pattern, sidecar_name
-from shardtool.storage.reading import plain_size, read_small
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.shard_names import KNOWN, is_shard_name
+from shardtool.storage.reading import dangling, plain_size, read_small
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from shardtool.dataset.find import Found
@@ -79,9 +81,9 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     size = sum(map(_size_of, found.shards))
     names = [os.path.basename(path) for path in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
-        raise InvalidRequest("DATASET", f"shards that want the same sidecar: {listing(twice)}")
+        raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
     pattern = parse_pattern(names)
-    folder = open_folder(found.folder if options.output is None else options.output)
+    folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
     shards_folder = _below(folder.path, found.folders())
     _check_rivals(folder, names, set() if shards_folder else {*names})
     name = os.path.basename(found.dataset_file) if found.dataset_file else pattern.dataset_file
@@ -121,14 +123,25 @@ def _format_of(found: Found) -> str:
     Raises:
         InvalidRequest: There are none, they are compressed, or of two formats.
     """
-    if packed := [path for path in found.shards if path.endswith(COMPRESSED)]:
+    if packed := [path for path in found.shards if is_packed(path)]:
         remedy = "Decompress it: nothing can be read at an offset of a compressed file."
         raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
+    where = found.dataset_file or found.folder or "."
     if not found.shards:
-        raise InvalidRequest(found.dataset_file or "DATASET", "no shards", expected="one at least")
+        raise InvalidRequest(where, "no shards", expected="one at least")
+    if blobs := [path for path in found.shards if not is_shard_name(os.path.basename(path))]:
+        raise InvalidRequest(
+            blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
+            remedy="Make a link to it that has such a name, and index that.",
+        )  # fmt: skip
     formats = sorted({shard_format(path) for path in found.shards})
     if len(formats) > 1:
-        raise InvalidRequest("DATASET", "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
+        raise InvalidRequest(
+            where,
+            "tar and TFRecord shards",
+            expected="one format",
+            remedy="Index each alone.",
+        )
     return formats[0]
 
 
@@ -138,8 +151,10 @@ def _size_of(path: str) -> int:
     Raises:
         CorruptShard: It is not there, or no plain file.
     """
-    remedy = "Get it again, or run the command that made it again with --resume."
+    remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
     if (size := plain_size(path)) is None:
+        if (target := dangling(path)) is not None:
+            raise CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
         found = "no plain file" if os.path.lexists(path) else "no such file or directory"
         raise CorruptShard(path, found, expected="a shard", remedy=remedy)
     return size
@@ -153,14 +168,15 @@ def _below(folder: str, shards: list[str]) -> str:
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {listing(shards, 3)}"
-        raise InvalidRequest("DATASET", found, expected="one folder", remedy="Index each alone.")
+        raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each alone.")
     path = os.path.relpath(os.path.realpath(shards[0] or "."), os.path.realpath(folder or "."))
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
-        what = f"{folder or '.'}, which does not hold the shards"
-        remedy = "A dataset file leads to no other place. --export alone, with a dataset file, writes anywhere."
-        raise InvalidRequest("--output", what, expected="their folder, or one above it", remedy=remedy)
+        alone = either("`export`", "--export alone")
+        problem = f"{folder or '.'}, which does not hold the shards"
+        remedy = f"A dataset file leads to no other place. {alone}, with a dataset file, writes anywhere."
+        raise InvalidRequest(option("output"), problem, expected="their folder, or one above it", remedy=remedy)
     name = output_text(path)
     if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
@@ -170,7 +186,7 @@ def _below(folder: str, shards: list[str]) -> str:
 def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
     """Refuse a folder in which other shards have sidecars of these names."""
     sidecars = {*map(sidecar_name, names)}
-    others = [name for name in folder.names() if format_of(name) and sidecar_name(name) in sidecars]
+    others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own):
         found = f"other shards whose sidecars have these names: {listing(rivals, 3)}"
         expected = "none that would share their indexes"
@@ -185,7 +201,7 @@ def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFil
     """
     if shard_names(data) is None:
         if path != found.dataset_file:
-            remedy = "Move it away, or choose another --output."
+            remedy = f"Move it away, or choose another {option('output')}."
             raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
         check_finished(found.folder, found.shards)
         _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
@@ -205,7 +221,7 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
     folder = os.path.join(os.path.dirname(path), os.fsdecode(to_bytes(old.shards_folder)))
     if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
         what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
-        raise OutputExists(path, what, remedy="Give all shards of the dataset, or choose another --output.")
+        raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
         check_finished(found.folder, found.shards)
     if listed != given or old.shards_folder != shards_folder:
@@ -218,7 +234,9 @@ def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> Non
     """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
         expected = "the dataset file of these shards"
-        raise OutputExists(path, found, expected=expected, remedy=f"--overwrite replaces it; {lost} is lost then.")
+        raise OutputExists(
+            path, found, expected=expected, remedy=f"{flag('overwrite')} replaces it; {lost} is lost then."
+        )
 
 
 def _dataset_at(path: str) -> DatasetFile | None:

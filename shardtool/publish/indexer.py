@@ -24,6 +24,7 @@ from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.dataset.walk import Survey
@@ -158,7 +159,7 @@ class Indexer:
         else:
             self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
         if not file.fingerprint:
-            self._note("no content fingerprint: --checksum reads the payloads, too")
+            self._note(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
         self._publish(target.dataset_file, file.encode())
         return self._result(shards)
 
@@ -168,10 +169,11 @@ class Indexer:
             return
         columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
         where = self.target.folder.path or "."
-        lost = f"what only they know is lost then: checksums{columns}, how the dataset was made."
-        right = "`shardtool verify` shows whether the shards are right."
-        remedy = f"--overwrite makes them again from the shards; {lost} {right}"
         found = f"not what the shards hold: {listing(self.wrong)}"
+        remedy = (
+            f"{flag('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
+            f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right."
+        )
         raise OutputExists(where, found, expected="right ones, or none", remedy=remedy)
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:

@@ -14,6 +14,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
 from shardtool.pattern import SIDECAR_SUFFIX, ShardPattern, sidecar_name, text_of
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -69,6 +70,7 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
 
     Raises:
         CorruptShard: The dataset file is damaged, or a file that it lists is missing or has another size.
+        OutputExists: A file that it lists is a link: what it leads to may be changed by others.
         InvalidRequest: The pattern's first names are not those of its shards.
     """
     where = folder.full_path(pattern.dataset_file)
@@ -80,7 +82,9 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
             if fact is None or fact.size != size:
                 found = "no such file" if fact is None else f"{fact.size:,} bytes"
                 expected = f"{size:,} bytes, as the dataset file says"
-                raise CorruptShard(folder.full_path(name), found, expected=expected, remedy=_REMEDY)
+                if os.path.islink(path := folder.full_path(name)):
+                    raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
+                raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
     return old
 
 
@@ -105,7 +109,9 @@ def check_none_left(folder: Folder, later: Collection[str]) -> None:
     """
     if later:
         found = f"{counted(len(later), 'file')} of an append that did not end: {listing(sorted(later), 3)}"
-        remedy = "Finish it with --append --resume, or remove them: the dataset does not list them."
+        remedy = (
+            f"Finish it with {option('if_exists', 'append-resume')}, or remove them: the dataset does not list them."
+        )
         raise OutputExists(folder.path or ".", found, remedy=remedy)
 
 
@@ -114,9 +120,12 @@ def nothing_there(folder: Folder, pattern: ShardPattern, existing: Collection[st
     where = folder.full_path(pattern.dataset_file)
     if existing:
         found = f"no dataset file, beside {counted(len(existing), 'file')} of its name"
-        remedy = "Finish the run that made them with --resume, without --append; those of another tool, `index` first."
+        finish = option("if_exists", "resume") + either("", ", without --append")
+        remedy = f"Finish the run that made them with {finish}; those of another tool, `index` first."
         return InvalidRequest(where, found, remedy=remedy)
-    return InvalidRequest(where, "nothing to append to: no such file", remedy="Leave --append out.")
+    return InvalidRequest(
+        where, "nothing to append to: no such file", remedy=f"Leave {option('if_exists', 'append')} out."
+    )
 
 
 def later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:

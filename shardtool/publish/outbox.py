@@ -9,6 +9,7 @@ from shardtool.dataset.dataset_file import shard_names
 from shardtool.errors import OutputExists
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.storage.staging import open_folder, write_whole
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,7 +101,7 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
     fact = folder.facts([name]).get(name)
     if fact is None:
         return False
-    where, remedy = folder.full_path(name), "choose another folder with --output."
+    where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
     if fact.is_folder:
         raise OutputExists(where, "a folder", remedy=remedy.capitalize())
     if fact.size == len(data):
@@ -108,8 +109,11 @@ def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> boo
             if folder.read(name) == data:
                 return True
     if not overwrite:
-        found = "a file there already, with other bytes"
-        raise OutputExists(where, found, remedy=f"Replace it with --overwrite, or {remedy}")
+        raise OutputExists(
+            where,
+            "a file there already, with other bytes",
+            remedy=f"Replace it with {flag('overwrite')}, or {remedy}",
+        )
     if name.endswith(DATASET_SUFFIX):
         with suppress(OSError):
             if shard_names(folder.read(name)) is not None:

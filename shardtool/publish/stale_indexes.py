@@ -20,6 +20,7 @@ from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_
 from shardtool.publish.folder_index import sample_counts
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -83,7 +84,7 @@ class StaleIndexes:
         if left:
             found = f"{counted(len(left), 'file')} that index earlier shards: {listing(left, 3)}"
             expected = "none that would be taken for indexes of the new ones"
-            remedy = "Remove them, choose another name, or --overwrite."
+            remedy = f"Remove them, choose another name, or {option('if_exists', 'overwrite')}."
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: bytes, *, written: bool) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.command_line import option
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MOST = 2**63 - 1  # of a recorded number
-_KNOWN: dict[type[Any], dict[str, tuple[Any, ...]]] = {}  # by class: its annotations are evaluated once
+_KNOWN: dict[type, dict[str, tuple[object, ...]]] = {}  # by class: its annotations are evaluated once
 
 
-def kinds(options: type[Any]) -> dict[str, tuple[Any, ...]]:
+def kinds(options: type) -> dict[str, tuple[object, ...]]:
     """Return the types that each option can have: those that stand in its annotation."""
     if options not in _KNOWN:
         _KNOWN[options] = {
@@ -22,7 +25,7 @@ def kinds(options: type[Any]) -> dict[str, tuple[Any, ...]]:
     return _KNOWN[options]
 
 
-def choices(options: type[Any], name: str) -> tuple[str, ...]:
+def choices(options: type, name: str) -> tuple[str, ...]:
     """Return the texts that an option can be, or each of several; empty: any."""
     for kind in kinds(options)[name]:
         for one in (kind, *get_args(kind)):
@@ -31,14 +34,14 @@ def choices(options: type[Any], name: str) -> tuple[str, ...]:
     return ()
 
 
-def check_choices(options: Any) -> None:
+def check_choices(options: DataclassInstance) -> None:
     """Refuse texts that are none of an option's, and one text where there are to be several.
 
     Raises:
         InvalidRequest: There are such.
     """
     for name, allowed in kinds(type(options)).items():
-        value, several = getattr(options, name), any(get_origin(kind) is tuple for kind in allowed)
+        value, several = getattr(options, name), _is_several(allowed)
         if several and isinstance(value, str):
             raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
         texts = choices(type(options), name)
@@ -47,7 +50,11 @@ def check_choices(options: Any) -> None:
                 raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
 
 
-def fits(value: object, options: type[Any], name: str) -> bool:
+def _is_several(allowed: tuple[object, ...]) -> bool:
+    return str not in allowed and any(get_origin(kind) is tuple for kind in allowed)
+
+
+def fits(value: object, options: type, name: str) -> bool:
     """Return whether a value from JSON is of an option's type; which texts it can be is checked with the options."""
     allowed = kinds(options)[name]
     origins = {get_origin(kind) for kind in allowed}

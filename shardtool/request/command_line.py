@@ -1,4 +1,4 @@
-"""How the command line calls what a run was asked for: in messages, and for people who want to do it again."""
+"""What a recorded run was asked for, as a command line: for people who want to do it again."""
 
 from __future__ import annotations
 
@@ -6,25 +6,12 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from shardtool.wording import typed_words
+
 if TYPE_CHECKING:
     from shardtool.request.run_record import RunRecord
 
-_OPTION = {
-    "files": "--file",
-    "binary": "--bytes",
-    "values": "--field",
-    "images": "--image",
-    "masks": "--mask",
-    "stat": "--no-stat",
-    "rename_fields": "--rename-field",
-}
-_WITH_COMMAS = ("select_fields", "drop_fields")  # options whose values are one word
 _NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
-
-
-def option(name: str) -> str:
-    """Return how the command line calls an option."""
-    return _OPTION.get(name, f"--{name.replace('_', '-')}")
 
 
 def command_line(run: RunRecord) -> str:
@@ -36,9 +23,7 @@ def command_line(run: RunRecord) -> str:
     for name, value in run.options.items():
         if run.verb == "reshard" and name == "dots":
             continue  # found in the source, not asked for
-        values = value if isinstance(value, list) else [value]
-        for one in [",".join(map(str, values))] if name in _WITH_COMMAS else values:
-            words += [option(name), *([] if one is True else [str(one)])]
+        words += typed_words(name, value)
     return " ".join(map(_quoted, words))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
-from shardtool.request.command_line import option
+from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
@@ -21,15 +21,16 @@ from shardtool.values import (
     ResizeMode,
     StartMethod,
     Symlinks,
+    Target,
+    Trust,
     parse_size,
 )
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
 
-Trust = Literal["time", "size"]
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
-Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
@@ -60,7 +61,7 @@ class OutputOptions:
         shuffle: Put the samples into one global random order.
         seed: The seed of that order, and of splits.
         where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
-        split: Shares such as `train=0.8,val=0.1,test=0.1`.
+        split: Shares: `{"train": 0.8, "val": 0.2}`, or text such as `train=0.8,val=0.1,test=0.1`.
         split_column: The column that holds the split.
         stratify: A column of labels; each keeps the shares.
         group_by: A column of groups; each stays in one split.
@@ -82,7 +83,7 @@ class OutputOptions:
     shuffle: bool = False
     seed: int = 0
     where: str | None = None
-    split: str | None = None
+    split: Shares | None = None
     split_column: str | None = None
     stratify: str | None = None
     group_by: str | None = None
@@ -96,14 +97,17 @@ class OutputOptions:
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        keep_texts(self)
         check_choices(self)
         check_ranges(self)
         if self.max_size is not None:
             parse_size(self.max_size)
-        share(option("max_removed"), self.max_removed)
+        share("max_removed", self.max_removed)
         of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
         if of_split and not self.split:
-            raise InvalidRequest(option(of_split[0]), "no shares", expected="--split train=0.8,val=0.2 or the like")
+            raise InvalidRequest(
+                option(of_split[0]), "no shares", expected=f"{option('split', 'train=0.8,val=0.2')} or the like"
+            )
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
@@ -121,7 +125,7 @@ class OutputOptions:
         """Return how samples are divided; None: they are not."""
         if not self.split and self.split_column is None:
             return None
-        shares = parse_shares(self.split) if self.split else ()
+        shares = parse_shares(shares_text(self.split)) if self.split else ()
         return SplitOptions(shares, self.split_column, self.stratify, self.group_by, self.seed)
 
 
@@ -139,9 +143,10 @@ class CreateOptions(OutputOptions):
         split_from_folder: Folders only: the top folder names the split; labels are from those below.
         key: Manifests only: the column with the keys.
         path: Manifests only: the column with the path of a file, whose ending names its field.
-        files: `--file`, of a manifest: `jpg=COLUMN`, a path whose bytes are the field `jpg`.
-        binary: `--bytes`, of a manifest: `jpg=COLUMN`, the bytes themselves.
-        values: `--field`, of a manifest: `cls=COLUMN`, the value itself.
+        files: `--file`, of a manifest: `{"jpg": "COLUMN"}`, or texts such as `jpg=COLUMN`: a path whose bytes are the
+            field `jpg`.
+        binary: `--bytes`, of a manifest: the bytes themselves, given as `files` are.
+        values: `--field`, of a manifest: the value itself, given as `files` are.
         classes: Manifests only: those of `values` that are labels, to be numbered.
         classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
             or lists by field; None: they are numbered in the order of their bytes.
@@ -150,7 +155,7 @@ class CreateOptions(OutputOptions):
         allow_outside: Manifests only: whether paths may leave the root.
         size: Manifests only: the column with the file's size, for `stat=False`.
         stat: `--no-stat` is False: look at no file, for a dry run.
-        resize: Images: `256`, or `640x480`.
+        resize: Images: `256`, `(640, 480)` or `640x480`.
         resize_mode: What that means: the `shorter` or `longer` side, the `exact` size, or to `crop` or `pad` to it.
         only_larger: Enlarge no image.
         encode: Images become `jpg`, `png` or `webp`.
@@ -158,7 +163,8 @@ class CreateOptions(OutputOptions):
         images: `--image`: the fields that are images; none: those with an image's ending.
         masks: `--mask`: the fields that are images of labels, never blended.
         probe: Images: width, height and mode go into the sidecars.
-        map: `package.module:function`, called with each sample.
+        map: A function of a module, or its name `package.module:function`: called with each sample. The run records
+            the name, and workers import it.
     """
 
     include: tuple[str, ...] = ()
@@ -170,17 +176,17 @@ class CreateOptions(OutputOptions):
     split_from_folder: bool = False
     key: str | None = None
     path: str | None = None
-    files: tuple[str, ...] = ()
-    binary: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
+    files: Pairs = ()
+    binary: Pairs = ()
+    values: Pairs = ()
     classes: tuple[str, ...] = ()
-    classes_from: Any = None
+    classes_from: object = None
     meta: str = "all"
-    root: str | None = None
+    root: Folder | None = None
     allow_outside: bool = False
     size: str | None = None
     stat: bool = True
-    resize: str | int | None = None
+    resize: str | int | tuple[int, int] | None = None
     resize_mode: ResizeMode = "shorter"
     only_larger: bool = False
     encode: ImageFormat | None = None
@@ -188,25 +194,26 @@ class CreateOptions(OutputOptions):
     images: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     probe: bool = False
-    map: str | None = None
+    map: Function | None = None
 
     def __post_init__(self) -> None:
         OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
-            raise InvalidRequest(option(of_images[0]), "nothing to do to images", expected="--resize or --encode")
+            raise InvalidRequest(
+                option(of_images[0]), "nothing to do to images", expected=f"{option('resize')} or {option('encode')}"
+            )
         others = [name for name in ("split", "split_column") if getattr(self, name) is not None]
         if self.split_from_folder and others:
-            raise InvalidRequest("--split-from-folder", f"used with {option(others[0])}", expected="one of them")
-        check_classes_from(
-            self.classes_from, "--label-from-folder or --classes", self.label_from_folder or self.classes
-        )
+            raise InvalidRequest(option("split_from_folder"), f"used with {option(others[0])}", expected="one of them")
+        asked_by = f"{option('label_from_folder')} or {option('classes')}"
+        check_classes_from(self.classes_from, asked_by, self.label_from_folder or self.classes)
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
         found = OutputOptions.recorded(self)
         if self.resize is not None:
-            width, height = _parse_resize(str(self.resize))
+            width, height = _parse_resize(self.resize)
             found["resize"] = f"{width}x{height}"  # 256 and "256x256" are the same request
         return found
 
@@ -226,7 +233,7 @@ class CreateOptions(OutputOptions):
         """Return how samples are divided; None: they are not."""
         if not self.split_from_folder:
             return OutputOptions.of_split(self)
-        return SplitOptions(column=TOP_FOLDER, option="--split-from-folder", seed=self.seed)
+        return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""
@@ -234,12 +241,13 @@ class CreateOptions(OutputOptions):
             return None
         from shardtool.transform.steps import Transform
 
+        function = self.map if isinstance(self.map, str) else ""
         if self.resize is None and self.encode is None and not self.probe:
-            return Transform(None, self.map or "")
+            return Transform(None, function)
         from shardtool.transform.image import ImageOptions
 
         images = ImageOptions(
-            resize=None if self.resize is None else _parse_resize(str(self.resize)),
+            resize=None if self.resize is None else _parse_resize(self.resize),
             resize_mode=self.resize_mode,
             only_larger=self.only_larger,
             encode=self.encode,
@@ -248,7 +256,7 @@ class CreateOptions(OutputOptions):
             masks=tuple(self.masks),
             probe=self.probe,
         )
-        return Transform(images, self.map or "")
+        return Transform(images, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +269,8 @@ class VerifyOptions:
         source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
             compared by key; None: nothing is.
         target: Readers that the names must be safe for.
+        sample: Read only this share of the shards' bytes, `0.1` or `10%`, in whole shards and one at least; None: all.
+        seed: Decides which shards these are: seeds in a row take other ones, until all were read; None: 0.
         repair: Mend what can be mended without guessing.
         map: The function of `create --map`, which a repair may call to make shards again.
         root: Manifests only: what its relative paths count from; None: its folder.
@@ -273,28 +283,47 @@ class VerifyOptions:
 
     quick: bool = False
     decode: bool = False
-    source: Any = None
+    source: object = None
     target: tuple[Target, ...] = ()
+    sample: float | str | None = None
+    seed: int | None = None
     repair: bool = False
-    map: str | None = None
-    root: str | None = None
+    map: Function | None = None
+    root: Folder | None = None
     allow_outside: bool = False
     symlinks: Symlinks | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
 
     def __post_init__(self) -> None:
+        keep_texts(self)
         check_choices(self)
         check_ranges(self)
         for name in OF_SOURCE:
             if getattr(self, name) and self.source is None:
-                raise InvalidRequest(option(name), "no source that it could be about", expected="--source, too")
+                raise InvalidRequest(
+                    option(name), "no source that it could be about", expected=f"{option('source')}, too"
+                )
         if self.map and not self.repair:
-            raise InvalidRequest("--map", "nothing to make again", expected="--repair, too")
+            raise InvalidRequest(option("map"), "nothing to make again", expected=f"{option('repair')}, too")
         if self.quick:
-            for name in ("decode", "repair", "source", "target"):
+            for name in ("decode", "repair", "source", "target", "sample"):
                 if getattr(self, name):
-                    raise InvalidRequest(f"--{name}", "used with --quick", expected="one of them")
+                    raise InvalidRequest(option(name), f"used with {option('quick')}", expected="one of them")
+        self._check_sample()
+
+    def _check_sample(self) -> None:
+        if self.sample is None:
+            if self.seed is not None:
+                raise InvalidRequest(option("seed"), "nothing to choose", expected=f"{option('sample')}, too")
+            return
+        if not share("sample", self.sample):
+            raise InvalidRequest(option("sample"), repr(self.sample), expected="a share above 0, such as 0.1 or 10%")
+        for name in ("repair", "source"):
+            if getattr(self, name):
+                raise InvalidRequest(
+                    option(name), f"used with {option('sample')}, which reads only a part", expected="one of them"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +340,7 @@ class IndexOptions:
     """
 
     checksum: bool = False
-    output: str | None = None
+    output: Folder | None = None
     dots: Dots | None = None
     overwrite: bool = False
     workers: int | None = None
@@ -322,7 +351,48 @@ class IndexOptions:
         check_ranges(self)
 
 
-def share(where: str, text: str | float) -> Fraction:
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """How to write the indexes of other tools.
+
+    Attributes:
+        output: The folder that they go into; None: beside the shards.
+        overwrite: Replace files of these names; without it, only files with the same bytes may be there.
+        workers: Processes, where shards must be read; None: the cores that this process may use.
+        start_method: `auto`, `fork` or `spawn`.
+    """
+
+    output: Folder | None = None
+    overwrite: bool = False
+    workers: int | None = None
+    start_method: StartMethod = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """How to look at a dataset.
+
+    Attributes:
+        full: Read every sidecar, however many samples there are; otherwise a choice of them above four million.
+        looks: How many samples are opened for their images, and for labels where no index has their checksums and they
+            are too many to be read.
+        seed: Decides which samples these are.
+    """
+
+    full: bool = False
+    looks: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+
+
+def share(name: str, text: str | float) -> Fraction:
     """Return a share such as `0.1` or `10%`, exactly as it is written.
 
     Raises:
@@ -331,43 +401,27 @@ def share(where: str, text: str | float) -> Fraction:
     match = _SHARE.fullmatch(str(text))
     found = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
     if not 0 <= found <= 1:
-        raise InvalidRequest(where, repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
+        raise InvalidRequest(option(name), repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
     return found
 
 
-def check_classes_from(given: Any, asked_by: str, labels: object) -> None:
+def check_classes_from(given: object, asked_by: str, labels: object) -> None:
     """Refuse a list of classes where nothing is to be numbered.
 
     Raises:
         InvalidRequest: Nothing is.
     """
     if given is not None and not labels:
-        raise InvalidRequest("--classes-from", "no labels to number", expected=asked_by)
+        raise InvalidRequest(option("classes_from"), "no labels to number", expected=asked_by)
 
 
-def pairs(
-    where: str, texts: tuple[str, ...], expected: str = "FIELD=COLUMN, such as jpg=path"
-) -> tuple[tuple[str, str], ...]:
-    """Return the two sides of each `one=other`.
-
-    Raises:
-        InvalidRequest: One is no such text.
-    """
-    found = []
-    for text in texts:
-        field, _, column = text.partition("=")
-        if not field or not column:
-            raise InvalidRequest(where, repr(text), expected=expected)
-        found.append((field, column))
-    return tuple(found)
-
-
-def _parse_resize(text: str) -> tuple[int, int]:
+def _parse_resize(given: str | int | tuple[int, int]) -> tuple[int, int]:
+    text = "x".join(map(str, given)) if isinstance(given, tuple) else str(given)
     width, cross, height = text.lower().partition("x")
     if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
         expected = f"a number of pixels, or WIDTHxHEIGHT, {_MOST_PIXELS:,} at most"
-        raise InvalidRequest("--resize", repr(text[:100]), expected=expected)
+        raise InvalidRequest(option("resize"), repr(text[:100]), expected=expected)
     sides = int(width), int(height or width)
     if max(sides) > _MOST_PIXELS:
-        raise InvalidRequest("--resize", repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
+        raise InvalidRequest(option("resize"), repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
     return sides

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.command_line import option
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST_WORKERS = 1024  # a process each
 _MOST_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
@@ -22,7 +25,7 @@ RANGES: dict[str, tuple[int, int]] = {
 }
 
 
-def check_ranges(options: Any) -> None:
+def check_ranges(options: DataclassInstance) -> None:
     """Refuse numbers of a request, a dataclass, that are none or out of range.
 
     Raises:

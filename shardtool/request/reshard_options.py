@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.options import OutputOptions, check_classes_from, pairs
-from shardtool.values import parse_size
-
-OnDuplicate = Literal["error", "rename", "first", "last"]
-Method = Literal["auto", "gather", "scatter"]
+from shardtool.request.options import OutputOptions, check_classes_from
+from shardtool.request.python_types import Folder, Pairs, pairs
+from shardtool.values import OnDuplicate, ReadMethod, parse_size
+from shardtool.wording import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +21,11 @@ class ReshardOptions(OutputOptions):
     Attributes:
         select_fields: Only these fields.
         drop_fields: All fields but these.
-        rename_fields: `--rename-field`: `old=new`.
+        rename_fields: `--rename-field`: `{"old": "new"}`, or texts such as `old=new`.
         join: A table whose columns become the samples' metadata: a file, or a table in memory.
         on: Its column of keys.
-        values: `--field`: `cls=COLUMN`, a field made of a column of metadata, in place of the one of that name.
+        values: `--field`: `{"cls": "COLUMN"}`, or texts such as `cls=COLUMN`: a field made of a column of metadata, in
+            place of the one of that name.
         classes: Those of `values` that are labels, to be numbered.
         classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
             or lists by field; None: they are numbered in the order of their bytes.
@@ -42,32 +41,32 @@ class ReshardOptions(OutputOptions):
 
     select_fields: tuple[str, ...] = ()
     drop_fields: tuple[str, ...] = ()
-    rename_fields: tuple[str, ...] = ()
-    join: Any = None
+    rename_fields: Pairs = ()
+    join: object = None
     on: str | None = None
-    values: tuple[str, ...] = ()
+    values: Pairs = ()
     classes: tuple[str, ...] = ()
-    classes_from: Any = None
+    classes_from: object = None
     sample: str | float | None = None
     on_duplicate: OnDuplicate = "error"
     sort_by: str | None = None
     descending: bool = False
     head: int | None = None
-    method: Method = "auto"
+    method: ReadMethod = "auto"
     memory: str | int = "2GB"
-    temp_dir: str | None = None
+    temp_dir: Folder | None = None
 
     def __post_init__(self) -> None:
         OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         if (self.join is None) != (self.on is None):
-            given, other = ("--on", "--join") if self.join is None else ("--join", "--on")
-            expected = "a table" if self.join is None else "the table's column of keys, such as --on key"
-            raise InvalidRequest(given, f"no {other}", expected=expected)
+            given, other = ("on", "join") if self.join is None else ("join", "on")
+            expected = "a table" if self.join is None else f"the table's column of keys, such as {option('on', 'key')}"
+            raise InvalidRequest(option(given), f"no {option(other)}", expected=expected)
         if self.sort_by is not None and self.shuffle:
-            raise InvalidRequest("--sort-by", "used with --shuffle", expected="one order")
+            raise InvalidRequest(option("sort_by"), f"used with {option('shuffle')}", expected="one order")
         if self.descending and self.sort_by is None:
-            raise InvalidRequest("--descending", "no --sort-by", expected="a column to sort by")
-        check_classes_from(self.classes_from, "--classes FIELD", self.classes)
+            raise InvalidRequest(option("descending"), f"no {option('sort_by')}", expected="a column to sort by")
+        check_classes_from(self.classes_from, option("classes", ("FIELD",)), self.classes)
         parse_size(self.memory)
-        pairs("--rename-field", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
-        pairs("--field", self.values)
+        pairs("rename_fields", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
+        pairs("values", self.values)

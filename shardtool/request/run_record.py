@@ -61,8 +61,8 @@ class RunRecord:
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
         """Return the record of this run among `appended` of the first: alike for all splits of one run."""
-        left_out = "split" if self.split == first.split else ""
-        return RunRecord({name: value for name, value in self.document.items() if name != left_out})
+        skipped = "split" if self.split == first.split else ""
+        return RunRecord({name: value for name, value in self.document.items() if name != skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
         """Return this record with one more append."""

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,27 +42,25 @@ class SplitOptions:
     stratify: str | None = None
     group_by: str | None = None
     seed: int = 0
-    option: str = "--split-column"
+    option: str = "split_column"
 
     def __post_init__(self) -> None:
-        others = {"--split": self.shares or None, "--stratify": self.stratify, "--group-by": self.group_by}
-        used = [option for option, value in others.items() if value is not None]
+        others = {"split": self.shares or None, "stratify": self.stratify, "group_by": self.group_by}
+        used = [option(name) for name, value in others.items() if value is not None]
         if self.column is not None:
             if used:
-                raise InvalidRequest("--split-column", f"used with {listing(used)}", expected="the column alone")
+                raise InvalidRequest(option("split_column"), f"used with {listing(used)}", expected="the column alone")
             return
         _check_shares(self.shares)
         if len(used) == len(others):
-            raise InvalidRequest(
-                "--group-by", "used with --stratify",
-                remedy="Choose one: groups that stay whole cannot keep the shares of every label.",
-            )  # fmt: skip
+            remedy = "Choose one: groups that stay whole cannot keep the shares of every label."
+            raise InvalidRequest(option("group_by"), f"used with {option('stratify')}", remedy=remedy)
 
     @property
     def reads(self) -> tuple[str, str] | None:
         """The column that the division needs, as (option, column); None: it needs the keys alone."""
-        asked = {self.option: self.column, "--stratify": self.stratify, "--group-by": self.group_by}
-        return next(((option, column) for option, column in asked.items() if column is not None), None)
+        asked = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
+        return next(((option(name), column) for name, column in asked.items() if column is not None), None)
 
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
@@ -76,10 +75,10 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
         number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
         marks.add(mark)
         if not name or not _NUMBER.fullmatch(number):
-            raise InvalidRequest("--split", f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
+            raise InvalidRequest(option("split"), f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
         found.append((name, number))
     if len(marks) > 1:
-        raise InvalidRequest("--split", f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
+        raise InvalidRequest(option("split"), f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
     percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
     shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
     _check_shares(shares)
@@ -88,17 +87,16 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
 
 def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
     if not shares:
-        raise InvalidRequest("--split", "no shares", expected=_EXAMPLE)
-    check_split_names([name for name, _ in shares], "--split")
+        raise InvalidRequest(option("split"), "no shares", expected=_EXAMPLE)
+    check_split_names([name for name, _ in shares], option("split"))
     for name, share in shares:
         if not share.is_finite() or share <= 0:
-            raise InvalidRequest("--split", f"the share {share} of {name}", expected="more than 0")
+            raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="more than 0")
         if (Fraction(share) * SHARE_UNIT).denominator != 1:
-            raise InvalidRequest("--split", f"the share {share} of {name}", expected="at most 8 decimals")
+            raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="at most 8 decimals")
     if (total := sum(Fraction(share) for _, share in shares)) != 1:
-        raise InvalidRequest(
-            "--split", f"shares that are {float(total):.10g} in all", expected="1, or 100 for per cent",
-        )  # fmt: skip
+        found = f"shares that are {float(total):.10g} in all"
+        raise InvalidRequest(option("split"), found, expected="1, or 100 for per cent")
 
 
 def check_split_names(names: Sequence[str], where: str) -> None:

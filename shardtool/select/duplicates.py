@@ -7,7 +7,7 @@ always stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table.keys import repeated
 from shardtool.values import counted, to_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.entries.entries import Entries
+    from shardtool.values import OnDuplicate
 
-Rule = Literal["error", "rename", "first", "last"]
 
 _SHOWN = 3  # keys, shards or new names in a message
 _APPENDED_TO = "the dataset appended to"
@@ -47,34 +46,39 @@ class _Group:
 
 
 def resolve_duplicates(
-    entries: Entries, rule: Rule, shards: Sequence[str], taken: Names | None = None
-) -> tuple[Entries, NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the samples with a key of its own for each, which of `entries` they are (None: all), and notes.
+    entries: Entries,
+    rule: OnDuplicate,
+    shards: Sequence[str],
+    taken: Names | None = None,
+    *,
+    where: str = "the datasets",
+) -> tuple[Entries, tuple[Skipped, ...], str]:
+    """Return the samples with a key of its own for each, what is left out, and a note of new names.
 
     Args:
         entries: The samples.
         rule: `rename` makes of the second `a` an `a-2`, of the third an `a-3`, and so on, passing over names that any
-            sample has; `first` and `last` keep one of them and list the others in `skipped`.
-        shards: The names of the shards that they lie in, as `entries.file` counts them.
+            sample has; `first` and `last` keep one of them.
+        shards: The names of the shards that they lie in, as `known_spans.file` counts them.
         taken: The keys of the dataset appended to.
+        where: What the source is called.
 
     Raises:
         InvalidRequest: `error`, and a key that several samples have; or `last` for a dataset appended to.
     """
     if rule == "last" and taken is not None:
-        raise InvalidRequest(
-            "--on-duplicate", "last, for a dataset that is appended to", expected="error, rename or first",
-            remedy="Its shards are not written again: make a new dataset of both sources instead.",
-        )  # fmt: skip
+        problem = "last, for a dataset that is appended to"
+        remedy = "Its shards are not written again: make a new dataset of both sources instead."
+        raise InvalidRequest(option("on_duplicate"), problem, expected="error, rename or first", remedy=remedy)
     groups = _groups(entries.keys, taken)
     if not groups:
-        return entries, None, ()
+        return entries, (), ""
     if rule == "error":
-        raise _refusal(entries, groups, shards)
+        raise _refusal(entries, groups, shards, where)
     if rule == "rename":
         found, note = _with_new_names(entries, groups, taken)
-        return found, None, (note,)
-    return _with_one_each(entries, groups, shards, keep=0 if rule == "first" else -1)
+        return found, (), note
+    return *_with_one_each(entries, groups, shards, keep=0 if rule == "first" else -1), ""
 
 
 def _groups(keys: Names, taken: Names | None) -> list[_Group]:
@@ -92,32 +96,32 @@ def _joined(one: Names, two: Names) -> Names:
     return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
 
 
-def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str]) -> InvalidRequest:
+def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str], where: str) -> InvalidRequest:
     """Return the error that names keys, and the shards of their samples."""
     named, torn = [], True
     for group in groups[:_SHOWN]:
         files = {_file_of(entries, one): None for one in group.samples}  # of two sources, two may have one name
         torn &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        where = listing([shards[file] for file in files], _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
-        named.append(f"'{printable(group.key)}' ({times}{where})")
+        held = listing([shards[file] for file in files], _SHOWN) + (f", and {_APPENDED_TO}" if group.taken else "")
+        named.append(f"'{printable(group.key)}' ({times}{held})")
     found = f"{counted(len(groups), 'key')} more than once: {listing(named, _SHOWN, total=len(groups))}"
     if torn:
         remedy = _TORN
     elif any(group.taken for group in groups):
-        remedy = "--on-duplicate rename gives the new samples other keys, first leaves them out."
+        remedy = f"{option('on_duplicate', 'rename')} gives the new samples other keys, first leaves them out."
     else:
-        remedy = "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
-    return InvalidRequest("DATASET", found, expected="a key of its own for each sample", remedy=remedy)
+        remedy = f"{option('on_duplicate', 'rename')} gives the later ones other keys, first or last keeps one of each."
+    return InvalidRequest(where, found, expected="a key of its own for each sample", remedy=remedy)
 
 
 def _file_of(entries: Entries, sample: int) -> int:
-    return 0 if entries.file is None else int(entries.file[sample])
+    return int(entries.known_spans.file[sample])
 
 
 def _are_disjoint(entries: Entries, samples: list[int]) -> bool:
     """Tell whether no two samples have a field in common, as if they were parts of one."""
-    codes = entries.code[entries.rows_of(np.array(samples, np.int64))]
+    codes = entries.rows.code[entries.rows_of(np.array(samples, np.int64))]
     return len(np.unique(codes)) == len(codes)
 
 
@@ -159,16 +163,13 @@ def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
 
 def _with_one_each(
     entries: Entries, groups: list[_Group], shards: Sequence[str], *, keep: int
-) -> tuple[Entries, NDArray[np.int64], tuple[str, ...]]:
-    """Return the samples without those of each group but the one at `keep`; without any that is taken."""
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples without those of each group but the one at `keep`, without any that is taken; and those."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]
         where = _APPENDED_TO if kept is None else printable(shards[_file_of(entries, kept)])
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
-    skipped = [Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost]
-    which = np.delete(np.arange(len(entries)), lost)
-    keys = [f"'{printable(entries.keys[one])}'" for one in lost[:_SHOWN]]
-    note = f"{counted(len(lost), 'sample')} left out, whose key another has: {listing(keys, _SHOWN, total=len(lost))}"
-    return replace(entries.take(which), skipped=(*entries.skipped, *skipped)), which, (note,)
+    skipped = tuple(Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost)
+    return entries.take(np.delete(np.arange(len(entries)), lost)), skipped

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from shardtool.skipped import Skipped
 from shardtool.table import arrays
 from shardtool.table.columns import BAD_FIELD, no_such
 from shardtool.values import is_utf8, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,14 +35,9 @@ _PATHS = "source_paths"  # the column of a portable dataset that has a value per
 
 
 def select_fields(
-    entries: Entries,
-    select: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    rename: tuple[tuple[str, str], ...] = (),
-) -> Entries:
-    """Return the samples with some of their fields, under other names.
-
-    A sample that keeps none is listed in `skipped`.
+    entries: Entries, select: tuple[str, ...] = (), drop: tuple[str, ...] = (), rename: tuple[tuple[str, str], ...] = ()
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples with some of their fields, under other names, and those that keep none, which are left out.
 
     Args:
         entries: The samples.
@@ -55,32 +51,30 @@ def select_fields(
             that keeps a field.
     """
     if not (select or drop or rename):
-        return entries
+        return entries, ()
     becomes = _becoming(entries.fields, select, drop, rename)
-    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.code]
+    stays = np.array([name in becomes for name in entries.fields], np.bool_)[entries.rows.code]
     rows = np.flatnonzero(stays)
     first = np.concatenate((np.zeros(1, np.int64), np.cumsum(stays, dtype=np.int64)))[entries.first]
-    used = np.bincount(entries.code[rows], minlength=len(entries.fields)).tolist()
+    used = np.bincount(entries.rows.code[rows], minlength=len(entries.fields)).tolist()
     becomes = {name: becomes[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
     fields = tuple(sorted(set(becomes.values()), key=to_bytes))
     number = [fields.index(becomes[name]) if name in becomes else 0 for name in entries.fields]
-    code = np.array(number, np.uint16)[entries.code[rows]]
+    code = np.array(number, np.uint16)[entries.rows.code[rows]]
     if rename:  # else the fields of a sample are in order already
         order = _order_of(first, code, len(fields))
         rows, code = rows[order], code[order]
+    taken = entries.take_rows(rows)
     found = replace(
-        entries.take_rows(rows),
+        taken,
         first=first,
         fields=fields,
-        code=code,
-        inline=_renamed(entries.inline, becomes),
-        numbers=_renamed(entries.numbers, becomes),
-        classes=_renamed(entries.classes, becomes),
-        lists=_renamed(entries.lists, becomes),
-        columns=_with_paths_of(entries, rows, first),
+        rows=replace(taken.rows, code=code),
+        values=entries.values.renamed(becomes),
+        metadata=_with_paths_of(entries, rows, first),
     )
     _check_merged(entries, found, becomes)
-    where, why = "--select-fields" if select else "--drop-fields", "none of the fields that were selected"
+    where, why = option("select_fields" if select else "drop_fields"), "none of the fields that were selected"
     return without_empty(found, where, "no sample keeps a field", why)
 
 
@@ -89,21 +83,27 @@ def _becoming(
 ) -> dict[str, str]:
     """Return the fields that stay, and what they are called then."""
     old = [name for name, _ in rename]
-    for option, names in (("--select-fields", select), ("--drop-fields", drop), ("--rename-field", old)):
+    for asked, names in (("select_fields", select), ("drop_fields", drop), ("rename_fields", old)):
         for name in names:
             if name not in fields:
-                raise no_such("field", option, name, fields)
+                raise no_such("field", option(asked), name, fields)
     both = [name for name in select if name in drop]
     if both:
         raise InvalidRequest(
-            "--drop-fields", f"{_quoted(both)}, which --select-fields names too", expected="each field in one of them"
+            option("drop_fields"),
+            f"{_quoted(both)}, which {option('select_fields')} names too",
+            expected="each field in one of them",
         )
     stay = [name for name in fields if name not in drop and (not select or name in select)]
     gone = [name for name in old if name not in stay]
     if gone:
-        raise InvalidRequest("--rename-field", f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}")
+        raise InvalidRequest(
+            option("rename_fields"), f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}"
+        )
     if twice := [name for name, count in Counter(old).items() if count > 1]:
-        raise InvalidRequest("--rename-field", f"{_quoted(twice)} more than once", expected="one new name for each")
+        raise InvalidRequest(
+            option("rename_fields"), f"{_quoted(twice)} more than once", expected="one new name for each"
+        )
     for _, name in rename:
         _check_name(name)
     return {name: name for name in stay} | dict(rename)
@@ -116,24 +116,24 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> 
             continue
         merged = [name for name in becomes if becomes[name] == new]
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
-        ours = owners[found.code == code]
+        ours = owners[found.rows.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        typed = [name for name in merged if name in entries.inline or name in entries.classes or name in entries.lists]
+        values = entries.values
+        typed = [name for name in merged if name in {*values.inline, *values.classes, *values.lists}]
         if len(twice) or typed:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
-            raise InvalidRequest(
-                "--rename-field", f"{_quoted(merged)}{whose} would all be called {new!r}",
-                expected="each its own name, or fields that no sample has both of: no numbers, labels or lists",
-                remedy="Rename the others too, or leave them out with --drop-fields.",
-            )  # fmt: skip
+            problem = f"{_quoted(merged)}{whose} would all be called {new!r}"
+            expected = "each its own name, or fields that no sample has both of: no numbers, labels or lists"
+            remedy = f"Rename the others too, or leave them out with {option('drop_fields')}."
+            raise InvalidRequest(option("rename_fields"), problem, expected=expected, remedy=remedy)
 
 
 def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
-        raise InvalidRequest("--rename-field", f"{name!r}, a name that readers keep for themselves")
+        raise InvalidRequest(option("rename_fields"), f"{name!r}, a name that readers keep for themselves")
     if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
         raise InvalidRequest(
-            "--rename-field", f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
+            option("rename_fields"), f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
         )
 
 
@@ -148,16 +148,11 @@ def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -
     return np.argsort(rank, kind="stable")
 
 
-def _renamed(found: Any, becomes: dict[str, str]) -> dict[str, Any]:
-    """Return facts of fields, by their new names."""
-    return {new: found[old] for old, new in becomes.items() if old in found}
-
-
-def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> Any:
+def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:
     """Return the metadata with the source paths of `rows` alone, for they stand in the order of the fields."""
     import pyarrow.compute as pc
 
-    columns = entries.columns
+    columns = entries.metadata
     if columns is None or _PATHS not in columns.column_names:
         return columns
     at = columns.column_names.index(_PATHS)
@@ -171,8 +166,8 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
-def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries:
-    """Return the samples that have fields; the others are listed in `skipped`.
+def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples that have fields, and the others, which are left out.
 
     Args:
         entries: The samples.
@@ -186,8 +181,8 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> Entries
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
-        return entries
+        return entries, ()
     if len(empty) == len(entries):
         raise InvalidRequest(where, found, remedy="`shardtool inspect` lists the fields.")
-    lost = [Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist()]
-    return replace(entries.take(np.flatnonzero(counts)), skipped=(*entries.skipped, *lost))
+    skipped = tuple(Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist())
+    return entries.take(np.flatnonzero(counts)), skipped

@@ -6,20 +6,22 @@ How the values are found is the caller's affair. The rows of a sample stay order
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.values import INLINE, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.names import Texts
     from shardtool.table.json_text import ColumnTexts
     from shardtool.values import Number
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _MOST = 2**16 - 1  # different fields, and fields of one sample
 _CHUNK = 2**16  # samples, or rows, at a time
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _Merged:
     """Rows of samples, old and new ones.
 
     Attributes:
@@ -66,13 +69,19 @@ class _Rows:
     source: NDArray[np.int64]
     counts: NDArray[np.int64]
 
-    def extend(self, values: NDArray[Any], value: int) -> NDArray[Any]:
+    def extend(self, values: NDArray[_Number], value: int) -> NDArray[_Number]:
         """Return a value for each row, which is the same for all new ones; where it is for all rows, in no memory."""
         if len(values) and not any(values.strides) and values[0] == value:
             return np.broadcast_to(values[0], len(self.source))
         found, old = np.full(len(self.source), value, values.dtype), self.source >= 0
         found[old] = values[self.source[old]]
         return found
+
+    def extend_spans(self, spans: FieldSpans) -> FieldSpans:
+        """Return where the payloads of SPAN rows lie: new ones are no such rows."""
+        offset, expected = self.extend(spans.offset, 0), self.extend(spans.expected, -1)
+        whole = None if spans.whole is None else self.extend(spans.whole, 0)
+        return replace(spans, offset=offset, expected=expected, whole=whole)
 
     def extend_paths(self, paths: Texts) -> Names:
         """Return the path of each row, empty for new ones."""
@@ -99,30 +108,32 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     made = [one for one in made if one.given.any()]
     if not made:
         return entries
-    rows = _rows(entries, made)
-    if len(rows.fields) > _MOST or rows.counts.max(initial=0) > _MOST:
-        raise InvalidRequest(
-            "--field", f"{len(rows.fields):,} different fields, {int(rows.counts.max()):,} in one sample",
-            expected=f"at most {_MOST:,}", remedy="Leave some out with --drop-fields.",
-        )  # fmt: skip
-    old = {*rows.fields} - {one.name for one in made}
+    merged = _merge(entries, made)
+    if len(merged.fields) > _MOST or merged.counts.max(initial=0) > _MOST:
+        found = f"{len(merged.fields):,} different fields, {int(merged.counts.max()):,} in one sample"
+        remedy = f"Leave some out with {option('drop_fields')}."
+        raise InvalidRequest(option("values"), found, expected=f"at most {_MOST:,}", remedy=remedy)
+    old = {*merged.fields} - {one.name for one in made}
+    rows, values, spans = entries.rows, entries.values, entries.spans
     return replace(
         entries,
-        first=np.concatenate(([0], np.cumsum(rows.counts))),
-        fields=rows.fields,
-        code=rows.code,
-        kind=rows.extend(entries.kind, INLINE),
-        size=rows.size,
-        mtime_ns=rows.extend(entries.mtime_ns, 0),
-        changed_ns=rows.extend(entries.changed_ns, 0),
-        paths=None if entries.paths is None else rows.extend_paths(entries.paths),
-        inline=_of(old, entries.inline) | {one.name: one.texts for one in made},
-        numbers=_of(old, entries.numbers) | {one.name: one.number for one in made if one.number is not None},
-        classes=_of(old, entries.classes) | {one.name: one.labels for one in made if one.labels is not None},
-        offset=None if entries.offset is None else rows.extend(entries.offset, 0),
-        expected=None if entries.expected is None else rows.extend(entries.expected, -1),
-        lists=_of(old, entries.lists),
-        whole=None if entries.whole is None else rows.extend(entries.whole, 0),
+        first=np.concatenate(([0], np.cumsum(merged.counts))),
+        fields=merged.fields,
+        rows=FieldRows(
+            code=merged.code,
+            kind=merged.extend(rows.kind, INLINE),
+            size=merged.size,
+            mtime_ns=merged.extend(rows.mtime_ns, 0),
+            changed_ns=merged.extend(rows.changed_ns, 0),
+            paths=None if rows.paths is None else merged.extend_paths(rows.paths),
+        ),
+        values=FieldValues(
+            inline=_of(old, values.inline) | {one.name: one.texts for one in made},
+            numbers=_of(old, values.numbers) | {one.name: one.number for one in made if one.number is not None},
+            lists=_of(old, values.lists),
+            classes=_of(old, values.classes) | {one.name: one.labels for one in made if one.labels is not None},
+        ),
+        spans=None if spans is None else merged.extend_spans(spans),
     )
 
 
@@ -130,17 +141,17 @@ def _of(names: Collection[str], known: Mapping[str, _Value]) -> dict[str, _Value
     return {name: value for name, value in known.items() if name in names}
 
 
-def _rows(entries: Entries, made: Sequence[Field]) -> _Rows:
+def _merge(entries: Entries, made: Sequence[Field]) -> _Merged:
     """Return the rows that stay and the new ones, a number of samples at a time: that takes more than what it gives."""
-    counts = np.bincount(entries.code, minlength=len(entries.fields)).tolist()
+    counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
     used = {name for name, count in zip(entries.fields, counts, strict=True) if count}
     fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
     place = {name: at for at, name in enumerate(fields)}
-    code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[entries.code]
+    code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
     new = [_New(place[one.name], one.given, one.texts.lengths()) for one in made]
     ends = range(0, len(entries), _CHUNK)
     parts = [_some_rows(entries, code, new, slice(at, min(at + _CHUNK, len(entries)))) for at in ends]
-    return _Rows(fields, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return _Merged(fields, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 class _New(NamedTuple):
@@ -154,7 +165,7 @@ class _New(NamedTuple):
 def _some_rows(
     entries: Entries, code: NDArray[np.uint16], new: Sequence[_New], samples: slice
 ) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the last four attributes of `_Rows`, for some samples."""
+    """Return the last four attributes of `_Merged`, for some samples."""
     first = entries.first[samples.start : samples.stop + 1]
     before = slice(int(first[0]), int(first[-1]))
     count, code = len(first) - 1, code[before]
@@ -166,7 +177,7 @@ def _some_rows(
     codes = [np.full(len(at), one.place, np.uint16) for one, at in zip(new, given, strict=True)]
     sizes = [one.size[samples][at] for one, at in zip(new, given, strict=True)]
     code = np.concatenate([code[kept], *codes])
-    size = np.concatenate([entries.size[before][kept], *sizes])
+    size = np.concatenate([entries.rows.size[before][kept], *sizes])
     source = np.concatenate([kept + before.start, np.full(len(owner) - len(kept), -1)])
     order = np.lexsort((code, owner))
     return code[order], size[order], source[order], np.bincount(owner, minlength=count)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows, rows_text
 from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class Joined:
     notes: tuple[str, ...]
 
 
-def join(entries: Entries, table: Any, on: str) -> Joined:
+def join(entries: Entries, table: object, on: str) -> Joined:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the dataset has a column of metadata called `on`, with what that
@@ -86,7 +87,7 @@ def join(entries: Entries, table: Any, on: str) -> Joined:
     """
     source = open_table(table, {on})
     names = _check_columns(source, on)
-    had = {} if entries.columns is None else {one.name: one.type for one in entries.columns.schema}
+    had = {} if entries.metadata is None else {one.name: one.type for one in entries.metadata.schema}
     texts = {name for name in names if name in had and is_text(had[name])}
     columns = read_columns(source, [on, *names], {on, *texts})
     for name in names:
@@ -98,11 +99,9 @@ def join(entries: Entries, table: Any, on: str) -> Joined:
     lone = np.flatnonzero(found < 0)
     if len(lone) == len(keys):
         side = "keys of the dataset" if on not in had else f"values of the dataset's column {on!r}"
-        raise InvalidRequest(
-            source.where, f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}",
-            expected=f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}",
-            remedy="--on names another column.",
-        )  # fmt: skip
+        problem = f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}"
+        expected = f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}"
+        raise InvalidRequest(source.where, problem, expected=expected, remedy=f"{option('on')} names another column.")
     used = np.zeros(len(rows) + 1, bool)  # and one for -1
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
@@ -110,7 +109,7 @@ def join(entries: Entries, table: Any, on: str) -> Joined:
     matched = counted(len(keys) - len(lone), "sample")
     notes += [f"column {name!r} replaced for {matched}" for name in names if name in had]
     for name in names:
-        entries = replace(entries, columns=_with_column(source, entries.columns, name, columns.pop(name), found))
+        entries = replace(entries, metadata=_with_column(source, entries.metadata, name, columns.pop(name), found))
     pa.default_memory_pool().release_unused()
     return Joined(entries, source.name, len(lone), len(unused), tuple(notes))
 
@@ -120,7 +119,7 @@ def _check_columns(source: Table, on: str) -> list[str]:
     columns = source.schema.names
     check_names(source.where, columns)
     if on not in columns:
-        raise no_such("column", "--on", on, columns)
+        raise no_such("column", option("on"), on, columns)
     names = [name for name in columns if name != on and not is_index(name)]
     check_sidecar_names(source.where, names, remedy="leave them out of the table")
     heavy = [name for name in heavy_columns(source.schema) if name in names]
@@ -132,11 +131,9 @@ def _check_columns(source: Table, on: str) -> list[str]:
 
 
 def _no_metadata(source: Table, names: list[str], holds: str) -> InvalidRequest:
-    return InvalidRequest(
-        source.where, f"column {listing([*map(repr, names)])}: {holds}",
-        expected="text, numbers, times, or lists of these",
-        remedy=f"Leave it out: df.drop(columns={names[:_SHOWN]}) does.",
-    )  # fmt: skip
+    found = f"column {listing([*map(repr, names)])}: {holds}"
+    remedy = f"Leave it out: df.drop(columns={names[:_SHOWN]}) does."
+    return InvalidRequest(source.where, found, expected="text, numbers, times, or lists of these", remedy=remedy)
 
 
 def _row_keys(rows: Rows, on: str) -> Names:
@@ -164,10 +161,9 @@ def _row_keys(rows: Rows, on: str) -> Names:
             f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
             for key, places in [*twice.items()][:_SHOWN]
         ]
-        raise InvalidRequest(
-            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
-            expected=f"one row for each value of column {on!r}", remedy="df.drop_duplicates leaves one of each.",
-        )  # fmt: skip
+        problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
+        expected = f"one row for each value of column {on!r}"
+        raise InvalidRequest(rows.where, problem, expected=expected, remedy="df.drop_duplicates leaves one of each.")
     return found
 
 
@@ -177,12 +173,12 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     Raises:
         InvalidRequest: The dataset's column holds no keys.
     """
-    if entries.columns is None or on not in entries.columns.column_names:
+    if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
-    column = _one(entries.columns, on)
+    column = _one(entries.metadata, on)
     if not is_key(column.type):
         raise InvalidRequest(
-            "--on", f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
+            option("on"), f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
         )
     never = np.union1d(broken_numbers(column), nul_places(column))
     if len(never):
@@ -192,13 +188,13 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     return _names(column)
 
 
-def _names(column: Any) -> Names:
+def _names(column: pa.Array) -> Names:
     """Return the keys that values are, nothing for a null."""
     ended = (pc.binary_join_element_wise(keys, _END, _EMPTY, null_handling="replace") for keys in key_texts(column))
     return Names.parse(b"".join([bytes(arrays.payload(keys)) for keys in ended]))
 
 
-def _one(table: Any, name: str) -> Any:
+def _one(table: pa.Table, name: str) -> pa.Array:
     return arrays.one_chunk(arrays.plain(table.column(name)))
 
 
@@ -220,7 +216,9 @@ def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unus
     return notes
 
 
-def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArray[np.int64]) -> Any:
+def _with_column(
+    source: Table, table: pa.Table | None, name: str, column: pa.Array, found: NDArray[np.int64]
+) -> pa.Table:
     """Return the samples' metadata with a column of another table.
 
     Args:
@@ -246,15 +244,13 @@ def _with_column(source: Table, table: Any, name: str, column: Any, found: NDArr
     except pa.ArrowException:  # a number that the other type has not, for example
         both = None
     if both is None:
-        raise InvalidRequest(
-            source.where, f"column {name!r} holds {column.type}",
-            expected=f"{before.type}, as the dataset's column of that name does",
-            remedy="Give it that type, or another name.",
-        )  # fmt: skip
+        problem = f"column {name!r} holds {column.type}"
+        expected = f"{before.type}, as the dataset's column of that name does"
+        raise InvalidRequest(source.where, problem, expected=expected, remedy="Give it that type, or another name.")
     return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
 
 
-def _united(one: Any, other: Any) -> Any:
+def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type that holds the values of both, as far as the types show; None: none does."""
     if one == other:
         return one
@@ -270,7 +266,7 @@ def _united(one: Any, other: Any) -> Any:
         return None
 
 
-def _spread(column: Any, found: NDArray[np.int64], before: Any) -> Any:
+def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row; without a row, the one from before, or null.
 
     Some samples at a time, so that one row's text may be that of a million samples.
@@ -303,7 +299,7 @@ def set_fields(
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
     """
-    check_fields("--field", [name for name, _ in fields])
+    check_fields(option("values"), [name for name, _ in fields])
     check_labels(classes, fields)
     made, notes = [], []
     for name, column in fields:
@@ -327,13 +323,11 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     values = _metadata(entries, name, column, label=label)
     number: Number | None = "int64" if label else number_of(values.type)
     missing = missing_places(values)
-    alike = number is not None or name in entries.inline or name in entries.classes
+    alike = number is not None or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
-    _refuse(
-        entries, missing if alike else missing[~had[missing]], f"column {column!r}: no value (null or NaN)", expected,
-        f'--where "{query}" leaves them out.',
-    )  # fmt: skip
+    found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
+    _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
     labels = None
     if label:
         values, labels = numbered(values, name, known)
@@ -342,16 +336,20 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)
 
 
-def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> Any:
+def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:
     """Return a column of metadata as it is to become a field; some values may be null."""
-    if entries.columns is None:
-        raise InvalidRequest("--field", f"no column {column!r}, nor any other", remedy="--join adds a table's.")
-    if column not in entries.columns.column_names:
-        raise no_such("column", "--field", column, entries.columns.column_names)
-    values = _one(entries.columns, column)
+    if entries.metadata is None:
+        raise InvalidRequest(
+            option("values"), f"no column {column!r}, nor any other", remedy=f"{option('join')} adds a table's."
+        )
+    if column not in entries.metadata.column_names:
+        raise no_such("column", option("values"), column, entries.metadata.column_names)
+    values = _one(entries.metadata, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         role = "labels" if label else f"field {name}"
-        raise InvalidRequest("--field", f"column {column!r} ({role}) holds {values.type}", expected="text or numbers")
+        raise InvalidRequest(
+            option("values"), f"column {column!r} ({role}) holds {values.type}", expected="text or numbers"
+        )
     _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
     _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
     return values
@@ -361,15 +359,15 @@ def _refuse(entries: Entries, samples: NDArray[np.int64], found: str, expected: 
     """Raise for some samples, where there are any."""
     if len(samples):
         found = f"{found} in {counted(len(samples), 'sample')}, such as {_shown(entries.keys, samples)}"
-        raise InvalidRequest("--field", found, expected=expected, remedy=remedy)
+        raise InvalidRequest(option("values"), found, expected=expected, remedy=remedy)
 
 
 def _samples_with(entries: Entries, name: str) -> NDArray[np.bool_]:
     """Return bool[samples]: which have a field."""
     found = np.zeros(len(entries), bool)
     if name in entries.fields:
-        rows = np.flatnonzero(entries.code == entries.fields.index(name))
-        found[np.searchsorted(entries.first, rows, "right") - 1] = True
+        rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
+        found[entries.owners(rows)] = True
     return found
 
 

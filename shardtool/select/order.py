@@ -9,7 +9,7 @@ import math
 import re
 from fractions import Fraction
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, printable
 from shardtool.table import arrays
 from shardtool.table.columns import is_text, no_such
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def _share(share: float | str) -> Fraction:
     found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
     if not 0 < found <= 1:
         raise InvalidRequest(
-            "--sample", f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
+            option("sample"), f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
         )
     return found
 
@@ -85,7 +86,7 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
         return np.arange(len(values))
     if not _is_ordered(kind):
         raise InvalidRequest(
-            "--sort-by", f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
+            option("sort_by"), f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
         )
     values = arrays.plain(values)
     if pa.types.is_floating(kind):
@@ -94,10 +95,11 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     return arrow.numbers(places).astype(np.int64)
 
 
-def _is_ordered(kind: Any) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, is_text,
-             pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)  # fmt: skip
-    return any(test(kind) for test in tests)
+def _is_ordered(kind: pa.DataType) -> bool:
+    types = pa.types
+    numbers = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+    times = types.is_date, types.is_time, types.is_timestamp, types.is_duration
+    return is_text(kind) or any(test(kind) for test in (*numbers, *times))
 
 
 def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:
@@ -112,13 +114,13 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
         shards: The names of the shards.
     """
     counts = entries.counts()
-    made: dict[str, Callable[[], Any]] = {
+    made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: _texts(entries.keys),
         "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), arrays.texts([*map(printable, shards)])),
-        "size": lambda: number_array(_sums(entries.size, entries.first[:-1], counts)),
+        "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
         "fields": lambda: number_array(counts),
     }
-    table = entries.columns
+    table = entries.metadata
     own = {name: make() for name, make in made.items() if table is None or name not in table.column_names}
     if table is None:
         return pa.Table.from_arrays([*own.values()], names=[*own])
@@ -127,8 +129,8 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     return table
 
 
-def _texts(names: Names) -> Any:
-    """Return names as a large_string array: their buffer, without the NULs."""
+def _texts(names: Names) -> pa.LargeStringArray:
+    """Return names as an Arrow array: their buffer, without the NULs."""
     data = names.span(0, len(names)).replace(b"\0", b"")
     offsets = names.starts - names.starts[0] - np.arange(len(names) + 1)
     return pa.Array.from_buffers(pa.large_string(), len(names), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

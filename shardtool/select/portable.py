@@ -12,7 +12,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.format.tar import NAME_LIMIT
 from shardtool.names import Names
-from shardtool.values import INLINE, to_bytes
+from shardtool.values import INLINE, source_name, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +37,11 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
         InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
-    longest = max((fields[code] for code in np.unique(entries.code).tolist()), key=len, default="")
+    longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
     room = NAME_LIMIT - 1 - len(longest)
     if room < 2 * _HASH_LENGTH:
-        raise InvalidRequest(
-            "--portable", f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys",
-            expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.",
-        )  # fmt: skip
+        found = f"the field {longest!r} leaves {room} of {NAME_LIMIT} bytes for keys"
+        raise InvalidRequest(option("portable"), found, expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
     keys = _portable_keys(entries.keys, room)
@@ -50,18 +49,20 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
         entries,
         keys=keys,
         fields=unique,
-        code=new_code[entries.code],
-        paths=_paths(entries),
+        rows=replace(entries.rows, code=new_code[entries.rows.code], paths=_paths(entries)),
+        # In the order of the classes, for that is the one in which the dataset file lists them.
+        values=entries.values.renamed(
+            {
+                name: _portable_field(name)
+                for name in (*entries.values.classes, *entries.values.numbers, *entries.fields)
+            }
+        ),
         source_paths=True,
-        inline={_portable_field(name): texts for name, texts in entries.inline.items()},
-        numbers={_portable_field(name): number for name, number in entries.numbers.items()},
-        classes={_portable_field(name): classes for name, classes in entries.classes.items()},
-        lists={_portable_field(name): kind for name, kind in entries.lists.items()},
     )
     check_case(renamed)
     # Lower-cased, the fields of a sample may stand in another order; encoded, so may the keys.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
-        by_field = np.lexsort((renamed.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
+        by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
     return renamed.take(keys.sorted_order()) if by_key and keys.data != entries.keys.data else renamed
 
@@ -82,7 +83,7 @@ def _portable_keys(keys: Names, room: int) -> Names:
             new = [_portable_key(key, room) for key in chunk[:-1].split(b"\0")]
             twins = [key for key in new if b"~" in key]  # only these can meet: what is encoded is encoded one to one
             if len(cut) + len(twins) > len(cut.union(twins)):
-                raise InvalidRequest("--portable", "two long keys become one", remedy="Rename one of them.")
+                raise InvalidRequest(option("portable"), "two long keys become one", remedy="Rename one of them.")
             cut.update(twins)
             chunk = b"\0".join(new) + b"\0"
         chunks.append(chunk)
@@ -96,12 +97,12 @@ def _paths(entries: Entries) -> Names:
     for first in range(0, len(entries), _CHUNK):
         last = min(first + _CHUNK, len(entries))
         rows = slice(int(entries.first[first]), int(entries.first[last]))
-        if entries.paths is not None:
-            chunks.append(entries.paths.span(rows.start, rows.stop))
+        if entries.rows.paths is not None:
+            chunks.append(entries.rows.paths.span(rows.start, rows.stop))
             continue
         keys = entries.keys.span(first, last)[:-1].split(b"\0")
         owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
-        columns = zip(owners, entries.code[rows].tolist(), entries.kind[rows].tolist(), strict=True)
+        columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
         paths = [b"" if kind == INLINE else keys[owner] + endings[code] for owner, code, kind in columns]
         chunks.append(b"\0".join(paths) + b"\0")
     return Names.parse(b"".join(chunks))
@@ -128,12 +129,12 @@ def check_case(entries: Entries) -> None:
     if len(set(lower)) == len(lower) and not entries.source_paths:
         return
     samples = np.repeat(np.arange(len(entries)), entries.counts())
-    pairs = samples * (len(lower) + 1) + (twins[entries.code] if len(twins) else 0)
+    pairs = samples * (len(lower) + 1) + (twins[entries.rows.code] if len(twins) else 0)
     values, counts = np.unique(pairs, return_counts=True)
     clash = values[counts > 1] // (len(lower) + 1)
     if len(clash):
         why = "that get the same name" if entries.source_paths else "that differ in case only"
-        raise InvalidRequest(
-            "SOURCE", f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}",
-            expected="one field of a name in a sample, in any case", remedy="Rename or --exclude one of each.",
-        )  # fmt: skip
+        found = f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}"
+        expected = "one field of a name in a sample, in any case"
+        remedy = f"Rename or {option('exclude')} one of each."
+        raise InvalidRequest(source_name(entries.root), found, expected=expected, remedy=remedy)

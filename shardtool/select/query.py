@@ -25,9 +25,11 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import tzinfo
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -44,11 +46,12 @@ _LANGUAGE = (
     ".startswith() .endswith() .match() .lower() .upper() .strip() .len(), .isin() .between() .isna() .notna() .abs(), "
     ".dt.year and the like"
 )
-_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_Data = Any  # see `_Value.data`
+_COMPARE: Mapping[type[ast.cmpop], Callable[[_Data, _Data], _Data]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[_Data, _Data], _Data]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
@@ -97,17 +100,17 @@ _TIME = re.compile(  # no `now`, `12:30` or `EST`: the same rows on every day an
 )
 
 
-def matching(table: pa.Table, query: str, *, where: str = "--where") -> NDArray[np.int64]:
+def matching(table: pa.Table, query: str) -> NDArray[np.int64]:
     """Return the rows of `table` that `query` takes, in order; that there are none is no error.
 
     Args:
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks stand in backticks.
-        where: What a message calls the query.
 
     Raises:
         InvalidRequest: A query outside of the language, a column that does not exist, types that do not compare.
     """
+    where = option("where")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # \d in quotes, a pattern with groups, a division by zero
@@ -180,11 +183,10 @@ def _parse(text: str, where: str) -> _Query:
     except SyntaxError as error:
         at = error.offset - 1 if error.offset else len(spelled)  # 0: the end came too early
         marked = _restored(f"{spelled[:at][-_SHOWN:]} <HERE> {_short(spelled[at:])}", names).split()
-        raise InvalidRequest(
-            where, f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}",
-            expected="a comparison, or several with and, or, not",
-            remedy="Equality is ==. Text stands in quotes; names with blanks, or such as class, in `backticks`.",
-        ) from None  # fmt: skip
+        problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}"
+        expected = "a comparison, or several with and, or, not"
+        cure = "Equality is ==. Text stands in quotes; names with blanks, or such as class, in `backticks`."
+        raise InvalidRequest(where, problem, expected=expected, remedy=cure) from None
     except (ValueError, MemoryError) as error:  # a NUL, before Python 3.12; signs without end
         raise InvalidRequest(where, f"{_short(text)}: {str(error) or 'nested too deeply'}") from None
     return _Query(tree, names, where)
@@ -214,7 +216,7 @@ class _Value:
     """
 
     kind: Kind
-    data: Any
+    data: _Data
     node: ast.expr
     constant: bool = False
 
@@ -230,7 +232,7 @@ class _Rows:
     def __init__(self, query: _Query, table: pa.Table) -> None:
         self._query = query
         self._table = table
-        self._columns: dict[str, tuple[Kind, Any]] = {}
+        self._columns: dict[str, tuple[Kind, _Data]] = {}
 
     def truth(self, node: ast.expr) -> NDArray[np.bool_]:
         """Return for each row whether a part of the query holds; where it is null, it does not."""
@@ -260,7 +262,7 @@ class _Rows:
             raise self._query.refusal(node, value.described, expected=kind)
         return value
 
-    def _varying(self, kind: Kind, node: ast.expr) -> Any:
+    def _varying(self, kind: Kind, node: ast.expr) -> _Data:
         """Return the data of a part that must be of a kind, and differ from row to row."""
         value = self._of_kind(kind, node)
         self._check_varies(value)
@@ -293,10 +295,9 @@ class _Rows:
         known = {column.lower(): column for column in self._table.column_names}
         near = [known[one] for one in get_close_matches(name.lower(), known, 3)]
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        return self._query.refusal(
-            node, "no such column", expected=f"one of {listing(self._table.column_names, _NAMED)}",
-            remedy=f"{meant}Text stands in quotes: '{_short(name)}'.",
-        )  # fmt: skip
+        expected = f"one of {listing(self._table.column_names, _NAMED)}"
+        remedy = f"{meant}Text stands in quotes: '{_short(name)}'."
+        return self._query.refusal(node, "no such column", expected=expected, remedy=remedy)
 
     def _constant(self, node: ast.Constant | ast.List | ast.Tuple) -> _Value:
         if isinstance(node, ast.Constant):
@@ -344,7 +345,7 @@ class _Rows:
             return np.zeros(self._table.num_rows, np.bool_)
         return _filled(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
 
-    def _alike(self, left: _Value, right: _Value) -> tuple[Any, Any]:
+    def _alike(self, left: _Value, right: _Value) -> tuple[_Data, _Data]:
         """Return the data of two values that can be compared: text becomes a time where the other is one."""
         one, two = (
             self._of_other(value, other) if value.kind in ("empty", "text") else value
@@ -367,7 +368,7 @@ class _Rows:
             return _Value("a time", self._time(value, _zone(other.data)), value.node)
         return value
 
-    def _time(self, text: _Value, zone: Any) -> Any:
+    def _time(self, text: _Value, zone: tzinfo | None) -> _Data:
         """Return the time that a text means, in the time zone of a column where it says none."""
         pd = pandas()
         try:
@@ -421,9 +422,8 @@ class _Rows:
             case "between":
                 (low, high), named = self._arguments(node, 2, 2, {"inclusive": "text"})
                 if (inclusive := named.get("inclusive", "both")) not in _BETWEEN:
-                    raise self._query.refusal(
-                        node, f"inclusive={inclusive!r}", expected=f"one of {listing([*_BETWEEN])}"
-                    )
+                    expected = f"one of {listing([*_BETWEEN])}"
+                    raise self._query.refusal(node, f"inclusive={inclusive!r}", expected=expected)
                 above, below = _BETWEEN[inclusive]
                 value = self._value(owner)
                 return self._compare(value, above, low, node) & self._compare(value, below, high, node)
@@ -454,7 +454,7 @@ class _Rows:
 
     def _arguments(
         self, node: ast.Call, least: int = 0, most: int = 0, kinds: Mapping[str, Kind] = _NO_NAMES
-    ) -> tuple[list[_Value], dict[str, Any]]:
+    ) -> tuple[list[_Value], dict[str, _Data]]:
         """Return the arguments of a method, and the constants that were given by name."""
         named = {str(one.arg): self._value(one.value) for one in node.keywords if one.arg in kinds}
         if not least <= len(node.args) <= most or len(named) < len(node.keywords):
@@ -467,17 +467,18 @@ class _Rows:
         return [self._value(one) for one in node.args], {name: value.data for name, value in named.items()}
 
 
-def _zone(time: Any) -> Any:
+def _zone(time: _Data) -> tzinfo | None:
     """Return the time zone of a Series of times, or of one; None where there is none."""
-    return getattr(time, "dt", time).tz
+    zone: tzinfo | None = (time.dt if hasattr(time, "dt") else time).tz
+    return zone
 
 
-def _filled(data: Any, *, missing: bool) -> NDArray[np.bool_]:
+def _filled(data: _Data, *, missing: bool) -> NDArray[np.bool_]:
     """Return truth as a bool array, `missing` where it is null."""
     return data if isinstance(data, np.ndarray) else np.asarray(data.to_numpy(dtype=bool, na_value=missing))
 
 
-def _nulls(kind: Kind, count: int) -> Any:
+def _nulls(kind: Kind, count: int) -> _Data:
     """Return a column of a kind that is null in every row."""
     import pyarrow as pa
 
@@ -485,7 +486,7 @@ def _nulls(kind: Kind, count: int) -> Any:
     return _read(pa.chunked_array([pa.nulls(count, types.get(kind, pa.int64()))]))[1]
 
 
-def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
+def _read(column: pa.ChunkedArray) -> tuple[Kind, _Data]:
     """Return what a column holds, and a Series whose dtype depends on the column's type, never on its values."""
     import pyarrow as pa
     from pyarrow import types
@@ -497,10 +498,8 @@ def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
         column = column.cast(column.type.value_type)
     if types.is_null(column.type):
         return "empty", None
-    dtypes = {
-        pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(),
-        pa.large_string(): pd.ArrowDtype(pa.large_string()),
-    }  # fmt: skip
+    dtypes = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
+    dtypes[pa.large_string()] = pd.ArrowDtype(pa.large_string())
     for kind, holds, becomes in _types():
         if holds(column.type):
             column = column if becomes is None else column.cast(becomes)
@@ -508,7 +507,7 @@ def _read(column: pa.ChunkedArray) -> tuple[Kind, Any]:
     return "of another type", column
 
 
-def _types() -> tuple[tuple[Kind, Callable[[Any], bool], Any], ...]:
+def _types() -> tuple[tuple[Kind, Callable[[pa.DataType], bool], pa.DataType | None], ...]:
     """Return what Arrow's types are in a query, and what each becomes; the first that holds counts."""
     import pyarrow as pa
     from pyarrow import types

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardtool.errors import Bug, InvalidRequest, listing, printable
 from shardtool.request.split_options import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -86,9 +87,9 @@ def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray
     import pyarrow as pa
     from pyarrow import types
 
-    simple = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_string,
-              types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
-              types.is_date, types.is_timestamp, types.is_time, types.is_null)  # fmt: skip
+    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
+    simple = *numbers, *texts, types.is_date, types.is_timestamp, types.is_time, types.is_null
     try:
         plain = _unwrapped(values)
         known = any(one(plain.type) for one in simple)
@@ -119,16 +120,15 @@ def _unwrapped(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values
 
 
-def _check_nulls(keys: Names, values: pa.ChunkedArray, option: str, column: str) -> None:
+def _check_nulls(keys: Names, values: pa.ChunkedArray, asked: str, column: str) -> None:
     if not values.null_count:
         return
     missing = np.flatnonzero(values.is_null().to_numpy())
     named = listing([printable(keys[at]) for at in missing[:5].tolist()], total=len(missing))
     which = column if column.isidentifier() else f"`{column}`"
-    raise InvalidRequest(
-        option, f"{counted(len(missing), 'sample')} without a value of {column}: {named}",
-        remedy=f"Give each a value, or leave them out with --where '{which}.notna()'.",
-    )  # fmt: skip
+    found = f"{counted(len(missing), 'sample')} without a value of {column}: {named}"
+    remedy = f"Give each a value, or leave them out with {option('where', f'{which}.notna()')}."
+    raise InvalidRequest(asked, found, remedy=remedy)
 
 
 def _by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> Splits:
@@ -154,7 +154,7 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     """Return splits in which each label has its shares: of its samples in the order of their hashes, the first ones."""
     names, weights = _weights(options)
     column = str(options.stratify)
-    label, labels = _labels(values, _MOST_LABELS, "--stratify", column)
+    label, labels = _labels(values, _MOST_LABELS, option("stratify"), column)
     counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
     hashes = np.concatenate([np.empty(0, np.uint64), *_hashes((names for _, names in keys.chunks()), options.seed)])
     number = np.empty(len(keys), np.int16)
@@ -225,7 +225,7 @@ def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.
             yield _texts(encoded.dictionary), encoded.indices.to_numpy()
 
 
-def _texts(values: Any) -> list[bytes]:
+def _texts(values: pa.Array) -> list[bytes]:
     """Return the values of an Arrow array as text that neither width nor unit changes: 7, 7.0 and "7" are the same."""
     from pyarrow import types
 
@@ -256,7 +256,11 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
         if count and abs(count * SHARE_UNIT - total * weight) * _FAR > total * weight
     ]
     if far:
-        why = "groups stay whole" if options.group_by is not None else "a hash decides; --stratify keeps shares exact"
+        why = (
+            "groups stay whole"
+            if options.group_by is not None
+            else f"a hash decides; {option('stratify')} keeps shares exact"
+        )
         yield f"{listing(far)} ({why})"
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import SampleFailed, listing, printable
-from shardtool.values import counted
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, printable
+from shardtool.values import counted, source_name
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -30,6 +33,7 @@ class Listing:
 
     Attributes:
         entries: The samples, without those that `where` refuses.
+        skipped: What the source holds but cannot be part of a sample, and samples that cannot be in a shard.
         name: The source's name for the dataset file: no folder, nothing of this machine.
         notes: What the user should know.
         recorded: What the dataset file says, beside the options, of how the samples were chosen.
@@ -39,12 +43,20 @@ class Listing:
     """
 
     entries: Entries
+    skipped: tuple[Skipped, ...]
     name: str
     notes: tuple[str, ...] = ()
     recorded: Mapping[str, object] = field(default_factory=dict)
     digest: int | None = None
     shards: tuple[str, ...] = ()
     compressed: bool = False
+
+
+class Writable(Protocol):
+    """Takes bytes in order, such as a file."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Append `data`."""
 
 
 class Source(ABC):
@@ -74,16 +86,29 @@ class Source(ABC):
         return listed
 
     @abstractmethod
-    def column(self, listed: Listing, name: str) -> Any:
-        """Return a column to divide by, with a value for each sample: a `pyarrow.ChunkedArray`."""
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
+        """Return a column to divide by, with a value for each sample."""
 
-    def write_binary(self, file: Any) -> None:  # noqa: B027 - nothing to write is right for most
+    def write_binary(self, file: Writable) -> None:
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
+        raise Bug(str(file), "payloads of a source that is no table")
 
 
-def check_skipped(
-    source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str = "--exclude them"
-) -> None:
+def check_some(listed: Listing) -> None:
+    """Refuse a source without samples.
+
+    Raises:
+        InvalidRequest: It has none.
+    """
+    if not len(listed.entries):
+        where, skipped = source_name(listed.entries.root), listed.skipped
+        remedy = f"Is it the right folder? Look at {option('include')}, {option('exclude')} and {option('hidden')}."
+        if skipped:
+            remedy = f"All {len(skipped):,} files were left out, such as {skipped[0].path}."
+        raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
+
+
+def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
@@ -92,16 +117,14 @@ def check_skipped(
     failed = [one for one in skipped if one.code not in _CHOSEN]
     if failed and on_error == "stop":
         named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
-        raise SampleFailed(
-            source, f"{counted(len(failed), 'file')} cannot be packed: {named}",
-            remedy=f"Mend them, {otherwise}, or leave them out with --on-error skip. Nothing was written.",
-        )  # fmt: skip
+        remedy = f"Mend them, {otherwise}, or leave them out with {option('on_error', 'skip')}. Nothing was written."
+        raise SampleFailed(source, f"{counted(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
 
 
-def skipped_notes(entries: Entries) -> list[str]:
+def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
     """Return a line for each reason why something was left out."""
     by_code: dict[str, list[str]] = {}
-    for one in entries.skipped:
+    for one in skipped:
         code = _EMPTY if one.code == "no-field" and one.key else one.code
         by_code.setdefault(code, []).append(printable(one.path or one.key))
     text = {

@@ -7,7 +7,6 @@ where it is read (`keys`); a folder has none of these.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.values import NAME_LIMIT, counted, ends_early, is_utf8, name_problem, to_bytes, to_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
@@ -37,11 +37,12 @@ def has_dotted(keys: Names) -> bool:
     )
 
 
-def check_names(entries: Entries, *, skip: bool = False) -> None:
+def check_names(entries: Entries, where: str, *, skip: bool = False) -> None:
     """Refuse names that a shard, a sidecar or a reader cannot hold.
 
     Args:
         entries: The samples.
+        where: What the source is called.
         skip: Whether `--on-error skip` is a way out that this source has not taken.
 
     Raises:
@@ -53,32 +54,33 @@ def check_names(entries: Entries, *, skip: bool = False) -> None:
         return
     kinds = [*dict.fromkeys(name_problem(name) for name in bad)]
     names = [_short(name) for name in bad]
-    also = ", or leave them out with --on-error skip" if skip else ""
-    raise InvalidRequest(
-        "SOURCE", f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
-        f"{listing(names, total=len(keys) + len(fields))}",
-        expected=f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes",
-        remedy=f"Rename them, or pack them under safe names with --portable{also}.",
-    )  # fmt: skip
+    also = f", or leave them out with {option('on_error', 'skip')}" if skip else ""
+    found = (
+        f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
+        f"{listing(names, total=len(keys) + len(fields))}"
+    )
+    expected = f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes"
+    remedy = f"Rename them, or pack them under safe names with {flag('portable')}{also}."
+    raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
 
-def skip_unsafe_names(entries: Entries) -> Entries:
-    """Return the samples whose names a shard can hold; the others are left out, whole, and listed."""
+def skip_unsafe_names(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples whose names a shard can hold, and the others, which are left out whole."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
-    rows = np.flatnonzero(np.isin(entries.code, codes)) if codes else np.zeros(0, np.int64)
-    owners = np.searchsorted(entries.first, rows, "right") - 1
+    rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
+    owners = entries.owners(rows)
     lost = {at: (entries.path(int(entries.first[at])), entries.keys[at]) for at in keys}
     for at, row in zip(owners.tolist(), rows.tolist(), strict=True):
-        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.code[row]])))
+        lost.setdefault(at, (entries.path(row), to_bytes(entries.fields[entries.rows.code[row]])))
     if not lost:
-        return entries
-    skipped = [
+        return entries, ()
+    skipped = tuple(
         Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {name_problem(name)}")
         for at, (path, name) in sorted(lost.items())
-    ]
+    )
     kept = np.delete(np.arange(len(entries)), sorted(lost))
-    return replace(entries.take(kept), skipped=(*entries.skipped, *skipped))
+    return entries.take(kept), skipped
 
 
 def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:
@@ -102,23 +104,24 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
         what = "" if asked == "last" else f"keys with dots in their last part{example}, and "
         remedy = "Give these fields other names"
         if asked == "last":
-            remedy += ", or leave --dots last out"
+            remedy += f", or leave {option('dots', 'last')} out"
         elif asked is None:
-            remedy += ", choose --dots last if they come from the endings of paths"
-        raise InvalidRequest(
-            where, f"{what}fields with dots: {listing([repr(name) for name in fields])}",
-            expected="names that the first dot divides, or the last",
-            remedy=f"{remedy}, or make the keys safe with --portable{' alone' if asked == 'last' else ''}.",
-        )  # fmt: skip
+            remedy += f", choose {option('dots', 'last')} if they come from the endings of paths"
+        found = f"{what}fields with dots: {listing([repr(name) for name in fields])}"
+        cure = f"{remedy}, or make the keys safe with {flag('portable')}{' alone' if asked == 'last' else ''}."
+        raise InvalidRequest(where, found, expected="names that the first dot divides, or the last", remedy=cure)
     if asked == "first":
         raise InvalidRequest(
             where, f"keys with dots in their last part{example}",
             expected="keys that end at the first dot",
-            remedy="Choose --dots last, or make the keys safe with --portable.",
+            remedy=f"Choose {option('dots', 'last')}, or make the keys safe with {flag('portable')}.",
         )  # fmt: skip
     if asked == "last":
         return "last", ""
-    return "last", f"keys have dots{example}: in members' names they end at the last dot, as with --dots last"
+    return (
+        "last",
+        f"keys have dots{example}: in members' names they end at the last dot, as with {option('dots', 'last')}",
+    )
 
 
 def _unsafe_keys(keys: Names) -> list[int]:

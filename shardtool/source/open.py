@@ -44,7 +44,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
     return FolderSource(os.fspath(source), options, outputs)
 
 
-def _is_manifest(source: Any) -> bool:
+def _is_manifest(source: object) -> bool:
     if not isinstance(source, (str, os.PathLike)):
         return True
     text = os.fspath(source)

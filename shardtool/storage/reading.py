@@ -1,7 +1,8 @@
 """What lies on the file system, read: names, sizes, small files whole, files of any size by blocks or spans.
 
-A file is opened so that no FIFO or device can make us wait; what is there may be hostile, so that callers
-choose whether the last link is followed. The per-file reads (`read_file`, `SpanSource`) are hot paths.
+A file is opened so that no FIFO or device can make us wait; what is there may be hostile, so that callers choose
+whether the last link is followed: those of datasets are, for stores of content (Hugging Face's cache, DVC, git-annex)
+hand shards out as links. The per-file reads (`read_file`, `SpanSource`) are hot paths.
 """
 
 from __future__ import annotations
@@ -58,12 +59,20 @@ def file_stat(path: str) -> os.stat_result:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the bytes of a plain file; None where there is none, or a link."""
+    """Return the bytes of the plain file that a path leads to; None where it leads to none."""
     try:
-        fact = os.lstat(path)
+        fact = os.stat(path)
     except (OSError, ValueError):
         return None
     return fact.st_size if stat.S_ISREG(fact.st_mode) else None
+
+
+def dangling(path: str) -> str | None:
+    """Return where a link leads that leads to nothing; None: it is no such link."""
+    try:
+        return None if os.path.exists(path) else os.readlink(path)
+    except (OSError, ValueError):
+        return None
 
 
 def list_folder(folder: str) -> list[str]:
@@ -93,7 +102,7 @@ def entries_in(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def open_plain(path: str, flags: int = READ_PLAIN) -> tuple[int, os.stat_result]:
+def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
     """Return the descriptor of a plain file, and what fstat says of it.
 
     Raises:
@@ -166,7 +175,7 @@ class SpanSource:
     """
 
     def __init__(self, path: bytes) -> None:
-        self._fd = _open(path, READ_PLAIN)
+        self._fd = _open(path, READ_FOLLOWING)
 
     def fact(self) -> os.stat_result:
         """Return what fstat says of it."""

@@ -6,8 +6,12 @@ import os
 from dataclasses import dataclass
 
 from shardtool.errors import OutputFailed, reason
+from shardtool.wording import option
 
-SPOOL_REMEDY = "Choose another --temp-dir, or --method gather, which needs none."
+
+def spool_remedy() -> str:
+    """Return what to do where temporary files cannot be written."""
+    return f"Choose another {option('temp_dir')}, or {option('method', 'gather')}, which needs none."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +65,4 @@ class SpoolFile:
 
 def spool_failed(folder: str, error: OSError) -> OutputFailed:
     """Return the error of a spool in `folder` that cannot be made or written."""
-    return OutputFailed(folder or ".", f"cannot write a temporary file: {reason(error)}", remedy=SPOOL_REMEDY)
+    return OutputFailed(folder or ".", f"cannot write a temporary file: {reason(error)}", remedy=spool_remedy())

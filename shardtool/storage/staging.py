@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_small
 from shardtool.storage.spool import Spool, spool_failed
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -326,11 +327,8 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
-_AGAIN = "{}, then run the same command again; `create --resume` and `reshard --resume` keep what is finished."
+_MORE_ROOM = {errno.ENOSPC: "Make space", errno.EDQUOT: "Raise the quota"}
 _REMEDIES = {
-    errno.ENOSPC: _AGAIN.format("Make space"),
-    errno.EDQUOT: _AGAIN.format("Raise the quota"),
-    errno.EFBIG: "Raise the file size limit (ulimit -f), or make smaller shards with `create --max-size`.",
     errno.EACCES: "Choose a folder that you may write to.",
     errno.EPERM: "Choose a folder that you may write to.",
     errno.EROFS: "Choose a folder that you may write to.",
@@ -339,5 +337,16 @@ _REMEDIES = {
 
 
 def _failed(where: str, error: OSError) -> OutputFailed:
-    found = reason(error)
-    return OutputFailed(where, f"cannot write: {found}", remedy=_REMEDIES.get(error.errno or 0, ""))
+    return OutputFailed(where, f"cannot write: {reason(error)}", remedy=_remedy(error.errno or 0))
+
+
+def _remedy(code: int) -> str:
+    if code in _MORE_ROOM:
+        resume = either(
+            f"`create` and `reshard` with {option('if_exists', 'resume')}", "`create --resume` and `reshard --resume`"
+        )
+        return f"{_MORE_ROOM[code]}, then run the same command again; {resume} keep what is finished."
+    if code == errno.EFBIG:
+        smaller = either(option("max_size"), "`create --max-size`")
+        return f"Raise the file size limit (ulimit -f), or make smaller shards with {smaller}."
+    return _REMEDIES.get(code, "")

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from shardtool.errors import OutputExists, OutputFailed, reason
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +69,9 @@ def _failures(path: str) -> Iterator[None]:
         found = reason(error)
         if error.errno in _IN_THE_WAY:
             found = "there already" if error.errno == errno.EEXIST else f"in the way: {found}"
-            raise OutputExists(path, found, remedy="Choose another folder, or --overwrite files.") from None
+            raise OutputExists(
+                path, found, remedy=f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
+            ) from None
         raise OutputFailed(path, found) from None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ def no_such(thing: str, option: str, name: str, names: Sequence[str]) -> Invalid
     return InvalidRequest(option, f"no {thing} {name!r}", expected=f"one of {listing([*names], 100)}", remedy=remedy)
 
 
-def check_sidecar_names(where: str, columns: list[str], *, remedy: str = "leave them out of --meta") -> None:
+def check_sidecar_names(where: str, columns: list[str], *, remedy: str) -> None:
     """Refuse columns of metadata with names that the sidecars have for themselves.
 
     Raises:
@@ -110,5 +111,5 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
     """
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
-        remedy = f"Name its column: --field {unknown[0]}=COLUMN."
-        raise InvalidRequest("--classes", f"no field {listing([repr(name) for name in unknown])}", remedy=remedy)
+        remedy = f"Name its column: {option('values', {unknown[0]: 'COLUMN'})}."
+        raise InvalidRequest(option("classes"), f"no field {listing([repr(name) for name in unknown])}", remedy=remedy)

@@ -18,6 +18,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.storage.reading import file_stat
 from shardtool.table import arrays
 from shardtool.table.text import numbers_of
+from shardtool.wording import create_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -69,7 +70,7 @@ class _Files:
             same = False
         if not same:
             expected = "a table that stays as it was when the run began"
-            remedy = "Run it again; `create --resume` keeps what is finished."
+            remedy = f"Run it again; {create_again()} keeps what is finished."
             raise SampleFailed(self._path, "changed while it was read", expected=expected, remedy=remedy)
 
 

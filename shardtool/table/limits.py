@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,5 +66,5 @@ def too_deep(where: str) -> InvalidRequest:
 def too_long(where: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
     found = f"a row of more than {LONGEST_ROW >> 20} MiB"
-    remedy = "Write it to a file, and its path into the table (--file FIELD=COLUMN)."
+    remedy = f"Write it to a file, and its path into the table ({option('files', {'FIELD': 'COLUMN'})})."
     return InvalidRequest(where, found, expected="less text in a row", remedy=remedy)

@@ -37,20 +37,21 @@ from typing import TYPE_CHECKING, Any, get_args
 
 # Each import registers a format: what is missing would make Pillow import all of its decoders.
 from PIL import (
-    BmpImagePlugin,  # noqa: F401
-    GifImagePlugin,  # noqa: F401
+    BmpImagePlugin,
+    GifImagePlugin,
     Image,
-    JpegImagePlugin,  # noqa: F401
-    PngImagePlugin,  # noqa: F401
-    PpmImagePlugin,  # noqa: F401
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
     TiffImagePlugin,
     UnidentifiedImageError,
-    WebPImagePlugin,  # noqa: F401
+    WebPImagePlugin,
 )
 from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
 from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +63,17 @@ if TYPE_CHECKING:
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_READERS = (
+    JpegImagePlugin.JpegImageFile,
+    PngImagePlugin.PngImageFile,
+    WebPImagePlugin.WebPImageFile,
+    BmpImagePlugin.BmpImageFile,
+    GifImagePlugin.GifImageFile,
+    TiffImagePlugin.TiffImageFile,
+    PpmImagePlugin.PpmImageFile,
+)
+_KEPT_BITS = 8  # of each value
+FORMATS = tuple(str(reader.format) for reader in _READERS)
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
 _LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
@@ -142,26 +153,30 @@ class ImageOptions:
     def __post_init__(self) -> None:
         self._check_numbers()
         if self.encode is not None and self.encode not in _KINDS:
-            raise InvalidRequest("--encode", repr(self.encode), expected="jpg, png or webp")
+            raise InvalidRequest(option("encode"), repr(self.encode), expected="jpg, png or webp")
         if self.resize_mode not in get_args(ResizeMode):
-            raise InvalidRequest("--resize-mode", repr(self.resize_mode), expected=", ".join(get_args(ResizeMode)))
+            raise InvalidRequest(
+                option("resize_mode"), repr(self.resize_mode), expected=", ".join(get_args(ResizeMode))
+            )
         if self.only_larger and not self.resize:
-            raise InvalidRequest("--only-larger", "nothing is resized", remedy="Give --resize too.")
+            raise InvalidRequest(option("only_larger"), "nothing is resized", remedy=f"Give {option('resize')} too.")
         if self.quality is not None and self.encode == "png":
-            raise InvalidRequest("--quality", "PNG is lossless and takes none", remedy="Leave it out.")
+            raise InvalidRequest(option("quality"), "PNG is lossless and takes none", remedy="Leave it out.")
         if self.quality is not None and not self.resize and not self.encode:
-            raise InvalidRequest("--quality", "no image is written", remedy="Give --resize or --encode too.")
+            raise InvalidRequest(
+                option("quality"), "no image is written", remedy=f"Give {option('resize')} or {option('encode')} too."
+            )
 
     def _check_numbers(self) -> None:
         if not 1 <= self.max_pixels <= MAX_PIXELS:
-            raise InvalidRequest("--max-pixels", f"{self.max_pixels:,}", expected=f"1 to {MAX_PIXELS:,}")
-        if self.quality is not None and not 1 <= self.quality <= 100:  # noqa: PLR2004 - per cent, nearly
-            raise InvalidRequest("--quality", str(self.quality), expected="1 to 100")
+            raise InvalidRequest("max_pixels", f"{self.max_pixels:,}", expected=f"1 to {MAX_PIXELS:,}")
+        if self.quality is not None and self.quality not in range(1, 101):
+            raise InvalidRequest(option("quality"), str(self.quality), expected="1 to 100")
         longest = _LONGEST.get(_KINDS.get(self.encode or "", ""), self.max_pixels)
         for side in self.resize or ():
             if not 1 <= side <= longest:
                 what = f" for {self.encode}" if longest < self.max_pixels else ""
-                raise InvalidRequest("--resize", f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
+                raise InvalidRequest(option("resize"), f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
 
     def applies(self, field: str) -> bool:
         """Tell whether `field` is an image to be looked at."""
@@ -360,10 +375,10 @@ def _is_deep(image: Any) -> bool:
         return False
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
-        return bool(max(bits if isinstance(bits, tuple) else (bits,)) > 8)  # noqa: PLR2004 - bits
+        return bool(max(bits if isinstance(bits, tuple) else (bits,)) > _KEPT_BITS)
     arguments = image.tile[0][3]  # the raw mode, or with more; of a PPM the raw mode and the largest value
     if isinstance(arguments, tuple):
-        return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] > 255  # noqa: PLR2004
+        return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] >= 2**_KEPT_BITS
     return ";16" in arguments
 
 
@@ -442,7 +457,7 @@ def _decode(picture: _Picture, goal: tuple[int, int] | None) -> tuple[Image.Imag
 
     A JPEG may come at a fraction of its size, not less than `goal`; its content then may end within its last pixels.
     """
-    image: Any = picture.image
+    image = picture.image
     extent = None
     if goal and picture.kind == "JPEG":
         drafted = image.draft(None, goal)
@@ -549,7 +564,7 @@ def _padding(image: Image.Image) -> int | tuple[int, ...]:
 
 def _encode(image: Image.Image, picture: _Picture, kind: str, quality: int | None) -> bytes:
     """Return the image as a file of `kind`, with its ICC profile and without other metadata."""
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if kind == "WEBP" and picture.kind == "WEBP" and _is_lossless_webp(picture.stream.getvalue()):
         details["lossless"] = True
     elif kind in _LOSSY:

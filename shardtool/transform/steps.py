@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
 from shardtool.storage.reading import read_small
 from shardtool.values import name_problem, to_text
+from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,10 +72,10 @@ class Transform:
             InvalidRequest: There are not.
         """
         images = self.images
-        for option, names in (("--image", images.fields), ("--mask", images.masks)) if images is not None else ():
+        for asked, names in (("images", images.fields), ("masks", images.masks)) if images is not None else ():
             if missing := [name for name in names if name not in known]:
                 expected = f"one of {', '.join(known)}"
-                raise InvalidRequest(option, f"no sample has a field {missing[0]!r}", expected=expected)
+                raise InvalidRequest(option(asked), f"no sample has a field {missing[0]!r}", expected=expected)
 
     def identity(self) -> str:
         """Return what distinguishes this transform: options, Pillow's version, the function's source.
@@ -113,7 +114,11 @@ class Changed:
     image: ImageFact | None
 
 
-def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
+def _function() -> str:
+    return f"the function of {typed_option('map')}"
+
+
+def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     """Return the function that `package.module:function` names; modules may lie in the current folder.
 
     Raises:
@@ -121,26 +126,28 @@ def find_function(name: str) -> Callable[[dict[str, Any]], Any]:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise InvalidRequest("--map", repr(name), expected="package.module:function")
+        raise InvalidRequest(option("map"), repr(name), expected="package.module:function")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     allow_pandas()
     try:
         with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
-            found: Any = import_module(module) if find_spec(module) else None
+            found: object = import_module(module) if find_spec(module) else None
         for part in attribute.split(".") if found else ():
             found = getattr(found, part)
     except AttributeError:
-        raise InvalidRequest("--map", f"no {attribute!r} in the module {module!r}") from None
+        raise InvalidRequest(option("map"), f"no {attribute!r} in the module {module!r}") from None
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
-        raise InvalidRequest("--map", f"cannot import {module!r}: {type(error).__name__}: {error}") from None
+        raise InvalidRequest(option("map"), f"cannot import {module!r}: {type(error).__name__}: {error}") from None
     if found is None:
-        raise InvalidRequest("--map", f"no module {module!r}", remedy="Run where Python can import it.")
+        raise InvalidRequest(option("map"), f"no module {module!r}", remedy="Run where Python can import it.")
     if not callable(found):
-        raise InvalidRequest("--map", f"{name!r} is a {type(found).__name__}", expected="a function of one sample")
-    return found  # type: ignore[no-any-return]
+        raise InvalidRequest(
+            option("map"), f"{name!r} is a {type(found).__name__}", expected="a function of one sample"
+        )
+    return found
 
 
 class Transformer:
@@ -161,7 +168,7 @@ class Transformer:
             fields, image = _change_images(self._images, fields)
         if self._function is None:
             return [Changed(key, _in_order(fields), image)]
-        sample: dict[str, Any] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
+        sample: dict[str, object] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
             made = self._function(sample)
             several = isinstance(made, Iterable) and not isinstance(made, (dict, str, bytes))
@@ -171,7 +178,7 @@ class Transformer:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             theirs = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is ours
             trace = "".join(traceback.format_exception(type(error), error, theirs)).splitlines()[-_TRACE_LINES:]
-            message = f"the function of --map raised {type(error).__name__}: {error}"
+            message = f"{_function()} raised {type(error).__name__}: {error}"
             raise BadSample("map-failed", message, "\n".join(trace)) from None
         name = to_text(key)
         return [_returned(one, name, f"{name}-{at}" if several else name, image) for at, one in enumerate(found)]
@@ -196,37 +203,37 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
     return changed, first
 
 
-def _returned(sample: Any, key: str, default_key: str, image: ImageFact | None) -> Changed:
+def _returned(sample: object, key: str, default_key: str, image: ImageFact | None) -> Changed:
     """Return a sample that the user's function made of the sample `key`.
 
     Raises:
         BadSample: It is none.
     """
     if not isinstance(sample, dict):
-        raise BadSample("map-failed", f"the function of --map returned a {type(sample).__name__}, no dict")
+        raise BadSample("map-failed", f"{_function()} returned a {type(sample).__name__}, no dict")
     given = sample.get(KEY, key)
     new = default_key if given == key else given
     if not _is_text(new) or not _NO_PARTS.isdisjoint(new.split("/")):
-        raise BadSample("map-failed", f"the function of --map returned the key {new!r:.80}")
+        raise BadSample("map-failed", f"{_function()} returned the key {new!r:.80}")
     if wrong := name_problem(new.encode()):
-        raise BadSample("map-failed", f"the function of --map returned the key {new!r:.80}: {wrong}")
+        raise BadSample("map-failed", f"{_function()} returned the key {new!r:.80}: {wrong}")
     fields: dict[str, Payload] = {}
     for name, value in sample.items():
         if name == KEY:
             continue
         if not _is_text(name) or not name or "/" in name:
-            raise BadSample("map-failed", f"the function of --map returned a field called {name!r:.80}")
+            raise BadSample("map-failed", f"{_function()} returned a field called {name!r:.80}")
         if wrong := name_problem(name.encode()):
-            raise BadSample("map-failed", f"the function of --map returned a field called {name!r:.80}: {wrong}")
+            raise BadSample("map-failed", f"{_function()} returned a field called {name!r:.80}: {wrong}")
         fields[name] = _payload(name, value)
     if not fields:
-        raise BadSample("map-failed", "the function of --map returned a sample without fields; None drops it")
+        raise BadSample("map-failed", f"{_function()} returned a sample without fields; None drops it")
     if len(fields) > _MOST_FIELDS:
-        raise BadSample("map-failed", f"the function of --map returned a sample of {len(fields):,} fields")
+        raise BadSample("map-failed", f"{_function()} returned a sample of {len(fields):,} fields")
     return Changed(new.encode(), _in_order(fields), image)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> TypeGuard[str]:
     """Tell whether a value is text that can name something: UTF-8, without a NUL."""
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -237,7 +244,7 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _payload(name: str, value: Any) -> Payload:
+def _payload(name: str, value: object) -> Payload:
     """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them.
 
     What the function may change later is copied.
@@ -254,11 +261,11 @@ def _payload(name: str, value: Any) -> Payload:
         if isinstance(value, (int, float, str)):
             return str(value).encode()
     except ValueError:  # no UTF-8, or thousands of digits
-        raise BadSample("map-failed", f"the function of --map returned {name!r}: {_short(value)}") from None
-    raise BadSample("map-failed", f"the function of --map returned a {type(value).__name__} as {name!r}, no bytes")
+        raise BadSample("map-failed", f"{_function()} returned {name!r}: {_short(value)}") from None
+    raise BadSample("map-failed", f"{_function()} returned a {type(value).__name__} as {name!r}, no bytes")
 
 
-def _short(value: float | str) -> str:
+def _short(value: object) -> str:
     return f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.options import CreateOptions
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.pack.request import Names
@@ -35,7 +36,11 @@ def create(
     """
     options = options or CreateOptions()
     if not options.stat:
-        raise InvalidRequest("--no-stat", "a run that writes", expected="--dry-run beside it")
+        raise InvalidRequest(
+            option("stat"),
+            "a run that writes",
+            expected=either("`dry_run`, which writes nothing", "--dry-run beside it"),
+        )
     return write_dataset(source, output, options, observer)
 
 

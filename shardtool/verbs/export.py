@@ -12,9 +12,10 @@ from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.exporter import Exporter
 from shardtool.request.observer import Notes, Observer
-from shardtool.request.ranges import check_range
+from shardtool.request.options import ExportOptions
 from shardtool.request.results import ExportResult
 from shardtool.storage.staging import open_folder
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 def export(
     dataset_file: str | os.PathLike[str],
     formats: str | Sequence[str],
-    output: str | os.PathLike[str] | None = None,
+    options: ExportOptions | None = None,
     *,
-    overwrite: bool = False,
-    workers: int | None = None,
     observer: Observer | None = None,
 ) -> ExportResult:
     """Write the index files that other tools want for the shards of a dataset.
@@ -35,9 +34,7 @@ def export(
         dataset_file: Such as `out.json`.
         formats: `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`, `dali-tfrecord` or
             `tfrecord`; one or several.
-        output: The folder that they go into; None: beside the shards.
-        overwrite: Replace files of these names; without it, only files with the same bytes may be there.
-        workers: Processes, where shards must be read; None: the cores that this process may use.
+        options: See `ExportOptions`.
         observer: Gets progress, and notes for the user.
 
     Raises:
@@ -47,22 +44,21 @@ def export(
         OutputFailed: They cannot be written.
         WorkerDied: A worker was killed.
     """
-    if workers is not None:
-        check_range("workers", workers)
+    options = options or ExportOptions()
     notes = Notes(observer or Observer())
     source, name = os.path.split(os.fspath(dataset_file))
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:
-        raise InvalidRequest("--export", "no format", expected=f"one of {', '.join(EXPORTS)}")
+        raise InvalidRequest(either("formats", "--export"), "no format", expected=f"one of {', '.join(EXPORTS)}")
     with ExitStack() as stack:
         pool = None
         if any(one.hashed for one in wanted.values()):
-            pool = stack.enter_context(LocalPool(cores() if workers is None else workers))
+            pool = stack.enter_context(LocalPool(options.workers or cores(), options.start_method))
         exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
-        target = exporter.folder if output is None else open_folder(os.fspath(output))
+        target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))
         target.ready()
         stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
-        files, kept = exporter.write(target, pool, overwrite=overwrite)
+        files, kept = exporter.write(target, pool, overwrite=options.overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
     return ExportResult(where, folder, tuple(wanted), files, kept, tuple(notes.said))

@@ -9,21 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.several import given_datasets
 from shardtool.errors import CorruptShard
-from shardtool.inspection.overview import InspectOptions, Overview
-from shardtool.inspection.summary import summarize
+from shardtool.inspection.overview import Overview
+from shardtool.inspection.summary import ShardSpreads, summarize, together
 from shardtool.request.observer import Observer
+from shardtool.request.options import InspectOptions
 
 if TYPE_CHECKING:
+    from shardtool.dataset.opened import OpenedDataset
     from shardtool.inspection.summary import Summary
     from shardtool.values import Given
 
 
 def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
-    """Return what is in a dataset.
+    """Return what is in a dataset, or in several.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; with `{split}` in a name, or of several
+            such in a list, the summary has `datasets`, those of each.
         options: See `InspectOptions`.
         observer: Hears of progress.
 
@@ -31,13 +35,21 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
         InvalidRequest: There is none.
         CorruptShard: The dataset file is damaged, or no shard can be read.
     """
-    overview = Overview(open_dataset(dataset), options or InspectOptions(), observer or Observer())
+    options, observer, spreads = options or InspectOptions(), observer or Observer(), ShardSpreads()
+    opened = [open_dataset(one) for one in given_datasets(dataset)]
+    summaries = [_summary(one, options, observer, spreads) for one in opened]
+    return summaries[0] if len(summaries) == 1 else together(summaries, spreads)
+
+
+def _summary(dataset: OpenedDataset, options: InspectOptions, observer: Observer, spreads: ShardSpreads) -> Summary:
+    overview = Overview(dataset, options, observer)
     for _ in overview.read():
         pass
     overview.look()
     summary = summarize(overview)
     if not overview.counts:
-        where, problem = overview.dataset.found.dataset_file or overview.dataset.shards[0].path, summary.problems[0]
+        where, problem = dataset.found.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(where, found, remedy="Get the shards again.")
+    spreads.add(overview)
     return summary

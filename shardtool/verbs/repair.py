@@ -37,9 +37,10 @@ from shardtool.request.observer import Observer
 from shardtool.storage.backup import KeptFiles
 from shardtool.storage.reading import read_small
 from shardtool.storage.staging import open_folder, write_whole
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from shardtool.check.look import Report
+    from shardtool.check.look import Looked, Report
     from shardtool.check.subject import Case, Subject
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.options import CreateOptions, VerifyOptions
@@ -49,23 +50,22 @@ if TYPE_CHECKING:
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(dataset: Given, options: VerifyOptions, observer: Observer) -> Report:
+def repair(dataset: Given, options: VerifyOptions, observer: Observer, *, contents: bool = False) -> Looked:
     """Look, mend what can be mended, and look again.
 
     Raises:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    report, seen = look(dataset, options, observer)
-    done: list[str] = []
-    if not report.sound:
-        mending = _Mending(report, seen, options)
-        mending.run()
-        done = mending.done
-        if mending.changed:
-            report, _ = look(dataset, replace(options, repair=False, map=None), Observer())
-        report = replace(report, unchecked=(*report.unchecked, *mending.left))
-    return replace(report, repaired=tuple(done))
+    looked = look(dataset, options, observer, contents=contents)
+    if looked.report.sound:
+        return looked
+    mending = _Mending(looked.report, looked.subject, options)
+    mending.run()
+    if mending.changed:
+        looked = look(dataset, replace(options, repair=False, map=None), Observer(), contents=contents)
+    unchecked = (*looked.report.unchecked, *mending.left)
+    return replace(looked, report=replace(looked.report, unchecked=unchecked, repaired=tuple(mending.done)))
 
 
 class _Mending:
@@ -107,8 +107,9 @@ class _Mending:
 
     def _of_shards(self) -> str:
         if self.options.source is None:
-            return "damaged shards: they can only be made again from their source (--source)"
-        return "damaged shards: only a whole dataset file says how they were made. Run that command with --resume"
+            return f"damaged shards: they can only be made again from their source ({option('source')})"
+        resume = option("if_exists", "resume")
+        return f"damaged shards: only a whole dataset file says how they were made. Run that command with {resume}"
 
     def _leave(self, what: str) -> None:
         self.left.append(f"repair: {what}")
@@ -176,7 +177,8 @@ class _Mending:
         if unsound or self.codes & (OF_SHARDS | OF_SIDECARS | OF_ALL):
             what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
             if "dataset-incomplete" in self.codes:
-                what = "shards are missing. Finish the run that made them: its own command with --resume"
+                resume = option("if_exists", "resume")
+                what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
         from shardtool.request.options import IndexOptions
@@ -229,7 +231,7 @@ class _Mending:
             ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
             if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
                 found = "other samples than the dataset was made from"
-                raise InvalidRequest("--source", found, expected="those", remedy="Nothing was touched.")
+                raise InvalidRequest(option("source"), found, expected="those", remedy="Nothing was touched.")
 
     def _keep(self, file: DatasetFile) -> KeptFiles:
         """Give all files of the dataset a second name."""
@@ -249,7 +251,7 @@ class _Mending:
         if [(one.name, one.size, one.crc) for one in new.shards] != [
             (one.name, one.size, one.crc) for one in file.shards
         ]:
-            raise InvalidRequest("--source", "other content than the dataset was made from", expected="the same")
+            raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
 
 
 def _schema_names() -> list[str]:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardtool.check.look import look
+from shardtool.check.look import look, open_pool
+from shardtool.check.several import look_at_all
+from shardtool.dataset.several import given_datasets
 from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from shardtool.check.look import Report
+    from shardtool.check.look import Looked, Report
+    from shardtool.execute.here import Here
+    from shardtool.execute.local import LocalPool
     from shardtool.values import Given
 
 
 def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
-    """Return what is wrong with a dataset. Nothing is written, but for `repair`.
+    """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; with `{split}` in a name, or of several
+            such in a list, the report is that of all, and its `datasets` those of each.
         options: See `VerifyOptions`.
         observer: Gets progress.
 
@@ -29,10 +35,27 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
         OutputFailed: The file system refuses to take what was mended.
     """
     options, observer, begun = options or VerifyOptions(), observer or Observer(), time.time()
+    givens = given_datasets(dataset)
+    if len(givens) == 1:
+        report = _look(givens[0], options, observer).report
+    else:
+        with nullcontext() if options.repair else open_pool(options) as pool:
+            report = look_at_all(
+                givens, lambda given, contents: _look(given, options, observer, pool, contents=contents)
+            )
+    return replace(report, seconds=time.time() - begun)
+
+
+def _look(
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here | None = None, *,
+    contents: bool = False,
+) -> Looked:  # fmt: skip
+    """Look at one dataset, and mend it where that is asked for."""
+    begun = time.time()
     if options.repair:
         from shardtool.verbs.repair import repair
 
-        report = repair(dataset, options, observer)
+        looked = repair(dataset, options, observer, contents=contents)
     else:
-        report, _ = look(dataset, options, observer)
-    return replace(report, seconds=time.time() - begun)
+        looked = look(dataset, options, observer, pool, contents=contents)
+    return replace(looked, report=replace(looked.report, seconds=time.time() - begun))

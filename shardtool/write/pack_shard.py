@@ -32,7 +32,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         OutputFailed: The file cannot be written.
     """
     if result := _left(task):
-        report(len(split_names(task.samples.keys)), result.size)
+        report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
@@ -48,7 +48,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
 
 def _packer(task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> Packer:
-    if task.samples.runs is not None:
+    if task.samples.spans.runs:
         from shardtool.write.tar_copy import SpanTarPacker
 
         return SpanTarPacker(task, output, report, skipped)
@@ -92,7 +92,7 @@ def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
 
 def _kept(task: ShardTask, keep: Keep) -> ShardResult:
     """Return the result for a file that is what its sidecar says."""
-    content = 0 if task.work is not None else digest(task.samples, keep.field_crcs, ())  # its sidecar has it
+    content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())  # its sidecar has it
     return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
 
 

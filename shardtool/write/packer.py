@@ -19,6 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
 from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
@@ -76,21 +77,22 @@ class Packer:
         self.field_crcs = array("I")
         self.ones = array("Q")  # of each single number in a field of lists: its place in `field_crcs`, length, checksum
         self.reported = (0, 0, time.monotonic())  # samples, bytes, when
-        samples = task.samples
-        self.keys = split_names(samples.keys)
-        self.endings = [b"." + name for name in samples.fields]
-        self.codes = numbers("H", samples.codes).tolist()
-        self.sizes = numbers("q", samples.sizes).tolist()
+        samples, self.content = task.samples, task.samples.content
+        self.root, self.kinds, self.files = samples.root, samples.kinds, samples.spans.files
+        self.keys = split_names(self.content.keys)
+        self.counts = numbers("H", self.content.counts)
+        self.endings = [b"." + name for name in self.content.fields]
+        self.codes = numbers("H", self.content.codes).tolist()
+        self.sizes = numbers("q", self.content.sizes).tolist()
+        self.inline = split_names(self.content.inline)
         self.mtimes = numbers("q", samples.mtimes).tolist()
-        self.paths = split_names(samples.paths) if samples.paths is not None else None
-        self.inline = split_names(samples.inline) if samples.inline is not None else []
-        self.offsets = numbers("q", samples.offsets).tolist() if samples.offsets is not None else []
-        self.expected = numbers("q", samples.expected).tolist() if samples.expected is not None else []
-        self.spans = SpanReader(samples.files, samples.regions)
+        self.paths = split_names(samples.paths) if samples.paths else None
+        self.offsets = numbers("q", samples.spans.offsets).tolist()
+        self.expected = numbers("q", samples.spans.expected).tolist()
+        self.spans = SpanReader(self.files, samples.spans.regions)
         self.file_of_row: list[int] = []
-        if samples.file is not None:
-            counts = numbers("H", samples.counts)
-            for file, count in zip(numbers("I", samples.file), counts, strict=True):
+        if self.files:
+            for file, count in zip(numbers("I", samples.spans.file), self.counts, strict=True):
                 self.file_of_row += [file] * count
 
     def run(self) -> None:
@@ -105,7 +107,7 @@ class Packer:
         """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
-        content = digest(self.task.samples, crcs, self.skipped, self.ones)
+        content = digest(self.content, crcs, self.skipped, self.ones)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def read_span(self, row: int, payload: memoryview) -> None:
@@ -115,7 +117,7 @@ class Packer:
             OSError: It cannot be read, or is too short.
             Failed: The file is not what the plan saw.
         """
-        self.spans.fill(self.file_of(row), self.offsets[row], payload)
+        self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
         """Check that a payload with the checksum `crc` is what its index says.
@@ -125,29 +127,24 @@ class Packer:
         """
         wanted = self.expected[row]
         if crc != wanted and wanted >= 0:
-            name = to_text(self.task.samples.fields[self.codes[row]])
+            name = to_text(self.content.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
             raise Failed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
-    def file_of(self, row: int) -> int:
-        """Return which of the files a row's payload lies in."""
-        return self.file_of_row[row] if self.file_of_row else 0
-
     def span_path(self, row: int, name: bytes) -> bytes:
         """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`."""
-        file = self.task.samples.files[self.file_of(row)]
+        file = self.files[self.file_of_row[row]]
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
         """Return where a row's payload is read; `name`: the path of a file, where the plan has none for it."""
-        if self.task.samples.kinds[row] == SPAN:
+        if self.kinds[row] == SPAN:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
 
     def _name_of(self, row: int) -> bytes:
         """Return the name of a row's member."""
-        counts = numbers("H", self.task.samples.counts)
-        return self.keys[bisect_right([*accumulate(counts)], row)] + self.endings[self.codes[row]]
+        return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
         """Write a payload of any size, block by block; return its checksum.
@@ -156,8 +153,7 @@ class Packer:
             name: The path of a file, where the plan has none for it.
             row: The row of the payload.
         """
-        samples = self.task.samples
-        kind = samples.kinds[row]
+        kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
             return crc32c(self.inline[row])
@@ -178,12 +174,12 @@ class Packer:
         view, size, offset = self.view, self.sizes[row], self.offsets[row]
         for done in range(0, size, len(view)):
             block = view[: min(len(view), size - done)]
-            self.spans.fill(self.file_of(row), offset + done, block)
+            self.spans.fill(self.file_of_row[row], offset + done, block)
             yield block
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
-        view, size, samples, done = self.view, self.sizes[row], self.task.samples, 0
-        for got in read_blocks(samples.root + path, view, READ_PLAIN if samples.kinds[row] == FILE else READ_FOLLOWING):
+        view, size, done = self.view, self.sizes[row], 0
+        for got in read_blocks(self.root + path, view, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING):
             if not isinstance(got, int):
                 if done != size or got.st_size != size or got.st_mtime_ns != self.mtimes[row]:
                     raise changed(path, size, done, got)
@@ -200,7 +196,7 @@ class Packer:
             OSError: It cannot be read.
             Failed: It is not what the plan saw.
         """
-        kind, size = self.task.samples.kinds[row], self.sizes[row]
+        kind, size = self.kinds[row], self.sizes[row]
         if kind == INLINE:
             payload[:] = self.inline[row]
             return b""
@@ -208,7 +204,7 @@ class Packer:
             self.read_span(row, payload)
             return b""
         path = name if self.paths is None else self.paths[row]
-        got, fact = read_file(self.task.samples.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+        got, fact = read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
         if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
             raise changed(path, size, got, fact)
         return path
@@ -217,22 +213,22 @@ class Packer:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
         if self.task.on_error == "stop" and failed.code == "corrupt":
-            raise CorruptShard(
-                path,
-                f"{to_text(self.keys[sample])}: {failed.message}",
-                remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong there; --on-error skip "
-                "leaves such samples out.",
+            cure = (
+                "Nothing of it was copied. `shardtool verify` shows what else is wrong there; "
+                f"{option('on_error', 'skip')} "
+                "leaves such samples out."
             )
+            raise CorruptShard(path, f"{to_text(self.keys[sample])}: {failed.message}", remedy=cure)
         if self.task.on_error == "stop":
-            where = to_text(self.task.samples.root) + path if failed.path else to_text(self.keys[sample])
-            raise SampleFailed(
-                where, failed.message,
-                expected="a file that stays as it was when the run began" if failed.code == "changed" else "",
-                remedy="Mend it and run again with --resume, or leave such samples out with --on-error skip.",
-                detail=failed.detail,
-            )  # fmt: skip
+            where = to_text(self.root) + path if failed.path else to_text(self.keys[sample])
+            expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
+            remedy = (
+                f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+                f"{option('on_error', 'skip')}."
+            )
+            raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         key = to_text(self.keys[sample])
-        if any(file.path == failed.path for file in self.task.samples.files):
+        if any(file.path == failed.path for file in self.files):
             path = path.rpartition("/")[2]  # no folder of this machine goes into an output
         self.skipped[sample] = Skipped(key, path, failed.code, failed.message)
         if streamed:

@@ -47,7 +47,7 @@ class ScatterTask:
         offsets: int64 per payload: where it starts in the file.
         sizes: int64 per payload: its bytes.
         targets: int64 per payload: where it starts in the spool.
-        expected: int64 per payload: the CRC-32C that it must have, -1 where it is unknown; None: none is known.
+        expected: int64 per payload: the CRC-32C that it must have, -1 where it is unknown.
         room: Bytes of memory for payloads.
         stop: Whether a bad payload ends the task.
     """
@@ -58,7 +58,7 @@ class ScatterTask:
     offsets: bytes
     sizes: bytes
     targets: bytes
-    expected: bytes | None
+    expected: bytes
     room: int
     stop: bool
 
@@ -112,8 +112,7 @@ class _Scatterer:
         self._task, self._source, self._spool = task, source, spool
         self._arena = arena(task.room)
         self._offsets, self._sizes = numbers("q", task.offsets), numbers("q", task.sizes)
-        self._targets = numbers("q", task.targets)
-        self._expected = None if task.expected is None else numbers("q", task.expected)
+        self._targets, self._expected = numbers("q", task.targets), numbers("q", task.expected)
         self._wrong: list[tuple[int, int]] = []
 
     def run(self, report: Callable[[int, int], None]) -> Scattered:
@@ -158,8 +157,7 @@ class _Scatterer:
         for start in range(0, len(sizes), step):
             some = views[start : start + step]
             self._source.fill(self._offsets[first + start : first + start + len(some)], some)
-            if self._expected is not None:
-                self._check(first + start, list(map(crc32c, some)))
+            self._check(first + start, list(map(crc32c, some)))
         runs.append((0, at))
         for (target, start), (_, stop) in pairwise(runs):
             self._spool.write(arena[start:stop], target)
@@ -176,8 +174,6 @@ class _Scatterer:
 
     def _check(self, first: int, crcs: list[int]) -> None:
         """Check that payloads from `first` on, which have these checksums, are what their index says."""
-        if self._expected is None:
-            return
         wanted = self._expected[first : first + len(crcs)].tolist()
         if wanted != crcs:
             pairs = enumerate(zip(crcs, wanted, strict=True), first)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import OutputFailed, SampleFailed
 from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
+from shardtool.wording import option
 from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
 from shardtool.write.task import Failed
 
@@ -56,11 +57,9 @@ def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
-        raise SampleFailed(
-            to_text(planned.path), "changed while it was read",
-            expected="a shard that stays as it was when the run began",
-            remedy="Run the same command with --resume.",
-        )  # fmt: skip
+        expected = "a shard that stays as it was when the run began"
+        remedy = f"Run the same command with {option('if_exists', 'resume')}."
+        raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
 
 
 class SpanReader:
@@ -71,10 +70,10 @@ class SpanReader:
         regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
     """
 
-    def __init__(self, files: tuple[SpanFile, ...], regions: bytes | None = None) -> None:
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
         self._files = files
         bounds = array("q")
-        bounds.frombytes(regions or b"")
+        bounds.frombytes(regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, SpanSource] = {}
@@ -166,7 +165,7 @@ class SpanReader:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 if not self._open:
-                    remedy = "Raise the limit (ulimit -n), or use fewer --workers."
+                    remedy = f"Raise the limit (ulimit -n), or use fewer {option('workers')}."
                     raise OutputFailed(to_text(self.path(file)), "too many open files", remedy=remedy) from None
                 self._close_oldest()
             else:

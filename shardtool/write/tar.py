@@ -31,10 +31,10 @@ class TarPacker(Packer):
             last: The place after the last.
             row: The first one's first field.
         """
-        samples, view, limit, skipped = self.task.samples, self.view, len(self.view), self.skipped
-        root, kinds, endings, codes, sizes = samples.root, samples.kinds, self.endings, self.codes, self.sizes
+        view, limit, skipped, expected = self.view, len(self.view), self.skipped, self.expected
+        root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
-        needs, counts, expected = numbers("q", samples.needs), numbers("H", samples.counts), self.expected
+        needs, counts = numbers("q", self.task.samples.needs), self.counts
         used, end = 0, row
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):

@@ -28,10 +28,10 @@ class SpanTarPacker(TarPacker):
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""
-        needs, counts = numbers("q", self.task.samples.needs), numbers("H", self.task.samples.counts)
+        needs = numbers("q", self.task.samples.needs)
         after = [0, *accumulate(needs)]  # bytes before each sample
-        rows = [0, *accumulate(counts)]
-        self._runs, self._run = numbers("I", self.task.samples.runs or b"").tolist(), 0
+        rows = [0, *accumulate(self.counts)]
+        self._runs, self._run = numbers("I", self.task.samples.spans.runs).tolist(), 0
         first, limit = 0, len(self.view)
         while first < len(needs):
             last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
@@ -82,7 +82,7 @@ class SpanTarPacker(TarPacker):
         while runs[self._run] <= row:
             self._run += 1
         stop = min(runs[self._run], end)
-        if self.task.samples.kinds[row] == SPAN:
+        if self.kinds[row] == SPAN:
             offset = self.offsets[row]
             size = self.offsets[stop - 1] + self.sizes[stop - 1] - offset
             self.spans.read(self.file_of_row[row], offset, self.view[start : start + size])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode, Skipped
     from shardtool.storage.staging import Folder, Staged
     from shardtool.transform.steps import Transform
-    from shardtool.values import Dots, OnError, Oversize, ShardSamples
+    from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Made:
     """A shard's samples as transforms made them.
 
     Attributes:
-        samples: What was written; its `inline` has the text of numbers only.
+        content: What was written; its `inline` has the text of numbers only.
         sources: int64 per sample: the place in the task of the sample that it was made of.
         consumed: How many of the task's samples are dealt with; the rest wants another shard.
         dropped: How many of these the user's function dropped.
         images: (width, height, mode) of each sample's first image, None where it has none; empty: not asked for.
     """
 
-    samples: ShardSamples
+    content: ShardContent
     sources: bytes
     consumed: int
     dropped: int
@@ -156,19 +156,19 @@ def numbers(kind: str, data: bytes) -> array[int]:
     return found
 
 
-def digest(samples: ShardSamples, field_crcs: bytes, skipped: Collection[int], ones: Sequence[int] = ()) -> int:
+def digest(content: ShardContent, field_crcs: bytes, skipped: Collection[int], ones: Sequence[int] = ()) -> int:
     """Return the content fingerprint of the samples that were written: all but those at the places `skipped`.
 
     Args:
-        samples: What was planned.
+        content: What was planned.
         field_crcs: uint32 for each field that was written.
         skipped: Places of samples that were not.
         ones: For each field of lists that holds a single number: its place in `field_crcs`, and the length and checksum
             of the number's text.
     """
-    keys, counts = split_names(samples.keys), numbers("H", samples.counts).tolist()
-    codes, sizes, inline = samples.codes, samples.sizes, samples.inline
-    texts = split_names(inline) if samples.numbers and inline is not None else []
+    keys, counts = split_names(content.keys), numbers("H", content.counts).tolist()
+    codes, sizes = content.codes, content.sizes
+    texts = split_names(content.inline) if content.numbers and content.inline else []
     for sample in sorted(skipped, reverse=True):
         row = sum(counts[:sample])
         end = row + counts[sample]
@@ -177,7 +177,7 @@ def digest(samples: ShardSamples, field_crcs: bytes, skipped: Collection[int], o
     if texts:  # content is the number's text, however a format stores it
         crcs = numbers("I", field_crcs)
         for row, code in enumerate(numbers("H", codes)):
-            if code in samples.numbers:
+            if code in content.numbers:
                 crcs[row] = crc32c(texts[row])
         field_crcs = crcs.tobytes()
     if ones:
@@ -185,4 +185,4 @@ def digest(samples: ShardSamples, field_crcs: bytes, skipped: Collection[int], o
         for row, length, crc in zip(ones[::3], ones[1::3], ones[2::3], strict=True):
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
-    return content_digest(keys, counts, samples.fields, codes=codes, lengths=sizes, crcs=field_crcs)
+    return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)

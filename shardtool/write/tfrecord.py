@@ -26,15 +26,15 @@ class TFRecordPacker(Packer):
 
     def run(self) -> None:
         """Write all samples. A loop like that of `TarPacker`, less flat: an Example costs more than headers anyway."""
-        samples, limit, skipped, crcs = self.task.samples, len(self.view), self.skipped, self.field_crcs
-        kinds = {**samples.numbers, **samples.lists}
-        names = [*enumerate(samples.fields)]
+        content, limit, skipped, crcs = self.content, len(self.view), self.skipped, self.field_crcs
+        kinds = {**content.numbers, **content.lists}
+        names = [*enumerate(content.fields)]
         self._heads = [FeatureHead(name, kinds.get(code)) for code, name in names]
         self._list_heads = [ListHead(name, kinds.get(code)) for code, name in names]
-        self._whole = samples.whole or bytes(len(self.codes))
-        self._may_be_one = {code for code, kind in samples.lists.items() if kind == "int64"}
-        self._after_key = [name > KEY_FEATURE for name in samples.fields]
-        columns = zip(self.keys, numbers("q", samples.needs), numbers("H", samples.counts), strict=True)
+        self._whole = content.whole or bytes(len(self.codes))
+        self._may_be_one = {code for code, kind in content.lists.items() if kind == "int64"}
+        self._after_key = [name > KEY_FEATURE for name in content.fields]
+        columns = zip(self.keys, numbers("q", self.task.samples.needs), self.counts, strict=True)
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
             row, end = end, end + count
@@ -60,7 +60,7 @@ class TFRecordPacker(Packer):
     def _put(self, used: int, key: bytes, row: int, end: int, need: int) -> None:
         """Put one sample's record into the buffer at `used`."""
         view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
-        of_numbers, crcs, after_key = self.task.samples.numbers, self.field_crcs, self._after_key
+        of_numbers, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
         list_heads, whole, may_be_one = self._list_heads, self._whole, self._may_be_one
         data = at = put_frame_head(view, used, need)
         key_part: bytes | None = key_feature(key)
@@ -114,8 +114,8 @@ class TFRecordPacker(Packer):
             if key_part is not None and self._after_key[code]:
                 self.write_streamed(key_part)
                 key_part = None
-            if code in self.task.samples.numbers:
-                value = encode_number(self.inline[field], self.task.samples.numbers[code])
+            if code in self.content.numbers:
+                value = encode_number(self.inline[field], self.content.numbers[code])
                 self.write_streamed(self._heads[code](len(value)) + value)
                 crcs.append(crc32c(value))
                 continue

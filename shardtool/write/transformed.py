@@ -14,10 +14,11 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.values import ShardSamples, counted, ends_early, show_size, to_text
+from shardtool.values import ShardContent, counted, ends_early, show_size, to_text
+from shardtool.wording import option, typed_option
 from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
-from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest, numbers
+from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
 
 if TYPE_CHECKING:
     from shardtool.storage.staging import Staged
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Output, Report
 
     Parts = list[bytes | memoryview]
+    Fields = list[tuple[bytes, bytes | memoryview]]
 
 _transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
 
@@ -63,7 +65,7 @@ class TransformPacker(Packer):
     def __init__(self, task: ShardTask, work: Work, output: Output, report: Report) -> None:
         super().__init__(task, output, report, {})
         self._work, self._change = work, transformer(work.transform)
-        of_names = {self.task.samples.fields[code]: kind for code, kind in task.samples.numbers.items()}
+        of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
         self._places: dict[bytes, int] = {}  # field to its code
         self._made_keys: list[bytes] = []
@@ -76,8 +78,8 @@ class TransformPacker(Packer):
 
     def run(self) -> None:
         """Write samples until all are done or the shard is full, and the end of the file."""
-        counts, end = numbers("H", self.task.samples.counts), 0
-        for place, (key, count) in enumerate(zip(self.keys, counts, strict=True)):
+        end = 0
+        for place, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
             row, end = end, end + count
             try:
                 changed = self._change(key, self._fields(key, row, end))
@@ -100,7 +102,7 @@ class TransformPacker(Packer):
     def measure(self) -> list[int]:
         """Return what the records of each sample would take; -1 where it cannot be taken."""
         found, end = [], 0
-        for key, count in zip(self.keys, numbers("H", self.task.samples.counts), strict=True):
+        for key, count in zip(self.keys, self.counts, strict=True):
             row, end = end, end + count
             try:
                 encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
@@ -112,34 +114,28 @@ class TransformPacker(Packer):
 
     def result(self, staged: Staged | None) -> ShardResult:
         """Return the result of the finished shard."""
-        has_numbers = bool(self._numbers)
-        samples = ShardSamples(
-            root=self.task.samples.root,
+        content = ShardContent(
             keys=b"".join(key + b"\0" for key in self._made_keys),
-            needs=b"",
             counts=self._counts.tobytes(),
             fields=tuple(self._places),
             codes=self._codes.tobytes(),
-            kinds=b"",
             sizes=self._sizes.tobytes(),
-            mtimes=b"",
-            paths=None,
-            inline=b"\0".join(self._texts) + b"\0" if has_numbers else None,
-            stored=self._stored.tobytes() if has_numbers else None,
+            stored=self._stored.tobytes(),
+            inline=b"\0".join(self._texts) + b"\0" if self._numbers else b"",
             numbers={self._places[name]: kind for name, kind in self._numbers.items() if name in self._places},
         )
         crcs = self.field_crcs.tobytes()
-        content = digest(samples, crcs, ()) if self._made_keys else 0
-        made = Made(samples, self._sources.tobytes(), self._consumed, self._dropped, self._images)
+        hashed = digest(content, crcs, ()) if self._made_keys else 0
+        made = Made(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
         skipped = tuple(sorted(self.skipped.items()))
-        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped, made)
+        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
     def _path_of(self, key: bytes, row: int, end: int, field: str) -> bytes:
         """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
-        names = self.task.samples.fields
+        names = self.content.fields
         found = [at for at in range(row, end) if field and to_text(names[self.codes[at]]) == field]
         return self._path(key, found[0]) if found else b""
 
@@ -151,32 +147,31 @@ class TransformPacker(Packer):
                 self.read_payload(key + self.endings[self.codes[at]], at, payload)
             except OSError as error:
                 raise unreadable(self._path(key, at), error) from None
-            fields[to_text(self.task.samples.fields[self.codes[at]])] = payload
+            fields[to_text(self.content.fields[self.codes[at]])] = payload
         return fields
 
     def _check_dots(self, changed: list[Changed]) -> None:
         """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""
         if self.task.format != "tar":
             return
+        last = typed_option("dots", "last")
         for one in changed:
             if self._work.dots == "first" and ends_early(one.key):
-                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found} (--dots last: at the last)")
+                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot ({last}: at the last)"
+                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
             dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
             if dotted:
-                found = f"field '{to_text(dotted[0])}': with --dots last, it begins behind its last dot"
-                raise BadSample("map-failed", f"the function of --map returned the {found}")
+                found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
+                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
 
-    def _encode(self, sample: Changed) -> tuple[Parts, list[tuple[bytes, bytes | memoryview]]]:
+    def _encode(self, sample: Changed) -> tuple[Parts, Fields]:
         """Return a sample's records, and its fields as they are stored."""
         if self.task.format == "tar":
             return tar.encode_sample(sample.key, sample.fields), sample.fields
         fields, stored = [], []
         for name, payload in sample.fields:
-            value = payload
-            if name in self._numbers:
-                payload, value = self._number(name, bytes(payload))  # noqa: PLW2901 - as it can be read again
-            fields.append((name, payload))
+            again, value = self._number(name, bytes(payload)) if name in self._numbers else (payload, payload)
+            fields.append((name, again))  # what will be read of it
             stored.append((name, value))
         sample.fields[:] = fields
         return tfrecord.encode_sample(sample.key, stored, self._numbers), stored
@@ -189,10 +184,7 @@ class TransformPacker(Packer):
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
 
-    def _add(
-        self, place: int, key: bytes, changed: list[Changed],
-        encoded: list[tuple[Parts, list[tuple[bytes, bytes | memoryview]]]],
-    ) -> bool:  # fmt: skip
+    def _add(self, place: int, key: bytes, changed: list[Changed], encoded: list[tuple[Parts, Fields]]) -> bool:
         """Write what one sample became; return whether there was room for it."""
         work = self._work
         size = sum(len(part) for parts, _ in encoded for part in parts)
@@ -216,7 +208,7 @@ class TransformPacker(Packer):
             self._flush()
         return True
 
-    def _note(self, place: int, sample: Changed, stored: list[tuple[bytes, bytes | memoryview]]) -> None:
+    def _note(self, place: int, sample: Changed, stored: Fields) -> None:
         self._made_keys.append(sample.key)
         self._counts.append(len(stored))
         self._sources.append(place)
@@ -235,7 +227,10 @@ class TransformPacker(Packer):
         found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
         if self._work.oversize != "skip":
             raise SampleFailed(
-                to_text(key), found, remedy="Raise --max-size or --max-count, or leave it out with --oversize skip."
+                to_text(key),
+                found,
+                remedy=f"Raise {option('max_size')} or {option('max_count')}, or leave it out with "
+                f"{option('oversize', 'skip')}.",
             )
         self.skipped[place] = Skipped(to_text(key), "", "oversize", found)
 

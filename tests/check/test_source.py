@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# Forked workers start ten times faster, and never touch what the threads of this process may hold.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 def _table(name: str, count: int, **columns: Any) -> Any:
     """Return a manifest: texts, labels, numbers that a TFRecord keeps as numbers, and metadata."""
@@ -48,18 +45,18 @@ def _table(name: str, count: int, **columns: Any) -> Any:
 def _create(table: Any, pattern: str, **asked: Any) -> None:
     options: dict[str, Any] = {
         "key": "key", "values": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
-        "max_count": 5, "workers": 1, "start_method": "fork",
+        "max_count": 5, "workers": 1,
     }  # fmt: skip
     create(table, pattern, CreateOptions(**{**options, **asked}))
 
 
 def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
-    options: dict[str, Any] = {"max_count": 7, "workers": 1, "start_method": "fork"}
+    options: dict[str, Any] = {"max_count": 7, "workers": 1}
     reshard(datasets, pattern, ReshardOptions(**{**options, **asked}))
 
 
 def _verify(dataset: Path, source: Any, **options: Any) -> Report:
-    return verify(dataset, VerifyOptions(source=source, workers=1, start_method="fork", **options))
+    return verify(dataset, VerifyOptions(source=source, workers=1, **options))
 
 
 def _unchecked(report: Report) -> list[str]:
@@ -190,7 +187,7 @@ def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
     _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **asked, where="kind == 'x'")
     report = _verify(tmp_path / "b", sources / "one")
     assert (report.counts, report.samples, len(report.unchecked)) == ({}, 4, 1)
-    assert "--where" in report.unchecked[0]
+    assert "where" in report.unchecked[0]
     _create(_table("a", 12, txt=["x"] * 12), f"{tmp_path}/other/one-{{0..}}.tar")
     assert {code for code, _, _ in _found(tmp_path / "b", tmp_path / "other")} == {"source-differs"}
     assert set(_verify(tmp_path / "b", sources / "two").counts) == {"source-extra"}
@@ -312,9 +309,9 @@ def test_repair_of_what_reshard_made(both: list[Path], ending: str, tmp_path: Pa
     wanted = read_tree(tmp_path / "out")
     flip(tmp_path / "out" / f"out-001.{ending}", 600)
     for source in (None, both):
-        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "--resume")  # noqa: B023
+        _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "if_exists='resume'")  # noqa: B023
     (tmp_path / "out" / "out-002.index").unlink()
-    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "--resume")
+    _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "if_exists='resume'")
     _reshard(both, pattern, shuffle=True, if_exists="resume")
     assert read_tree(tmp_path / "out") == wanted
 

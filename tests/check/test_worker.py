@@ -99,7 +99,7 @@ def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) ->
     report = _report(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
     assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
-    assert report.unchecked == ("1 payload that --decode leaves out: images over 250 MB and JSON over 8 MB",)
+    assert report.unchecked == ("1 payload that decode=True leaves out: images over 250 MB and JSON over 8 MB",)
 
 
 def test_limits(tmp_path: Path) -> None:

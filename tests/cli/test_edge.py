@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError
 from shardtool.execute.local import LocalPool
+from tests import warm
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     import click
 
+Started = warm.Warm | subprocess.Popen[bytes]
 _PACKAGE = Path(shardtool.__file__).parent
 _VERBS = ("create", "reshard", "index", "inspect", "verify")
 _WORDS = {
@@ -65,27 +68,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> subprocess.Popen[str]:
+def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> Started:
     """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
     module, name = _WHERE[verb]
     script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more], patience_s=patience_s)
+    environment = {"PYTHONPATH": str(_PACKAGE.parent)}
+    if warm.POSSIBLE:
+        return warm.Warm([], code=script, cwd=place, env=environment, session=False)
     return subprocess.Popen(
-        [sys.executable, "-c", script], cwd=place, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": str(_PACKAGE.parent)},
+        [sys.executable, "-c", script], cwd=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
     )  # fmt: skip
 
 
-def _signalled(run: subprocess.Popen[str], signals: Sequence[int]) -> tuple[int, str, str, float]:
+def _signalled(run: Started, signals: Sequence[int]) -> tuple[int, str, str, float]:
     """Send signals once the verb is at its code; return its exit code, what it printed, and how long it took."""
     assert run.stderr is not None
-    assert run.stderr.readline() == "there\n"
+    assert run.stderr.readline() == b"there\n"
     time.sleep(0.1)
     begun = time.monotonic()
     for signum in signals:
-        run.send_signal(signum)
+        with suppress(ProcessLookupError):
+            os.kill(run.pid, signum)
         time.sleep(0.1)
     out, err = run.communicate(timeout=_PATIENCE_S)
-    return run.returncode, out, err, time.monotonic() - begun
+    return run.wait(0), out.decode(), err.decode(), time.monotonic() - begun
 
 
 _SWALLOWED = "    with contextlib.suppress(BaseException):\n        time.sleep(60)\n    time.sleep(60)"
@@ -167,7 +174,7 @@ def test_a_bug_ends_the_process(place: Path) -> None:
     """It is the exit code of the process, too."""
     run = _start(place, "create", "    raise KeyError('odd')")
     out, err = run.communicate(timeout=_PATIENCE_S)
-    assert (run.returncode, out, len(err.splitlines())) == (1, "", 2)
+    assert (run.wait(0), out, len(err.splitlines())) == (1, b"", 2)
 
 
 def test_a_bug_is_no_error_of_the_data() -> None:
@@ -236,61 +243,3 @@ def test_a_query_has_its_pandas(place: Path) -> None:
 def _options(verb: str) -> set[str]:
     command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
     return {one for param in command.params for one in param.opts} | {"--help"}
-
-
-def _remedies(path: Path) -> list[tuple[int, str]]:
-    """Return the texts that a module gives as a remedy, with their lines: what is written there, not what is put in."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        named = isinstance(node, ast.keyword) and node.arg in ("remedy", "again")
-        if not named and not (isinstance(node, ast.Assign) and "remedy" in ast.unparse(node.targets[0]).lower()):
-            continue
-        assert isinstance(node, ast.keyword | ast.Assign)
-        parts = [one for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
-        found.append((node.value.lineno, " ".join(one.value for one in parts if isinstance(one.value, str))))
-    return found
-
-
-_EVERY = {path: _remedies(path) for path in sorted(_PACKAGE.rglob("*.py"))}
-# Whose errors any verb can meet: they advise what every verb has, or say which verb has it.
-_SHARED = ("execute", "format", "storage", "dataset", "errors.py")
-_WHERE_THEY_ARE_KNOWN = {
-    "--workers": "execute",
-    "--temp-dir": "storage",
-    "--method": "storage",
-    "--overwrite": "storage",
-}
-_ANOTHER_COMMAND = re.compile(r"`[^`]*`|the command that made it again with --resume", re.IGNORECASE)
-
-
-def _texts(path: Path) -> list[tuple[int, str]]:
-    """Return all texts of a module but its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    strings = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
-    return [(one.lineno, str(one.value)) for one in strings if id(one) not in alone]
-
-
-def test_remedies_name_options_that_there_are() -> None:
-    """Every option in a remedy exists, in some verb."""
-    known = set().union(*map(_options, _VERBS)) | {"--version"}
-    wrong = {
-        f"{path.relative_to(_PACKAGE)}:{line}": option
-        for path, remedies in _EVERY.items() for line, text in remedies
-        for option in re.findall(r"--[a-z][a-z-]*", text) if option not in known
-    }  # fmt: skip
-    assert not wrong
-    assert sum(map(len, _EVERY.values())) > 100
-
-
-def test_remedies_of_what_all_verbs_share() -> None:
-    """What any verb can raise advises no option that only some of them have, unless it names that command."""
-    common = set.intersection(*map(_options, _VERBS))
-    wrong = {
-        f"{path.relative_to(_PACKAGE)}:{line}": option
-        for path in _EVERY if (room := path.relative_to(_PACKAGE).parts[0]) in _SHARED
-        for line, text in _texts(path)
-        for option in re.findall(r"--[a-z][a-z-]*", _ANOTHER_COMMAND.sub("", text))
-        if option not in common and _WHERE_THEY_ARE_KNOWN.get(option) != room
-    }  # fmt: skip
-    assert not wrong

@@ -20,7 +20,7 @@ from tests.clients.test_exports import _ENERGON
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.request.options import Target
+    from shardtool.values import Target
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
+import tarfile
+from io import BytesIO
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, shard_format
+from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, shard_kind
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
+from tests.tfrecords import frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -43,13 +50,53 @@ def test_the_sum_of_a_large_file(tmp_path: Path) -> None:
             assert file.crc() == crc32c(data)
 
 
+def _zstd(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return packed
+
+
+def _xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=0)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": _xz, ".zst": _zstd,
+}  # fmt: skip
+PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+
+
 def _packed(folder: Path, data: bytes, ending: str) -> str:
     path = folder / f"x.tar{ending}"
-    path.write_bytes(gzip.compress(data) if ending == ".gz" else pa.compress(data, codec="zstd", asbytes=True))
+    path.write_bytes(PACKERS[ending](data))
     return str(path)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("ending", PACKERS)
+def test_parts_that_were_packed_alone(ending: str, tmp_path: Path) -> None:
+    """What parallel packers write, one packed part after the other, is read to its end; what is no part is damage."""
+    path, pack = tmp_path / f"X.TAR{ending.upper()}", PACKERS[ending]
+    path.write_bytes(pack(b"a" * 70_000) + pack(b"b" * 500))
+    with PackedFile(str(path)) as file:
+        assert bytes(file.read(69_990, 20)) == b"a" * 10 + b"b" * 10
+        assert len(file.read(70_000, 10_000)) == 500
+    path.write_bytes(pack(b"a" * 70_000) + b"more")
+    with PackedFile(str(path)) as file, pytest.raises(CorruptShard, match="decompressed"):
+        file.read(0, 80_000)
+
+
+def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
+    """A file of a few bytes that claims 4 GiB for its dictionary is refused, before memory is given to it."""
+    raw = bytearray(lzma.compress(b"x" * 1000, check=lzma.CHECK_NONE))
+    assert raw[14:16] == b"\x21\x01"  # LZMA2, and one byte that tells the dictionary's size
+    raw[16] = 40
+    raw[20:24] = crc32(raw[12:20]).to_bytes(4, "little")
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(raw)
+    with PackedFile(str(path)) as file, pytest.raises(CorruptShard, match="emory"):
+        file.read(0, 10)
+
+
+@pytest.mark.parametrize("ending", PACKERS)
 def test_compressed_shards(ending: str, tmp_path: Path) -> None:
     """A compressed shard is read in sequence; back beyond the window it is not; its end is its end."""
     data = os.urandom(3 * 2**20)
@@ -62,7 +109,7 @@ def test_compressed_shards(ending: str, tmp_path: Path) -> None:
             file.read(0, 1)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("ending", PACKERS)
 def test_damaged_compression(ending: str, tmp_path: Path) -> None:
     """A cut or damaged stream is damage, or ends early; no other error comes of it."""
     path = _packed(tmp_path, os.urandom(5000), ending)
@@ -78,11 +125,39 @@ def test_damaged_compression(ending: str, tmp_path: Path) -> None:
             pass
 
 
-def test_formats_by_name() -> None:
-    """The ending tells the format, TensorFlow's `-00000-of-00010` included."""
-    for name in ("a.tar", "a.tar.gz", "a.tgz", "a.tar.zst"):
-        assert shard_format(name) == "tar"
-    for name in ("a.tfrecord", "a.tfrecords", "train.tfrecord-00000-of-00010"):
-        assert shard_format(name) == "tfrecord"
-    with pytest.raises(InvalidRequest):
-        shard_format("a.zip")
+def _tar() -> bytes:
+    raw = BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    return raw.getvalue()
+
+
+CONTENTS = {
+    "blob of a tar": (_tar(), "tar", ""),
+    "blob of TFRecords": (frame(b"x"), "tfrecord", ""),
+    **{f"blob, packed as {ending[1:]}": (pack(_tar()), "tar", PACKINGS[ending]) for ending, pack in PACKERS.items()},
+    "blob of TFRecords, packed": (gzip.compress(frame(b"x"), mtime=0), "tfrecord", "gzip"),
+    "train-00000-of-00002": (frame(b"x"), "tfrecord", ""),
+    "train-00000-of-00003": (_tar(), "tar", ""),
+    "train-00000-of-00004": (b"", "tfrecord", ""),
+    "train-00000-of-00005": (b"damaged", "tfrecord", ""),
+    "lie.tfrecord": (_tar(), "tfrecord", ""),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_formats_by_content(name: str, tmp_path: Path) -> None:
+    """Where the name tells nothing, the first bytes do, also of what is packed; a name that tells is believed."""
+    data, shard_format, packing = CONTENTS[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert shard_kind(str(path)) == (shard_format, packing)
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", bytes(1024), gzip.compress(b"hello", mtime=0), b"BZh9junk"])
+def test_what_is_no_shard(data: bytes, tmp_path: Path) -> None:
+    """What is neither by its name nor by its content is said to be neither, and so is what is not there."""
+    (tmp_path / "blob").write_bytes(data)
+    for name in ("blob", "none", "a.zip"):
+        with pytest.raises(InvalidRequest, match="neither tar nor TFRecord"):
+            shard_kind(str(tmp_path / name))

@@ -269,8 +269,15 @@ def _spoil(dataset: Path, change: Callable[[pa.Table], pa.Table], **options: Any
     _seal(dataset, _written(table, facts, **options), samples)
 
 
-@pytest.mark.parametrize("what", BOMBS)
-def test_small_sidecars_take_little_memory(what: str, dataset: Path, memory: _Memory) -> None:
+# Every bomb for a verb that reads and one that replaces sidecars; the others, which read them in the same way, for two.
+_BOMBED = [
+    (what, READERS if what in ("four million samples", "text in a dictionary") else ("verify", "index"))
+    for what in BOMBS
+]
+
+
+@pytest.mark.parametrize(("what", "verbs"), _BOMBED, ids=BOMBS)
+def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset: Path, memory: _Memory) -> None:
     """A sidecar of some kilobytes that unfolds to gigabytes is refused before it does, by every verb alike."""
     _spoil(dataset, BOMBS[what])
     data, size = _sidecar(dataset).read_bytes(), (dataset.parent / "out-000.tar").stat().st_size
@@ -278,7 +285,7 @@ def test_small_sidecars_take_little_memory(what: str, dataset: Path, memory: _Me
     memory.start()
     with pytest.raises(CorruptShard, match="no sidecar"):
         read_sidecar(data, "x.index", size)
-    for verb in READERS:
+    for verb in verbs:
         code = _outcome(verb, dataset)
         assert code in (0, 2, 3, 4, 5), verb  # 0: a walk tells what the sidecar does not
         if verb in ("verify", "reshard"):
@@ -394,7 +401,7 @@ def test_times_as_text(tmp_path: Path) -> None:
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
     create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
-    found = [view(one).metadata for one in first_samples(open_dataset(tmp_path), 2)]
+    found = [view(one).metadata for one in first_samples([open_dataset(tmp_path)], 2)]
     assert found == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},
         {"txt": "y", "t": datetime(1970, 1, 1), "d": date(1970, 1, 2)},  # noqa: DTZ001
@@ -467,7 +474,7 @@ def _columns(draw: st.DrawFn, rows: int) -> pa.Array:
     return pa.nulls(rows, kind)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_sidecar_over_every_verb(
     data: st.DataObject, packed: Path, memory: _Memory, tmp_path_factory: pytest.TempPathFactory

@@ -17,6 +17,7 @@ import pytest
 from shardtool import (
     CorruptShard,
     CreateOptions,
+    ExportOptions,
     ExportResult,
     IndexOptions,
     ReshardOptions,
@@ -83,7 +84,7 @@ def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path)
     for source, folder in zip((old, new), made, strict=True):
         result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=1))
         assert result.fingerprint == _FINGERPRINT
-        assert isinstance(export(source / "out.json", "energon", folder), ExportResult)
+        assert isinstance(export(source / "out.json", "energon", ExportOptions(output=folder)), ExportResult)
     assert read_tree(made[0]) == read_tree(made[1])
 
 

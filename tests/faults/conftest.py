@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -13,12 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.helpers import MEBIBYTE, PATTERN, contents, create, write_samples
+from tests.helpers import memory_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_SHM = "/dev/shm"  # noqa: S108 - only a place for a private folder
-_ROOM = 3 * 2**30
 
 
 @dataclass(frozen=True)
@@ -33,13 +30,8 @@ class Bulk:
 
 
 def memory_folder() -> Path:
-    """Return a new folder, in memory where there is room: the faults are the same, and the disk is slow."""
-    try:
-        fact = os.statvfs(_SHM)
-        where = _SHM if fact.f_bavail * fact.f_frsize > _ROOM and os.access(_SHM, os.W_OK) else None
-    except OSError:
-        where = None
-    return Path(tempfile.mkdtemp(prefix="shardtool-faults-", dir=where))
+    """Return a new folder, in memory where there is room."""
+    return Path(tempfile.mkdtemp(prefix="shardtool-faults-", dir=memory_root()))
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import crc32c
+
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ REPO = Path(__file__).resolve().parents[2]
 PATTERN = "out-{000..}.tar"
 MEBIBYTE = 2**20
 PATIENCE_S = 30  # a hang, not slowness: nothing here takes a tenth of it
-_MARK = "SHARDTOOL_TEST_MARK"
 _ENDINGS = (".tar", ".tfrecord")
 
 # Runs the command line in-process, after code that may wrap `Terminal.start`, which is called between plan and packing,
@@ -44,8 +44,7 @@ main()
 class Run:
     """A command line at work, in a session (so a process group) of its own."""
 
-    process: subprocess.Popen[str]
-    mark: str
+    process: subprocess.Popen[bytes] | warm.Warm
     out: str = ""
     err: str = ""
 
@@ -58,7 +57,7 @@ class Run:
 
     def end(self) -> Run:
         """Wait until it has ended, and every holder of its stderr with it."""
-        self.out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        self.out, self.err = (data.decode() for data in self.process.communicate(timeout=PATIENCE_S))
         return self
 
     def signal(self, signum: int, *, group: bool = False) -> None:
@@ -67,13 +66,13 @@ class Run:
             (os.killpg if group else os.kill)(self.process.pid, signum)
 
     def processes(self) -> list[int]:
-        """Return every process of this run that is alive, found by its environment, whoever its parent is now."""
-        found, mark = [], f"{_MARK}={self.mark}".encode()
+        """Return every process of this run that is alive, found by its session, whoever its parent is now."""
+        found = []
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with suppress(OSError):
-                    # Empty for a zombie.
-                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    state, _, _, session = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:4]
+                    if state != "Z" and int(session) == self.process.pid:
                         found.append(int(name))
         return sorted(found)
 
@@ -92,20 +91,22 @@ def start(
 ) -> Run:
     """Start `create`, or another `verb`; `output` is a folder, or a pattern. `code` runs between plan and packing.
 
-    With `hook="phase"`, it runs before the first pass of two.
+    With `hook="phase"`, it runs before the first pass of two. With `cold`, `before` or `env`, Python starts afresh.
     """
-    mark = uuid.uuid4().hex
     target = str(output) if "{" in str(output) else f"{output}/{PATTERN}"
-    code, hook, verb = how.pop("code", None), str(how.pop("hook", "start")), str(how.pop("verb", "create"))
-    tool = ["-c", HOOKED.replace("{code}", str(code)).replace("{hook}", hook)] if code else ["-m", "shardtool"]
-    command = [*_words(how.pop("before", ())), sys.executable, *tool, verb, str(source), target, *more]
-    whole = {"PYTHONPATH": str(REPO), **(os.environ if env is None else env), _MARK: mark}
-    process = subprocess.Popen(
-        command, env=whole, cwd=str(how.pop("cwd", REPO)), text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    code, hook, verb = str(how.pop("code", "")), str(how.pop("hook", "start")), str(how.pop("verb", "create"))
+    hooked = HOOKED.replace("{code}", code).replace("{hook}", hook) if code else ""
+    words, before = [verb, str(source), target, *more], _words(how.pop("before", ()))
+    whole, cwd = {"PYTHONPATH": str(REPO), **(os.environ if env is None else env)}, str(how.pop("cwd", REPO))
+    cold = bool(how.pop("cold", before or env is not None))
     assert not how, f"unknown: {how}"
-    return Run(process, mark)
+    if warm.POSSIBLE and not cold:
+        return Run(warm.Warm(words, code=hooked, cwd=cwd, env=whole))
+    tool = ["-c", hooked] if hooked else ["-m", "shardtool"]
+    return Run(subprocess.Popen(
+        [*before, sys.executable, *tool, *words], env=whole, cwd=cwd, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ))  # fmt: skip
 
 
 def _words(value: object) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,14 +181,15 @@ def _in_own_mounts(mounts: str) -> list[str]:
     ],
     ids=["tiny-shm", "tiny-shm-spawned", "read-only-shm", "no-proc"],
 )
-def test_container(mounts: str, start_method: str, tmp_path: Path, expected: dict[str, str], small: Path) -> None:
+def test_container(mounts: str, start_method: str, expected: dict[str, str], small: Path) -> None:
     """A /dev/shm that holds nothing, or a /proc that is not there, changes nothing."""
-    shutil.copytree(small, tmp_path / "src")
-    run = create(
-        tmp_path / "src", tmp_path / "out", *OPTIONS, "--start-method", start_method, before=_in_own_mounts(mounts)
-    )  # fmt: skip
-    assert (run.code, run.err) == (0, "")
-    assert contents(tmp_path / "out") == expected
+    with tempfile.TemporaryDirectory() as name:  # not in memory: that is hidden
+        folder = Path(name)
+        shutil.copytree(small, folder / "src")
+        before = _in_own_mounts(mounts)
+        run = create(folder / "src", folder / "out", *OPTIONS, "--start-method", start_method, before=before)
+        assert (run.code, run.err) == (0, "")
+        assert contents(folder / "out") == expected
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.helpers import (
     MEBIBYTE,
+    PATIENCE_S,
     contents,
     create,
     finished,
@@ -71,7 +72,7 @@ def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
     """Killed again and again while it resumes, each run goes on from the last and the end is the same bytes."""
     folder = place / "out"
     for number in range(5):
-        run = start(bulk.source, folder, *bulk.options, "--resume")
+        run = start(bulk.source, folder, *bulk.options, "--resume", cold=True)
         time.sleep(0.1 + 0.08 * number)
         run.signal(signal.SIGKILL, group=bool(number % 2))
         run.end()
@@ -89,12 +90,12 @@ def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_
     run = start(bulk.source, place / "out", *bulk.options, "--start-method", start_method)
     hold(run, place / "out", 3)
     run.signal(signal.SIGKILL)
-    os.waitpid(run.process.pid, 0)
+    run.process.wait(PATIENCE_S)
     before = sorted(shards(place / "out"))
     release(run)
     assert run.all_gone()
     assert sorted(shards(place / "out")) == before
-    run.process.communicate()
+    run.end()
     _resume(place / "out", bulk)
 
 

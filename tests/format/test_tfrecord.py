@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Entries
 from shardtool.errors import InvalidRequest
 from shardtool.format.sizes import Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import (
@@ -35,10 +34,13 @@ from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.task import ShardTask
 from shardtool.write.tfrecord import TFRecordPacker
 from tests import tfrecords
+from tests.made import flat_entries
 from tests.tfrecords import BYTES, FLOAT, INT64
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardtool.entries.entries import Entries
 
 Kind = Literal["float", "int64"] | None
 Sample = dict[str, bytes]
@@ -50,10 +52,7 @@ EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back i
 NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
 
 
-@pytest.mark.parametrize(
-    ("data", "stored"),
-    [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)],
-)
+@pytest.mark.parametrize(("data", "stored"), [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)])
 def test_checksums_are_masked(data: bytes, stored: int) -> None:
     """A checksum is stored rotated by 15 bits, and a constant added."""
     assert masked(crc32c.crc32c(data)) == stored
@@ -230,16 +229,14 @@ def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
     rows = [(name, sample[name]) for sample in samples.values() for name in sorted(sample, key=str.encode)]
     sizes = np.array([len(data) for _, data in rows], np.int64)
     spool.write_bytes(b"".join(data for _, data in rows))
-    return Entries(
+    return flat_entries(
+        [key.encode() for key in samples],
+        [len(sample) for sample in samples.values()],
+        fields,
         root=b"/nowhere/",
-        keys=Names.of(key.encode() for key in samples),
-        first=np.cumsum([0, *(len(sample) for sample in samples.values())]),
-        fields=fields,
-        code=np.array([fields.index(name) for name, _ in rows], np.uint16),
-        kind=np.array([INLINE if name in NUMBERS else SPAN for name, _ in rows], np.uint8),
+        code=[fields.index(name) for name, _ in rows],
+        kind=[INLINE if name in NUMBERS else SPAN for name, _ in rows],
         size=sizes,
-        mtime_ns=np.zeros(len(rows), np.int64),
-        changed_ns=np.zeros(len(rows), np.int64),
         inline={
             name: Names.of(sample.get(name, b"") for sample in samples.values()) for name in NUMBERS if name in fields
         },

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, export, verify
+from shardtool import CreateOptions, ExportOptions, InvalidRequest, VerifyOptions, create, export, verify
 from shardtool.interop.huggingface import is_ours, misreading
 from tests.helpers import shards, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
     source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
-    options = {"workers": 1, "start_method": "fork", "max_count": 4, **asked}
+    options = {"workers": 1, "max_count": 4, **asked}
     return create(source, f"{folder}/{name}", CreateOptions(**options))
 
 
@@ -62,7 +60,7 @@ def test_splits_share_it(tmp_path: Path) -> None:
     }
     right = (folder / "README.md").read_bytes()
     for turn in ("held-out.json", "train.json"):
-        export(folder / turn, "huggingface", workers=1)
+        export(folder / turn, "huggingface", ExportOptions(workers=1))
         assert (folder / "README.md").read_bytes() == right
     with pytest.raises(InvalidRequest, match="both be a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
@@ -83,7 +81,7 @@ def test_the_users_stays(text: str, tmp_path: Path) -> None:
     else:
         path.write_text(text)
     before = path.read_bytes()
-    result = export(folder / "x.json", "huggingface", overwrite=True, workers=1)
+    result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=1))
     assert any("README.md is not ours, and stays" in note for note in result.notes)
     _pack(folder, shuffle=True, max_count=6, if_exists="overwrite", export=("huggingface",))
     assert path.read_bytes() == before
@@ -110,7 +108,7 @@ def test_it_is_never_stale(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "source", {})
     for names in (["p.tar", "q.tar"], ["p.tar", "q.tar", "r.tar"]):
         export_too = ("huggingface",) if len(names) == 2 else ()
-        options = CreateOptions(workers=1, start_method="fork", export=export_too, if_exists="overwrite")
+        options = CreateOptions(workers=1, export=export_too, if_exists="overwrite")
         create(source, [f"{folder}/{name}" for name in names], options)
         assert (folder / "README.md").exists() == bool(export_too)
         kept = (folder / "README.md").read_bytes() if export_too else kept

@@ -72,9 +72,9 @@ def test_half_a_source_replaces_no_dataset(before: Callable[[Path], None], place
     with pytest.raises(OutputExists) as caught:
         _pack(place, "resume")
     assert f"{had - 5} of {had} samples" in caught.value.found
-    assert "--max-removed" in caught.value.expected
+    assert "max_removed" in caught.value.expected
     assert f"keep 1, write 1 and remove {len(there) // 2 - 2} shards; add 0 and remove {had - 5}" in caught.value.remedy
-    assert "add --overwrite" in caught.value.remedy
+    assert "if_exists='resume-overwrite'" in caught.value.remedy
     assert read_tree(place / "out") == there
     done = _pack(place, "resume-overwrite")
     assert done.changes == Changes(1, 1, len(there) // 2 - 2, 0, had - 5, had)
@@ -115,22 +115,22 @@ def test_how_many_may_go(most: str | float, gone: int, refused: bool, place: Pat
 def test_shares(millionths: int, per_cent: bool) -> None:  # noqa: FBT001 - a parameter
     """A share reads exactly as it is written, as a number or in per cent."""
     text = f"{millionths / 10**4:.4f}%" if per_cent else f"{millionths / 10**6:.6f}"
-    assert share("--x", text) == Fraction(millionths, 10**6)
+    assert share("x", text) == Fraction(millionths, 10**6)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "1e9", "nan", "%", "9" * 99])
 def test_what_is_no_share(text: str) -> None:
     """Anything else is refused by the option's name."""
-    with pytest.raises(InvalidRequest, match="--max-removed"):
+    with pytest.raises(InvalidRequest, match="max_removed"):
         CreateOptions(max_removed=text)
 
 
 def test_other_options_are_refused(place: Path) -> None:
     """Options that make other shards are refused by name, both values told; how a run goes about it may differ."""
     there = read_tree(place / "out")
-    with pytest.raises(OutputExists, match="--max-count 4 then, 5 now"):
+    with pytest.raises(OutputExists, match="max_count 4 then, 5 now"):
         _pack(place, "resume", max_count=5)
-    with pytest.raises(OutputExists, match="--shuffle not given then, given now"):
+    with pytest.raises(OutputExists, match="shuffle not given then, given now"):
         _pack(place, "resume", shuffle=True)
     assert read_tree(place / "out") == there
     assert _pack(place, "resume", on_error="skip", start_method="spawn").kept == 10
@@ -152,7 +152,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
             packed("resume", ["dog", "cat"])
         return
     write_tree(tmp_path / "in", {"ant/1.txt": b"x"})
-    with pytest.raises(OutputExists, match=r"--classes-from x\.json"):
+    with pytest.raises(OutputExists, match=r"classes_from='x\.json'"):
         packed("resume")
     assert packed("resume", ["cat", "dog", "ant"]) == {"cls": ["cat", "dog", "ant"]}
 

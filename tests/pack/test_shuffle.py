@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Entries
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.execute.local import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pack.read_cost import Cost, show_time
-from shardtool.pack.shuffle import choose_method, gathering_pays, scatter
+from shardtool.pack.shuffle import SpoolRoom, choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import Plan, make_plan
@@ -40,12 +39,14 @@ from shardtool.write.pack_shard import pack_shard
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import ShardTask
 from tests.helpers import flip
+from tests.made import changed, flat_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from shardtool.entries.entries import Entries
     from shardtool.values import OnError
 
 # Forked workers start ten times faster, and never touch what the threads of this process may hold.
@@ -68,7 +69,7 @@ class Source:
     @property
     def paths(self) -> list[Path]:
         """The files."""
-        return [Path(os.fsdecode(file.path)) for file in self.entries.files]
+        return [Path(os.fsdecode(file.path)) for file in self.entries.known_spans.files]
 
 
 def write_packed(path: Path, data: bytes) -> None:
@@ -119,16 +120,13 @@ def made_source(
         fact = path.stat()
         spans.append(SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
     columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
-    entries = Entries(
-        root=b"",
-        keys=Names.of([b"k/%05d" % sample for sample in range(len(sizes))]),
-        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        fields=FIELDS,
+    entries = flat_entries(
+        [b"k/%05d" % sample for sample in range(len(sizes))],
+        counts,
+        FIELDS,
         code=columns[0].astype(np.uint16),
         kind=columns[1].astype(np.uint8),
         size=columns[2],
-        mtime_ns=np.zeros(len(rows), np.int64),
-        changed_ns=np.zeros(len(rows), np.int64),
         inline={"cls": Names.of(numbers)},
         numbers={"cls": "int64"},
         offset=columns[3],
@@ -177,7 +175,8 @@ def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMOR
     folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
-        yield scatter(plans, folder, SPOOL, MEMORY, MEMORY // share, pool, observer, **more)
+        room = SpoolRoom(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        yield scatter(plans, room, pool, observer, **more)
     finally:
         folder.discard_staged([SPOOL])
         assert not (temp / f".{SPOOL}.part").exists()
@@ -242,28 +241,25 @@ def test_every_payload_lies_where_the_plan_says(
     divided = [np.flatnonzero(np.arange(len(sizes)) % shares == at) for at in range(min(shares, len(sizes)))]
     before = [plan_of(source.entries, 3, which=which) for which in divided]
     with scattered(before, place / "temp", pools[2], share) as plans:
-        spool = Path(os.fsdecode(plans[0].entries.files[0].path)).read_bytes()
+        spool = Path(os.fsdecode(plans[0].entries.known_spans.files[0].path)).read_bytes()
         assert len(spool) == sum(map(len, source.payloads.values()))
         end = 0
         for old, new in zip(before, plans, strict=True):
             entries = new.entries
-            assert entries.offset is not None
-            assert entries.offset is plans[0].entries.offset
-            assert (entries.file, new.order is old.order, entries.expected is old.entries.expected) == (
-                None,
-                True,
-                True,
-            )
+            assert entries.known_spans.offset is plans[0].entries.known_spans.offset
+            assert not entries.known_spans.file.any()
+            assert new.order is old.order
+            assert entries.known_spans.expected is old.entries.known_spans.expected
             for shard in range(new.shards):
                 rows = entries.rows_of(new.which(shard))
-                rows = rows[entries.kind[rows] == SPAN]
+                rows = rows[entries.rows.kind[rows] == SPAN]
                 for row in rows.tolist():
-                    start = int(entries.offset[row])
-                    assert spool[start : start + int(entries.size[row])] == source.payloads[row]
-                starts = entries.offset[rows]
-                first, last = min(starts, default=end), max(starts + entries.size[rows], default=end)
-                assert (first, last - first) == (end, int(entries.size[rows].sum()))
-                regions = np.frombuffer(shard_samples(new, shard).regions or b"", np.int64).reshape(-1, 2)
+                    start = int(entries.known_spans.offset[row])
+                    assert spool[start : start + int(entries.rows.size[row])] == source.payloads[row]
+                starts = entries.known_spans.offset[rows]
+                first, last = min(starts, default=end), max(starts + entries.rows.size[rows], default=end)
+                assert (first, last - first) == (end, int(entries.rows.size[rows].sum()))
+                regions = np.frombuffer(shard_samples(new, shard).spans.regions, np.int64).reshape(-1, 2)
                 assert all(0 < stop - start <= share for start, stop in regions.tolist())
                 assert all(first <= start < stop <= last for start, stop in regions.tolist())
                 assert (regions[1:, 0] >= regions[:-1, 1]).all()
@@ -274,9 +270,7 @@ def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]
     """Two regions next to each other, of one shard, are more than memory may hold."""
     source = made_source(place, [(1000, 500)] * 300)
     with scattered([plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
-        regions = [
-            np.frombuffer(shard_samples(plans[0], at).regions or b"", np.int64).reshape(-1, 2) for at in range(2)
-        ]
+        regions = [np.frombuffer(shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)]
     for found in regions:
         assert len(found) > 5
         assert ((found[1:, 1] - found[:-1, 0]) > 20_000).all()
@@ -292,19 +286,18 @@ def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool
     path.write_bytes(data)
     places = [(0, 10), (10, 0), (10, 5), (4_000_000, 700), (4_000_000, 700), (4_000_100, 3), (4_999_990, 10)]
     source = made_source(place / "made", [(1, 1)] * len(places))
-    entries = replace(
-        source.entries.take_rows(np.flatnonzero(source.entries.code == 0)),
+    entries = changed(
+        source.entries.take_rows(np.flatnonzero(source.entries.rows.code == 0)),
         first=np.arange(len(places) + 1),
         offset=np.array([start for start, _ in places]),
         size=np.array([size for _, size in places]),
         expected=np.array([crc32c(data[start : start + size]) if start else -1 for start, size in places]),
         files=(SpanFile(os.fsencode(path), len(data), path.stat().st_mtime_ns),),
-        file=None,
+        file=np.zeros(len(places), np.uint32),
     )
     with scattered([plan_of(entries)], place / "temp", pools[1], share) as plans:
         spool = (place / "temp" / f".{SPOOL}.part").read_bytes()
-        assert plans[0].entries.offset is not None
-        for at, (start, size) in zip(plans[0].entries.offset.tolist(), places, strict=True):
+        for at, (start, size) in zip(plans[0].entries.known_spans.offset.tolist(), places, strict=True):
             assert spool[at : at + size] == data[start : start + size]
         assert pack(plans[0], place / "out") == pack(plan_of(entries), place / "out")
 
@@ -315,7 +308,7 @@ def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, Lo
     plan, places = plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
     with scattered([plan], place / "temp", pools[1], 40_000) as plans:
         again = plans[0].again(places)
-        assert len(shard_samples(again, 0).regions or b"") == 2 * 16, "two of five regions are worth it"
+        assert len(shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
 
 
@@ -327,7 +320,7 @@ def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -
     """A system call a region, not one a sample."""
     source = made_source(place, [(300, 300)] * 600)
     with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
-        regions = sum(len(shard_samples(plans[0], shard).regions or b"") // 16 for shard in range(3))
+        regions = sum(len(shard_samples(plans[0], shard).spans.regions) // 16 for shard in range(3))
         before = _system_calls()
         pack(plans[0], place / "out")
         assert 3 <= regions <= 12
@@ -390,17 +383,17 @@ def test_a_flipped_byte_is_found_in_the_first_pass(
 ) -> None:
     """With its place, whether the payload fits memory or not."""
     source = made_source(place, [(size, size)] * 12)
-    rows = np.flatnonzero(source.entries.code == 2)
+    rows = np.flatnonzero(source.entries.rows.code == 2)
     row = int(rows[9])
-    offset, path = int(source.entries.offset[row]), source.paths[1]  # type: ignore[index]
+    offset, path = int(source.entries.known_spans.offset[row]), source.paths[1]
     flip(path, offset + at % size)
     if ending != ".tar":
         damaged = path.read_bytes()
         path = path.with_name(f"in-1{ending}")
         write_packed(path, damaged)
     fact = path.stat()
-    files = (source.entries.files[0], SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
-    entries = replace(source.entries, files=files)
+    files = (source.entries.known_spans.files[0], SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
+    entries = changed(source.entries, files=files)
     with pytest.raises(CorruptShard) as raised, scattered([plan_of(entries)], place / "temp", pool, 40_000):
         pass
     payload = bytearray(source.payloads[row])
@@ -414,9 +407,9 @@ def test_a_flipped_byte_is_found_in_the_first_pass(
 def _flipped(source: Source) -> None:
     for row in (4, 5, 21):
         sample = int(np.searchsorted(source.entries.first, row, "right")) - 1
-        path = source.paths[int(source.entries.file[sample])]  # type: ignore[index]
+        path = source.paths[int(source.entries.known_spans.file[sample])]
         fact = path.stat()
-        flip(path, int(source.entries.offset[row]))  # type: ignore[index]
+        flip(path, int(source.entries.known_spans.offset[row]))
         os.utime(path, ns=(fact.st_mtime_ns, fact.st_mtime_ns))
 
 
@@ -455,9 +448,9 @@ def test_the_same_is_left_out(place: Path, pool: LocalPool, damage: Callable[[So
 def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -> None:
     """An index that tells of more than there is ends the first pass, or costs that sample and no other."""
     source = made_source(place, [(900, 1500)] * 30, files=3)
-    size = source.entries.size.copy()
+    size = source.entries.rows.size.copy()
     size[-2] += 10_000
-    plan = plan_of(replace(source.entries, size=size), seed, max_count=20)
+    plan = plan_of(changed(source.entries, size=size), seed, max_count=20)
     gathered = pack(plan, place / "out", "skip")
     assert sum(len(one.skipped) for one in gathered) == 1
     with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scattered([plan], place / "t", pool):
@@ -488,7 +481,7 @@ def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[S
 def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
     """Ends the run by its name, whatever may be left out: nobody can tell what lies behind the damage."""
     source = made_source(place, [(900, 1500)] * 30, ending=ending)
-    path, file = source.paths[1], source.entries.files[1]
+    path, file = source.paths[1], source.entries.known_spans.files[1]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -524,7 +517,7 @@ def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: Loc
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "1.05 MB free, 1.2 MB needed for the two passes of a shuffle"
-    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
     assert os.listdir(disk) == []
 
 
@@ -553,7 +546,7 @@ def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPo
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "cannot write a temporary file: no space left on device"
-    assert re.search(r"--temp-dir.*--method gather", raised.value.remedy)
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
     assert os.listdir(disk) == ["filler"]
 
 
@@ -577,7 +570,7 @@ def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
     """A folder that is not there is named."""
     source = made_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
-        scatter([plan_of(source.entries)], Folder(str(place / "gone")), SPOOL, MEMORY, 1, pool, Observer())
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer())
     assert raised.value.where == str(place / "gone")
 
 
@@ -601,21 +594,14 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monk
     path.touch()
     os.truncate(path, count * size + large)
     few = made_source(place / "few", [(9, 9)] * 20).entries
-    entries = replace(
-        few,
-        keys=Names.of([b"%06d" % at for at in range(count + 1)]),
-        first=np.arange(count + 2),
-        code=np.zeros(count + 1, np.uint16),
+    entries = flat_entries(
+        [b"%06d" % at for at in range(count + 1)],
+        [1] * (count + 1),
+        FIELDS,
         kind=np.full(count + 1, SPAN, np.uint8),
-        size=np.array([size] * count + [large]),
-        mtime_ns=np.zeros(count + 1, np.int64),
-        changed_ns=np.zeros(count + 1, np.int64),
+        size=[size] * count + [large],
         offset=np.arange(count + 1) * size,
         files=(SpanFile(os.fsencode(path), count * size + large, path.stat().st_mtime_ns),),
-        file=None,
-        expected=None,
-        inline={},
-        numbers={},
     )
     before = _children()
     with LocalPool(2, "spawn") as pool:
@@ -631,7 +617,7 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monk
 
 def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
     folder = Folder(str(temp))
-    _pack_all(scatter([plan], folder, SPOOL, memory, 2, pool, Observer())[0], temp, pool)
+    _pack_all(scatter([plan], SpoolRoom(folder, SPOOL, memory, 2), pool, Observer())[0], temp, pool)
     folder.discard_staged([SPOOL])
 
 
@@ -648,7 +634,7 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
 
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
     asked = {"memory": MEMORY, "workers": 2, "packed": False, "asked": "auto", **more}
-    return choose_method(plans or [plan_of(source.entries)], source.entries, **asked)
+    return choose_method(plans or [plan_of(source.entries)], **asked)
 
 
 @pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
@@ -662,11 +648,10 @@ def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
         assert _method(source, [plan], asked=asked).name == "order"
     swapped = plan_of(source.entries.take(files_swapped), None)
     assert choose_method(
-        [swapped], swapped.entries, memory=MEMORY, workers=1, packed=False, asked="auto"
+        [swapped], memory=MEMORY, workers=1, packed=False, asked="auto"
     ).name == "order"  # fmt: skip
-    offsets = source.entries.offset
-    assert offsets is not None
-    in_turn = np.argsort(offsets[source.entries.code == 2])  # forward in each file, but one a file in turn
+    offsets = source.entries.known_spans.offset
+    in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
     for order in (shuffled(100, 1), in_turn):
         assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
 
@@ -679,7 +664,7 @@ def test_compressed_shards(place: Path) -> None:
             method = _method(source, [plan], packed=True, asked=asked)
             assert method.name == "scatter"
             assert "compressed" in method.note
-        with pytest.raises(InvalidRequest, match="--method: gather, of compressed shards"):
+        with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
             _method(source, [plan], packed=True, asked="gather")
 
 
@@ -692,10 +677,10 @@ def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
 def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
     """With what is needed, before anything else."""
     source = made_source(place, [(10, 10)] * 100)
-    with pytest.raises(InvalidRequest, match=r"--memory: 16 MB; expected 16 MB or more"):
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
         _method(source, memory=16 * 10**6 - 1)
-    with pytest.raises(InvalidRequest, match="--memory: 1 MB"):
-        scatter([plan_of(source.entries)], Folder(str(place)), SPOOL, 10**6, 1, pool, Observer())
+    with pytest.raises(InvalidRequest, match="memory: 1 MB"):
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place)), SPOOL, 10**6, 1), pool, Observer())
 
 
 def test_few_samples_are_gathered(place: Path) -> None:
@@ -708,10 +693,7 @@ def test_what_is_measured_is_told(place: Path) -> None:
     """The note says what a sample costs, and of two passes how much they move."""
     method = _method(made_source(place, [(1000, 3000)] * 500))
     cost = r"a sample costs \d+(\.\d+)? [um]s to read at random here"
-    told = {
-        "gather": f"shuffled by gathering: {cost}",
-        "scatter": f"shuffled in two passes over 2 MB: {cost}",
-    }
+    told = {"gather": f"shuffled by gathering: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
     assert re.fullmatch(told[method.name], method.note)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,6 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.execute.local import LocalPool
 from shardtool.names import Names
 from shardtool.pack.request import Manner, read_request
 from shardtool.pack.rounds import Packing
@@ -58,6 +58,7 @@ from shardtool.storage.staging import open_folder
 from shardtool.values import parse_size
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
+from tests.own_worker import OwnWorker
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _options(**asked: Any) -> CreateOptions:
-    """Return options for three samples a shard and one forked worker, unless told otherwise."""
-    return CreateOptions(**{"max_count": 3, "workers": 1, "start_method": "fork", **asked})
+    """Return options for three samples a shard and one worker, unless asked otherwise."""
+    return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
 
 
 def _create(source: Any, output: Any, **asked: Any) -> Path:
@@ -109,7 +110,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
     begun, observer, pattern = time.time(), observer or Observer(), parse_pattern(output)
     output_now = look(Destination(open_folder(pattern.folder), pattern, options.if_exists))
     transform = options.of_transform()
-    with LocalPool(options.workers or 1, options.start_method) as pool:
+    with OwnWorker(options.workers or 1, options.start_method) as pool:
         found = open_source(source, options, [pattern])
         listed = found.list_samples(pool, observer)
         entries = listed.entries
@@ -120,6 +121,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
         plan = make_plan(entries, output_now.pattern_left, bounds, estimate=estimate)
+        plan = replace(plan, skipped=(*listed.skipped, *plan.skipped))
         assert output_now.old is not None
         check_appended(output_now.old, plan)
         with output_now.folder.lock(pattern.base):
@@ -305,7 +307,7 @@ def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -
     }.items()  # fmt: skip
     assert there["out.skipped"] in (was["out.skipped"], expected["out.skipped"])
     if any(name[0] != "." and name not in was for name in there):
-        with pytest.raises(OutputExists, match="--append --resume"):
+        with pytest.raises(OutputExists, match="if_exists='append-resume'"):
             append(gaps, output, on_error="skip")
         assert read_tree(holed.parent) == there
     finished = identity(holed.parent)
@@ -453,7 +455,9 @@ def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], s
 
 def test_there_must_be_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
     """Without a dataset, or with half of one, there is nothing to append to."""
-    _refused(new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "--append out")
+    _refused(
+        new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "if_exists='append' out"
+    )
     tars.unlink()
     _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, beside 6 files")
 
@@ -787,7 +791,7 @@ def test_other_tools_indexes_grow_stale(new: Path, dataset: Path, pattern: str, 
     formats = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}[ending]
     export(dataset, formats)
     (note,) = export_notes(output, ())
-    assert all(f"--export {name}" in note for name in formats)
+    assert all(name in note for name in formats)
     (note,) = export_notes(output, formats[:1])
     assert formats[0] not in note
     append(new, pattern)

@@ -36,7 +36,7 @@ def _files(count: int = 12) -> dict[str, bytes]:
 
 
 def _pack(source: Path, folder: Path, ending: str = "tar", **asked: Any) -> Any:
-    options = {"workers": 1, "start_method": "fork", "max_count": 4, **asked}
+    options = {"workers": 1, "max_count": 4, **asked}
     return create(source, f"{folder}/x-{{000..}}.{ending}", CreateOptions(**options))
 
 
@@ -71,7 +71,7 @@ def test_overwrite_removes_stale_indexes(source: Path, tmp_path: Path, ending: s
     before = _indexes(folder)
     result = _pack(source, folder, ending, shuffle=True, seed=3, max_count=5, if_exists="overwrite")
     assert _indexes(folder) < before
-    assert [note for note in result.notes if "indexes removed" in note and f"--export {FORMATS[ending][0]}" in note]
+    assert [note for note in result.notes if "indexes removed" in note and f"{FORMATS[ending][0]!r}" in note]
     _check(folder)
     result = _pack(source, folder, ending, if_exists="overwrite", export=FORMATS[ending])
     assert (_indexes(folder), [note for note in result.notes if "removed" in note]) == (before, [])
@@ -83,7 +83,7 @@ def test_fewer_shards(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     reshard(_pack(source, tmp_path / "other").dataset_file, f"{folder}/x-{{000..}}.tar",
-            ReshardOptions(workers=1, start_method="fork", max_count=12, if_exists="overwrite"))  # fmt: skip
+            ReshardOptions(workers=1, max_count=12, if_exists="overwrite"))  # fmt: skip
     assert (len(shards(folder)), _indexes(folder)) == (1, set())
     _check(folder)
 
@@ -156,7 +156,7 @@ def test_indexes_without_their_shards(source: Path, tmp_path: Path) -> None:
     for name in set(os.listdir(folder)) - _indexes(folder):
         (folder / name).unlink()
     before = read_tree(folder)
-    with pytest.raises(OutputExists, match=r"3 files that index earlier shards: x-000\.idx.*--overwrite"):
+    with pytest.raises(OutputExists, match=r"3 files that index earlier shards: x-000\.idx.*if_exists='overwrite'"):
         _pack(source, folder, shuffle=True)
     assert read_tree(folder) == before
     _pack(source, folder, shuffle=True, if_exists="overwrite")
@@ -230,7 +230,7 @@ def test_verify_finds_a_stale_index(source: Path, tmp_path: Path, ending: str) -
     assert {one.code for one in report.findings} == {"export-stale"}
     suffixes = {"tar": {".idx", ".tar.idx", ".json"}, "tfrecord": {".idx", ".tfindex"}}[ending]
     assert {one.file for one in report.findings} == {f"x-000{suffix}" for suffix in suffixes}
-    assert all("index DATASET --export" in one.remedy for one in report.findings)
+    assert all("export(..., overwrite=True)" in one.remedy for one in report.findings)
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".tar.idx", ".json"])

@@ -10,7 +10,7 @@ import pytest
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
 from shardtool.cli import cli
 from shardtool.request.choices import choices, fits, kinds
-from shardtool.request.command_line import option
+from shardtool.wording import option
 
 CLASSES: dict[str, Any] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,

@@ -42,14 +42,14 @@ def test_the_later_ones_are_renamed(samples: list[Sample], taken: list[str] | No
             renamed.append(f"'{sample.key}' -> '{name}'")
         seen[sample.key] = number
         expected.append(replace(sample, key=name))
-    found, which, notes = resolve_duplicates(entries_of(samples), "rename", SHARDS, names(taken))
-    assert which is None
+    found, skipped, note = resolve_duplicates(entries_of(samples), "rename", SHARDS, names(taken))
+    assert skipped == ()
     assert samples_of(found) == expected
     keys = [sample.key for sample in samples_of(found)]
     assert len({*keys, *held}) == len(keys) + len({*held})
     some = ", ".join(renamed[:3]) + (f" and {len(renamed) - 3} more" if len(renamed) > 3 else "")
     plural = "" if len(renamed) == 1 else "s"
-    assert notes == ((f"{len(renamed)} sample{plural} renamed: {some}",) if renamed else ())
+    assert note == (f"{len(renamed)} sample{plural} renamed: {some}" if renamed else "")
 
 
 @given(sample_lists(keys=KEYS), TAKEN, st.sampled_from(["first", "last"]))
@@ -62,18 +62,13 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
             stays[sample.key] = at
     stays = {key: at for key, at in stays.items() if key not in (held or [])}
     where = {key: SHARDS[samples[at].file] for key, at in stays.items()}
-    entries = entries_of(samples, skipped=(EARLIER,))
-    found, which, notes = resolve_duplicates(entries, rule, SHARDS, names(held))
+    found, skipped, note = resolve_duplicates(entries_of(samples), rule, SHARDS, names(held))
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
     assert samples_of(found) == [samples[at] for at in kept]
-    assert (which is None) == (not lost)
-    assert which is None or which.tolist() == kept
     messages = [f"another sample of that key is in {where.get(key, 'the dataset appended to')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
-    assert found.skipped == (EARLIER, *rows)
-    assert len(notes) == bool(lost)
-    assert all(note.startswith(f"{len(lost)} sample") for note in notes)
+    assert (skipped, note) == (tuple(rows), "")
 
 
 @given(sample_lists(keys=KEYS), TAKEN)
@@ -84,7 +79,7 @@ def test_several_of_a_key_are_refused(samples: list[Sample], taken: list[str] | 
     keys = [sample.key for sample in samples]
     twice = [key for key in dict.fromkeys(keys) if keys.count(key) + (key in (taken or [])) > 1]
     if not twice:
-        assert resolve_duplicates(entries, "error", SHARDS, names(taken)) == (entries, None, ())
+        assert resolve_duplicates(entries, "error", SHARDS, names(taken)) == (entries, (), "")
         return
     with pytest.raises(InvalidRequest) as caught:
         resolve_duplicates(entries, "error", SHARDS, names(taken))
@@ -106,15 +101,15 @@ def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
 def test_the_refusal_says_where() -> None:
     """Keys are named with the shards of their samples, the first few of them, and the ways out."""
     assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
-        "DATASET: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
-        "--on-duplicate rename gives the later ones other keys, first or last keeps one of each."
+        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
+        "on_duplicate='rename' gives the later ones other keys, first or last keeps one of each."
     )
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
-    assert "rename gives the new samples other keys, first leaves them out." in found
+    assert "rename' gives the new samples other keys, first leaves them out." in found
 
 
 def test_torn_samples_are_told() -> None:
@@ -122,7 +117,7 @@ def test_torn_samples_are_told() -> None:
     hint = "looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`"
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
-    assert "--on-duplicate" not in _refused(torn)
+    assert "on_duplicate" not in _refused(torn)
     for other in (
         [*torn[:3], _sample("b", 0, "jpg")],  # a common field
         [*torn[:3], _sample("b", 1, "json")],  # another shard
@@ -137,7 +132,7 @@ def test_shards_of_one_name_are_two() -> None:
     with pytest.raises(InvalidRequest) as caught:
         resolve_duplicates(entries_of(samples), "error", ["out-0.tar"] * 3)
     assert "'a' (out-0.tar, out-0.tar)" in caught.value.found
-    assert "--on-duplicate rename" in caught.value.remedy
+    assert "on_duplicate='rename'" in caught.value.remedy
 
 
 def test_nothing_that_is_appended_to_is_replaced() -> None:
@@ -145,7 +140,7 @@ def test_nothing_that_is_appended_to_is_replaced() -> None:
     for taken in ([], ["b"], ["a"]):
         with pytest.raises(InvalidRequest) as caught:
             resolve_duplicates(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))
-        assert caught.value.where == "--on-duplicate"
+        assert caught.value.where == "on_duplicate"
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.select.fields import select_fields
 from shardtool.skipped import Skipped
 from shardtool.values import to_bytes
+from tests.made import metadata_of
 from tests.source.spans import FIELDS, Payload, Sample, entries_of, sample_lists, samples_of
 
 if TYPE_CHECKING:
@@ -59,19 +60,19 @@ def _changed(samples: list[Sample], change: Change) -> list[Sample]:
 def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str], change: Change) -> None:
     """Each sample keeps the payloads of the fields that stay, under their new names, in the order of their bytes."""
     assume(any(change))
-    entries, expected = entries_of(samples, fields, skipped=(EARLIER,)), _changed(samples, change)
+    entries, expected = entries_of(samples, fields), _changed(samples, change)
     kept = [sample for sample in expected if sample.fields]
     if samples and not kept:
         with pytest.raises(InvalidRequest, match="no sample keeps a field"):
             select_fields(entries, *change)
         return
-    found = select_fields(entries, *change)
+    found, skipped = select_fields(entries, *change)
     assert samples_of(found) == kept
     for sample in samples_of(found):
         assert [*sample.fields] == sorted(sample.fields, key=to_bytes)
     lost = [sample.key for sample in expected if not sample.fields]
     message = "none of the fields that were selected"
-    assert found.skipped == (EARLIER, *(Skipped(key, "", "no-field", message) for key in lost))
+    assert skipped == tuple(Skipped(key, "", "no-field", message) for key in lost)
 
 
 @given(sample_lists(least=1), changes())
@@ -79,19 +80,19 @@ def test_only_fields_in_use_are_left(samples: list[Sample], change: Change) -> N
     """Names that no row has leave `fields`, and what is told of a field goes with it or takes its new name."""
     used = {name for sample in _changed(samples, change) for name in sample.fields}
     assume(any(change) and used)
-    found = select_fields(entries_of(samples), *change)
+    found, _ = select_fields(entries_of(samples), *change)
     assert found.fields == tuple(sorted(used, key=to_bytes))
     label = {change.becomes().get("cls")} & used
-    assert set(found.inline) == set(found.numbers) == set(found.classes) == label
+    assert set(found.values.inline) == set(found.values.numbers) == set(found.values.classes) == label
     for name in label:
-        assert found.classes[str(name)] == ["cat", "dog"]
-        assert found.numbers[str(name)] == "int64"
+        assert found.values.classes[str(name)] == ["cat", "dog"]
+        assert found.values.numbers[str(name)] == "int64"
 
 
 def test_nothing_asked_for_changes_nothing() -> None:
     """Without a change, the entries are the same object."""
     entries = entries_of([])
-    assert select_fields(entries) is entries
+    assert select_fields(entries) == (entries, ())
 
 
 def _one(**fields: Payload) -> Entries:
@@ -101,9 +102,9 @@ def _one(**fields: Payload) -> Entries:
 def test_fields_change_places() -> None:
     """Renaming is done all at once: two fields can change places, three can go round."""
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2), json=Payload(3, 3, 3))
-    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls"))))
+    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls")))[0])
     assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 2), ("jpg", 1), ("json", 3)]
-    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "json"), ("json", "cls"))))
+    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "json"), ("json", "cls")))[0])
     assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 3), ("jpg", 1), ("json", 2)]
 
 
@@ -111,7 +112,7 @@ def test_a_name_can_follow_a_field_that_goes() -> None:
     """A field can take the name of one that is dropped, or not selected."""
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2))
     for change in ({"drop": ("jpg",)}, {"select": ("cls",)}):
-        (found,) = samples_of(select_fields(entries, **change, rename=(("cls", "jpg"),)))
+        (found,) = samples_of(select_fields(entries, **change, rename=(("cls", "jpg"),))[0])
         assert {name: payload.size for name, payload in found.fields.items()} == {"jpg": 1}
 
 
@@ -120,26 +121,26 @@ def test_a_name_can_follow_a_field_that_goes() -> None:
     [
         (
             {"select": ("jgp",)},
-            "--select-fields",
+            "select_fields",
             "no field 'jgp'; expected one of cls, jpg, json, seg.png, Txt, é, \\x80. Did",
         ),
-        ({"select": ("TXT",)}, "--select-fields", "Did you mean 'Txt'?"),
-        ({"drop": ("png",)}, "--drop-fields", "no field 'png'"),
-        ({"rename": (("jpeg", "jpg"),)}, "--rename-field", "no field 'jpeg'"),
-        ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "--drop-fields", "'jpg', which --select-fields names too"),
-        ({"select": ("jpg",), "rename": (("cls", "x"),)}, "--rename-field", "'cls', which does not stay; expected of"),
-        ({"drop": ("cls",), "rename": (("cls", "x"),)}, "--rename-field", "'cls', which does not stay"),
-        ({"rename": (("cls", "x"), ("cls", "y"))}, "--rename-field", "'cls' more than once"),
-        ({"rename": (("cls", "__key__"),)}, "--rename-field", "'__key__', a name that readers keep for themselves"),
-        ({"rename": (("cls", ""),)}, "--rename-field", "no name for a field; expected an ending"),
-        ({"rename": (("cls", ".jpg"),)}, "--rename-field", "no name for a field"),
-        ({"rename": (("cls", "jpg."),)}, "--rename-field", "no name for a field"),
-        ({"rename": (("cls", "a/b"),)}, "--rename-field", "no name for a field"),
-        ({"rename": (("cls", "a\0"),)}, "--rename-field", "no name for a field"),
-        ({"rename": (("cls", "a\n"),)}, "--rename-field", "no name for a field"),
-        ({"rename": (("cls", "a\udcff"),)}, "--rename-field", "no name for a field"),
-        ({"select": ("jpg", "json")}, "--select-fields", "no sample keeps a field"),
-        ({"drop": ("cls",)}, "--drop-fields", "no sample keeps a field"),
+        ({"select": ("TXT",)}, "select_fields", "Did you mean 'Txt'?"),
+        ({"drop": ("png",)}, "drop_fields", "no field 'png'"),
+        ({"rename": (("jpeg", "jpg"),)}, "rename_fields", "no field 'jpeg'"),
+        ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "drop_fields", "'jpg', which select_fields names too"),
+        ({"select": ("jpg",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which does not stay; expected of"),
+        ({"drop": ("cls",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which does not stay"),
+        ({"rename": (("cls", "x"), ("cls", "y"))}, "rename_fields", "'cls' more than once"),
+        ({"rename": (("cls", "__key__"),)}, "rename_fields", "'__key__', a name that readers keep for themselves"),
+        ({"rename": (("cls", ""),)}, "rename_fields", "no name for a field; expected an ending"),
+        ({"rename": (("cls", ".jpg"),)}, "rename_fields", "no name for a field"),
+        ({"rename": (("cls", "jpg."),)}, "rename_fields", "no name for a field"),
+        ({"rename": (("cls", "a/b"),)}, "rename_fields", "no name for a field"),
+        ({"rename": (("cls", "a\0"),)}, "rename_fields", "no name for a field"),
+        ({"rename": (("cls", "a\n"),)}, "rename_fields", "no name for a field"),
+        ({"rename": (("cls", "a\udcff"),)}, "rename_fields", "no name for a field"),
+        ({"select": ("jpg", "json")}, "select_fields", "no sample keeps a field"),
+        ({"drop": ("cls",)}, "drop_fields", "no sample keeps a field"),
     ],
 )
 def test_fields_that_make_no_sense(change: dict[str, Any], where: str, said: str) -> None:
@@ -153,7 +154,7 @@ def test_fields_that_make_no_sense(change: dict[str, Any], where: str, said: str
 def test_two_fields_become_one_where_no_sample_has_both() -> None:
     """So that shards with jpeg and shards with jpg can be merged; a sample that has both is named."""
     apart = [Sample("a", {"jpeg": Payload(1, 1, 1)}, 0, 0), Sample("b", {"jpg": Payload(1, 2, 1)}, 0, 1)]
-    found = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
+    found, _ = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpeg", "jpg"),))
     assert [[*sample.fields] for sample in samples_of(found)] == [["jpg"], ["jpg"]]
     both = [*apart, Sample("c", {"jpeg": Payload(1, 3, 1), "jpg": Payload(1, 4, 1)}, 0, 2)]
     with pytest.raises(InvalidRequest, match="'jpeg', 'jpg' of 'c' would all be called 'jpg'"):
@@ -171,11 +172,11 @@ def test_source_paths_stay_with_their_fields(chunks: int) -> None:
     entries = entries_of(samples)
     rows = pa.array([["unseen"], ["", "a.JPG", "a.JSON"], [""], ["", "c.JSON"]], pa.list_(pa.string()))
     paths = pa.chunked_array([rows[1:]] if chunks == 1 else [rows[1:2], rows[2:]])
-    entries = replace(entries, columns=entries.columns.append_column("source_paths", paths))
-    found = select_fields(entries, drop=("cls",), rename=(("jpg", "z"),))
+    entries = replace(entries, metadata=metadata_of(entries).append_column("source_paths", paths))
+    found, _ = select_fields(entries, drop=("cls",), rename=(("jpg", "z"),))
     assert [[*sample.fields] for sample in samples_of(found)] == [["json", "z"], ["json"]]
-    assert found.columns.column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
-    assert found.columns.schema == entries.columns.schema
+    assert metadata_of(found).column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
+    assert metadata_of(found).schema == metadata_of(entries).schema
 
 
 def test_other_source_paths_are_left_alone() -> None:
@@ -185,6 +186,6 @@ def test_other_source_paths_are_left_alone() -> None:
         pa.array([0, 2, 4], pa.int32()), pa.array(["1", "2", "3", "4"]), mask=pa.array([False, True])
     )
     for column in (masked, pa.array([["1"], ["2"]]), pa.array(["1", "2"]), pa.array([[1], [2, 3, 4]])):
-        entries = replace(entries_of(samples), columns=pa.table({"number": [0, 0], "source_paths": column}))
-        found = select_fields(entries, drop=("cls",))
-        assert found.columns.column("source_paths").to_pylist() == column.to_pylist()
+        entries = replace(entries_of(samples), metadata=pa.table({"number": [0, 0], "source_paths": column}))
+        found, _ = select_fields(entries, drop=("cls",))
+        assert metadata_of(found).column("source_paths").to_pylist() == column.to_pylist()

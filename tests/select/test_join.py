@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.entries.entries import Entries
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
@@ -29,11 +28,13 @@ from shardtool.select.query import matching
 from shardtool.source.manifest.manifest import Manifest
 from shardtool.source.manifest.options import ManifestOptions
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
+from tests.made import changed, flat_entries, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from shardtool.entries.entries import Entries
     from shardtool.values import Number
 
     Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for what lies in a shard
@@ -50,14 +51,13 @@ def _entries(
     at = np.arange(len(rows))
     spans = np.array([text is None for _, text in rows], bool)
     numbered = {name for name, text in rows if text is not None}
-    return Entries(
-        root=b"",
-        keys=Names.of(to_bytes(key) for key in samples),
-        first=np.cumsum([0, *(len(fields) for fields in samples.values())]),
-        fields=tuple(names),
-        code=np.array([names.index(name) for name, _ in rows], np.uint16),
+    return flat_entries(
+        [to_bytes(key) for key in samples],
+        [len(fields) for fields in samples.values()],
+        names,
+        code=[names.index(name) for name, _ in rows],
         kind=np.where(spans, SPAN, INLINE).astype(np.uint8),
-        size=np.array([7 if text is None else len(text) for _, text in rows], np.int64),
+        size=[7 if text is None else len(text) for _, text in rows],
         mtime_ns=np.broadcast_to(np.int64(0), len(rows)),
         changed_ns=np.where(spans, 5, 0),
         inline={name: Names.of(fields.get(name) or b"" for fields in samples.values()) for name in numbered},
@@ -67,39 +67,38 @@ def _entries(
         file=(np.arange(len(samples)) % 2).astype(np.uint32),
         expected=np.where(spans, 100 + at, -1),
         identity="shards",
-        columns=columns,
+        metadata=columns,
         **more,
     )
 
 
 def _contents(entries: Entries) -> dict[str, dict[str, Any]]:
     """Return each sample's fields: what was inlined, or the place and the checksum of what lies in a shard."""
-    assert entries.offset is not None
-    assert entries.expected is not None
-    assert entries.file is not None
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
     for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
-        values = getattr(entries, name)
+        block = next(one for one in (entries, entries.rows, entries.known_spans) if hasattr(one, name))
+        values = getattr(block, name)
         assert values.dtype == kinds.get(name, "int64")
         if name not in {"first", "file"}:
             assert len(values) == entries.first[-1]
-    used = Counter(entries.code.tolist())
+    used = Counter(entries.rows.code.tolist())
     assert sorted(used) == list(range(len(entries.fields)))
-    assert {*entries.numbers} <= {*entries.inline} <= {*entries.fields}
-    assert {*entries.classes} <= {*entries.fields}
-    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.inline.items()}
+    assert {*entries.values.numbers} <= {*entries.values.inline} <= {*entries.fields}
+    assert {*entries.values.classes} <= {*entries.fields}
+    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.values.inline.items()}
     found: dict[str, dict[str, Any]] = {}
+    rows, spans = entries.rows, entries.known_spans
     for sample in range(len(entries)):
         fields = found[entries.key(sample)] = {}
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
-            name = entries.fields[entries.code[row]]
-            rest = [int(one[row]) for one in (entries.offset, entries.expected, entries.changed_ns, entries.mtime_ns)]
-            if entries.kind[row] == INLINE:
+            name = entries.fields[entries.rows.code[row]]
+            rest = [int(one[row]) for one in (spans.offset, spans.expected, rows.changed_ns, rows.mtime_ns)]
+            if entries.rows.kind[row] == INLINE:
                 assert rest == [0, -1, 0, 0]
-                assert int(entries.size[row]) == len(texts[name][sample])
+                assert int(entries.rows.size[row]) == len(texts[name][sample])
                 fields[name] = texts[name][sample]
             else:
-                fields[name] = (int(entries.file[sample]), *rest, int(entries.size[row]))
+                fields[name] = (int(entries.known_spans.file[sample]), *rest, int(entries.rows.size[row]))
         assert list(fields) == sorted(fields, key=to_bytes)
     return found
 
@@ -154,14 +153,14 @@ def test_join_is_a_dictionarys(data: st.DataObject, chunk: int) -> None:
     expected = [
         by_key.get(one, (before, None)) if one else (before, None) for one, before in zip(which, had, strict=True)
     ]
-    found = joined.entries.columns.to_pydict()
+    found = metadata_of(joined.entries).to_pydict()
     assert list(zip(found["n"], found["t"], strict=True)) == expected
     assert joined.unmatched == sum(one not in by_key for one in which)
     assert joined.unused == len({*rows} - {*which})
     assert len(joined.notes) == (joined.unmatched > 0) + (joined.unused > 0) + (not bare)
-    assert all(column.num_chunks <= 1 for column in joined.entries.columns.columns)
+    assert all(column.num_chunks <= 1 for column in metadata_of(joined.entries).columns)
     assert _contents(joined.entries) == _contents(entries)
-    assert joined.entries.columns.column_names == (["t", "n"] if bare else [*columns, "t"])
+    assert metadata_of(joined.entries).column_names == (["t", "n"] if bare else [*columns, "t"])
 
 
 _CSV = "key,label,width\n007,cat,3\na,dog,\nzz,bird,5\n"
@@ -191,7 +190,7 @@ def test_every_form_of_table(tmp_path: Path, form: str) -> None:
         table = frame.astype({"key": "category", "label": "category"}) if form == "categories" else frame
         table = pa.Table.from_pandas(frame) if form == "arrow" else table
     joined = join.join(_labelled(), table if form in {"frame", "arrow", "categories"} else str(table), "key")
-    found = joined.entries.columns.to_pydict()
+    found = metadata_of(joined.entries).to_pydict()
     assert found == {"label": ["dog", "old", "cat", "old"], "width": [None, None, 3, None]}
     named = {"frame": "DataFrame", "categories": "DataFrame", "arrow": "Table"}
     assert joined.name == named.get(form, "labels.csv.gz" if form == "gz" else f"labels.{form}")
@@ -207,7 +206,7 @@ def test_a_perfect_match_needs_no_note() -> None:
     """Where each sample has a row, each row a sample, and nothing was there before, there is nothing to tell."""
     joined = join.join(_entries(_SAMPLES), pa.table({"key": [*_SAMPLES], "n": [1, 2, 3, 4]}), "key")
     assert (joined.unmatched, joined.unused, joined.notes) == (0, 0, ())
-    assert joined.entries.columns.to_pydict() == {"n": [1, 2, 3, 4]}
+    assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2, 3, 4]}
 
 
 def test_the_notes_of_many() -> None:
@@ -235,10 +234,10 @@ def test_numbers_are_keys(column: Any) -> None:
     """A whole number is the key that it is written as, on both sides."""
     entries = _entries({"8": {"jpg": None}, "07": {"jpg": None}, "7": {"jpg": None}})
     found = join.join(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
-    assert found.columns.to_pydict() == {"n": [2, None, 1]}
-    by_column = replace(entries, columns=pa.table({"k": pa.concat_arrays([column, pa.nulls(1, column.type)])}))
+    assert metadata_of(found).to_pydict() == {"n": [2, None, 1]}
+    by_column = replace(entries, metadata=pa.table({"k": pa.concat_arrays([column, pa.nulls(1, column.type)])}))
     for other in (pa.table({"k": ["8", "7"], "n": [2, 1]}), pa.table({"k": pa.array([8, 7]), "n": [2, 1]})):
-        assert join.join(by_column, other, "k").entries.columns["n"].to_pylist() == [1, 2, None]
+        assert metadata_of(join.join(by_column, other, "k").entries)["n"].to_pylist() == [1, 2, None]
 
 
 def test_a_column_of_the_dataset_is_asked_first() -> None:
@@ -246,11 +245,11 @@ def test_a_column_of_the_dataset_is_asked_first() -> None:
     columns = pa.table({"kind": [1.0, math.nan, 2.5, 1.0]})
     table = pa.table({"kind": [1, 2], "name": ["one", "two"]})
     joined = join.join(_entries(_SAMPLES, columns), table, "kind")
-    assert joined.entries.columns["name"].to_pylist() == ["one", None, None, "one"]
-    assert joined.entries.columns.column_names == ["kind", "name"]
+    assert metadata_of(joined.entries)["name"].to_pylist() == ["one", None, None, "one"]
+    assert metadata_of(joined.entries).column_names == ["kind", "name"]
     assert (joined.unmatched, joined.unused) == (2, 1)
     columns = pa.table({"kind": ["1", "1\0", "", None]})
-    assert join.join(_entries(_SAMPLES, columns), table, "kind").entries.columns["name"].to_pylist() == [
+    assert metadata_of(join.join(_entries(_SAMPLES, columns), table, "kind").entries)["name"].to_pylist() == [
         "one", None, None, None,
     ]  # fmt: skip
 
@@ -261,7 +260,7 @@ def test_text_stays_text(tmp_path: Path) -> None:
     path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
     samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
     entries = _entries(samples, pa.table({"label": ["x", "y", "z"]}))
-    found = join.join(entries, str(path), "key").entries.columns
+    found = metadata_of(join.join(entries, str(path), "key").entries)
     assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
     assert found.schema.field("n").type == pa.int64()
 
@@ -303,7 +302,7 @@ def test_types_unite(old: Any, new: Any, united: Any) -> None:
 
     columns = pa.table({"v": pa.chunked_array([values(old, 1), values(old, 2)], old)})
     joined = join.join(_entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": values(new, 3)}), "key")
-    found = joined.entries.columns["v"]
+    found = metadata_of(joined.entries)["v"]
     assert found.type == united
     assert found.to_pylist() == [*values(new, 3).to_pylist(), *values(old, 2).to_pylist()]
 
@@ -342,8 +341,8 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"id": ["a"], "n": [1]}, ("--on: no column 'key'; expected one of id, n",)),
-        ({"Key": ["a"], "n": [1]}, ("--on: no column 'key'", "Did you mean 'Key'?")),
+        ({"id": ["a"], "n": [1]}, ("on: no column 'key'; expected one of id, n",)),
+        ({"Key": ["a"], "n": [1]}, ("on: no column 'key'", "Did you mean 'Key'?")),
         ({"key": ["a"]}, ("Table: no column but 'key'; expected columns to be joined",)),
         ({"key": pa.array([], pa.string()), "n": []}, ("Table: no rows; expected a row for each key",)),
         (
@@ -369,7 +368,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
             {"key": ["x", "y"], "n": [1, 2]},
             (
                 "Table: no row matches a sample: column 'key' holds 'x'; expected keys of the dataset, such as 'a'. ",
-                "--on names another column.",
+                "on names another column.",
             ),
         ),
         ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
@@ -409,12 +408,12 @@ def test_the_datasets_side_is_named(tmp_path: Path) -> None:
     table = pa.table({"label": ["x"], "n": [1]})
     assert _error(join.join, _labelled((None, "p", "q", "r")), table, "label") == (
         "Table: no row matches a sample: column 'label' holds 'x'; expected values of the dataset's column 'label', "
-        "such as 'p'. --on names another column."
+        "such as 'p'. on names another column."
     )
     assert _error(join.join, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
     assert _error(join.join, dated, table, "label") == (
-        "--on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
+        "on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
     )
     assert "no such file" in _error(join.join, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
@@ -426,16 +425,16 @@ def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
     frame = pd.DataFrame({"key": ["a", "b"], "n": [3, 4]}, index=[5, 2])
     frame.to_parquet(tmp_path / "t.parquet")
     assert "__index_level_0__" in pq.read_schema(tmp_path / "t.parquet").names
-    found = join.join(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries.columns
+    found = metadata_of(join.join(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries)
     assert found.to_pydict() == {"n": [3, 4, None, None]}
-    assert join.join(_entries(_SAMPLES), frame.set_index("key"), "key").entries.columns.equals(found)
+    assert metadata_of(join.join(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(found)
 
 
 def test_keys_of_any_bytes() -> None:
     """A key that is no UTF-8 is nobody's row, and no trouble."""
     entries = replace(_entries({"a": {}, "b": {}}), keys=Names.of([b"\xff", "é".encode()]))
     joined = join.join(entries, pa.table({"key": ["é", "a"], "n": [1, 2]}), "key")
-    assert joined.entries.columns["n"].to_pylist() == [None, 1]
+    assert metadata_of(joined.entries)["n"].to_pylist() == [None, 1]
     assert joined.notes[0].endswith("such as '\\xff'")
 
 
@@ -477,7 +476,7 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     numbers: dict[str, Number] = {"num": "int64"} if "num" in at_hand else {}
     before = _entries(samples, columns, numbers)
     if "lab" in at_hand:
-        before = replace(before, classes={"lab": ["x", "y"]})
+        before = changed(before, classes={"lab": ["x", "y"]})
     named = st.sampled_from([*_COLUMNS] if may else ["text", "list"])
     wanted = data.draw(
         st.dictionaries(_FIELD if may else st.sampled_from(["jpg", "z", "é"]), named, min_size=1, max_size=4)
@@ -491,7 +490,7 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
         texts = [None if one is None or one != one else _text(one) for one in table[column]]  # noqa: PLR0124 - NaN
         if name in classes:
             labels[name] = sorted({one for one in texts if one is not None})
-        alike = column in {"int", "float", "truth"} or name in {*classes, *numbers} or name in before.classes
+        alike = column in {"int", "float", "truth"} or name in {*classes, *numbers} or name in before.values.classes
         for key, text in zip(keys, texts, strict=True):
             if text is not None:
                 expected[key][name] = str(labels[name].index(text)).encode() if name in labels else text
@@ -508,12 +507,13 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     kinds: dict[str, Number] = {"int": "int64", "float": "float", "truth": "int64"}
     of_values = {name: kinds[column] for name, column in wanted.items() if column in kinds}
     kept = {name: number for name, number in numbers.items() if name not in wanted}
-    assert after.numbers == {**kept, **of_values, **dict.fromkeys(classes, "int64")}
+    assert after.values.numbers == {**kept, **of_values, **dict.fromkeys(classes, "int64")}
     assert {
-        name: [to_bytes(one) for one in names] for name, names in after.classes.items() if name in classes
+        name: [to_bytes(one) for one in names] for name, names in after.values.classes.items() if name in classes
     } == labels
-    assert {*after.classes} == classes | ({*before.classes} - {*wanted})
-    assert (after.keys, after.files, after.columns) == (before.keys, before.files, before.columns)
+    assert {*after.values.classes} == classes | ({*before.values.classes} - {*wanted})
+    assert after.known_spans.files == before.known_spans.files
+    assert (after.keys, after.metadata) == (before.keys, before.metadata)
 
 
 def test_the_fields_of_a_manifest() -> None:
@@ -530,12 +530,14 @@ def test_the_fields_of_a_manifest() -> None:
     classes = ("label.x", "rank.x")
     manifest = Manifest(table, ManifestOptions(key="key", fields=fields, classes=classes, meta="none"))
     manifest.check()
-    made = manifest.entries([])
+    made, _ = manifest.entries([])
     after, _ = set_fields(join.join(_entries(_SAMPLES), table, "key").entries, fields, classes)
-    assert (after.numbers, after.classes) == (made.numbers, made.classes)
-    assert after.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}
-    assert {*after.inline} == {*made.inline}
-    assert all(after.inline[name].span(0, 4) == made.inline[name].span(0, 4) for name in made.inline)
+    assert (after.values.numbers, after.values.classes) == (made.values.numbers, made.values.classes)
+    assert after.values.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}
+    assert {*after.values.inline} == {*made.values.inline}
+    assert all(
+        after.values.inline[name].span(0, 4) == made.values.inline[name].span(0, 4) for name in made.values.inline
+    )
 
 
 def test_what_the_plan_makes_of_it() -> None:
@@ -546,11 +548,11 @@ def test_what_the_plan_makes_of_it() -> None:
     assert after.fields == ("cls", "jpg")
     plan = make_plan(after, parse_pattern("out-{000000..}.tar"), Bounds(), shuffle_seed=3)
     samples = shard_samples(plan, 0)
-    keys = samples.keys.decode().split("\0")[:-1]
+    keys = samples.content.keys.decode().split("\0")[:-1]
     assert sorted(keys) == sorted(_SAMPLES)
     wanted = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]
-    assert (samples.inline or b"").split(b"\0")[:-1] == wanted
-    sizes = np.frombuffer(samples.sizes, np.int64).tolist()
+    assert samples.content.inline.split(b"\0")[:-1] == wanted
+    sizes = np.frombuffer(samples.content.sizes, np.int64).tolist()
     assert sizes == [3 if text else 7 for text in wanted]
 
 
@@ -560,7 +562,7 @@ def test_the_notes_of_fields() -> None:
     assert set_fields(entries, (("txt", "t"),), ())[1] == (
         "field 'txt' of column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where that is null",
     )
-    none = replace(entries, columns=pa.table({"t": pa.nulls(3, pa.string())}))
+    none = replace(entries, metadata=pa.table({"t": pa.nulls(3, pa.string())}))
     one = none.take(np.array([0]))
     after, notes = set_fields(one, (("txt", "t"),), ())
     assert notes == ("field 'txt' of column 't': kept in 1 sample where that is null",)
@@ -572,11 +574,11 @@ def test_what_no_sample_has_is_no_field() -> None:
     samples: dict[str, Fields] = {"a": {"n": b"1", "x": None}, "b": {"x": None}}
     entries = _entries(samples, pa.table({"v": [5, 6]}), {"n": "int64"}).take(np.array([1]))
     after, _ = set_fields(entries, (("x", "v"),), ())
-    assert (after.fields, [*after.inline], after.numbers) == (("x",), ["x"], {"x": "int64"})
+    assert (after.fields, [*after.values.inline], after.values.numbers) == (("x",), ["x"], {"x": "int64"})
     assert _contents(after) == {"b": {"x": b"6"}}
-    labelled = replace(entries, columns=pa.table({"v": ["p"]}), classes={"x": ["one", "two"], "n": ["three"]})
+    labelled = changed(entries, metadata=pa.table({"v": ["p"]}), classes={"x": ["one", "two"], "n": ["three"]})
     after, _ = set_fields(labelled, (("x", "v"),), ())
-    assert (after.classes, after.numbers) == ({}, {})
+    assert (after.values.classes, after.values.numbers) == ({}, {})
 
 
 def test_paths_and_times_that_nobody_has() -> None:
@@ -585,14 +587,14 @@ def test_paths_and_times_that_nobody_has() -> None:
     columns = pa.table({"t": ["1", "2", None]})
     entries = _entries(samples, columns, paths=Names.of(f"{at}".encode() for at in range(6)))
     after, _ = set_fields(entries, (("txt", "t"),), ())
-    assert after.paths is not None
-    assert after.paths.span(0, 6).split(b"\0")[:-1] == [b"0", b"", b"2", b"", b"4", b"5"]
-    assert after.mtime_ns.strides == (0,)
-    same = set_fields(replace(entries, changed_ns=np.broadcast_to(np.int64(9), 6)), (("txt", "t"),), ())[0]
-    assert same.changed_ns.tolist() == [9, 0, 9, 0, 9, 9]
-    bare = replace(entries, offset=None, expected=None, file=None, paths=None)
+    assert after.rows.paths is not None
+    assert after.rows.paths.span(0, 6).split(b"\0")[:-1] == [b"0", b"", b"2", b"", b"4", b"5"]
+    assert after.rows.mtime_ns.strides == (0,)
+    same = set_fields(changed(entries, changed_ns=np.broadcast_to(np.int64(9), 6)), (("txt", "t"),), ())[0]
+    assert same.rows.changed_ns.tolist() == [9, 0, 9, 0, 9, 9]
+    bare = replace(changed(entries, paths=None), spans=None)
     after, _ = set_fields(bare, (("txt", "t"),), ())
-    assert (after.offset, after.expected, after.file, after.paths) == (None, None, None, None)
+    assert (after.spans, after.rows.paths) == (None, None)
 
 
 _BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever stands there
@@ -613,7 +615,7 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
-        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. --where \"label.notna()\" leaves them out."),
+        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. where \"label.notna()\" leaves them out."),
         ("cls!", "label", f"{_NO_VALUE}. "),
         ("num", "label", f"{_NO_VALUE}. "),
         ("lab", "label", f"{_NO_VALUE}. "),
@@ -640,14 +642,14 @@ def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
     field = name.removesuffix("!")
     found = _error(set_fields, entries, ((field, column),), (field,) if field != name else ())
     assert said in found
-    assert found.startswith(("--field: ", "field '"))
+    assert found.startswith(("values: ", "field '"))
 
 
 def test_remedies_can_be_typed() -> None:
     """The query that leaves samples out quotes what is no plain name, and is one."""
     entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
     for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
-        assert f'--where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
+        assert f'where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
         left = entries.take(matching(_VALUES, query))
         assert "txt" in set_fields(left, (("txt", column),), ())[0].fields
 
@@ -656,10 +658,10 @@ def test_fields_that_were_not_asked_for() -> None:
     """Labels must be fields, fields each one's own, and there must be metadata."""
     entries = _labelled()
     assert _error(set_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "--classes: no field 'cl'. Name its column: --field cl=COLUMN."
+        "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
-    assert _error(set_fields, entries, twice, ()) == "--field: several columns become the field 'cls'. Name them apart."
+    assert _error(set_fields, entries, twice, ()) == "values: several columns become the field 'cls'. Name them apart."
     assert _error(set_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "--field: no column 'label', nor any other. --join adds a table's."
+        "values: no column 'label', nor any other. join adds a table's."
     )

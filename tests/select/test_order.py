@@ -99,7 +99,7 @@ def test_shares_that_make_no_sense(share: Any) -> None:
     """What is no number above 0 and at most 1 is refused."""
     with pytest.raises(InvalidRequest) as caught:
         sample_by_key(Names.of([b"a"]), share)
-    assert caught.value.where == "--sample"
+    assert caught.value.where == "sample"
     assert "such as 0.01 or 1%" in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_what_has_no_order(values: Any) -> None:
     """Lists, structs, maps, bytes and intervals are refused by the column's name and type."""
     with pytest.raises(InvalidRequest) as caught:
         sort_order(pa.chunked_array([values]), "tags")
-    assert caught.value.where == "--sort-by"
+    assert caught.value.where == "sort_by"
     assert str(caught.value.found) == f"column 'tags' holds {values.type}"
 
 
@@ -194,8 +194,7 @@ SHARDS = ("a-0.tar", "a-1.tar", "b\udcff.tar")
 def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
     """Beside the metadata, each row has its sample's key, shard, bytes and number of fields."""
     entries = entries_of(samples)
-    assert entries.file is not None
-    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
     table.validate(full=True)
     shown = ("a-0.tar", "a-1.tar", "b\\xff.tar")
     assert table.to_pylist() == [
@@ -205,7 +204,7 @@ def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
         }
         for sample in samples
     ]  # fmt: skip
-    bare = table_of(replace(entries, columns=None), entries.file.astype(np.int32), SHARDS)
+    bare = table_of(replace(entries, metadata=None), entries.known_spans.file.astype(np.int32), SHARDS)
     assert bare.column_names == ["key", "shard", "size", "fields"]
     assert bare.to_pylist() == table.select(bare.column_names).to_pylist()
 
@@ -226,8 +225,7 @@ QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
 def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:
     """A query of `--where` takes the samples for which it holds, whichever columns it names."""
     entries = entries_of(samples)
-    assert entries.file is not None
-    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
     assert matching(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
 
 
@@ -236,8 +234,7 @@ def test_the_table_can_be_sorted_and_divided() -> None:
     samples = [Sample(key, {"jpg": Payload(size, 0, 0)}, file, 0) for key, size, file in
                (("b", 3, 1), ("a", 2, 0), ("é", 9, 1), ("C", 1, 0))]  # fmt: skip
     entries = entries_of(samples)
-    assert entries.file is not None
-    table = table_of(entries, entries.file.astype(np.int32), SHARDS)
+    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
     order = {name: sort_order(column_of(table, name, "--sort-by"), name).tolist() for name in table.column_names}
     assert order == {
         "number": [0, 1, 2, 3], "key": [3, 1, 0, 2], "shard": [1, 3, 0, 2], "size": [3, 1, 0, 2],
@@ -260,7 +257,7 @@ def test_keys_of_a_part_of_a_buffer() -> None:
 def test_metadata_comes_first() -> None:
     """A metadata column called as one of ours is the one that counts."""
     entries = entries_of([Sample("a", {"jpg": Payload(5, 0, 0)}, 0, 7)])
-    entries = replace(entries, columns=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
+    entries = replace(entries, metadata=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
     assert table_of(entries, np.zeros(1, np.int32), SHARDS).to_pylist() == [
         {"size": "large", "shard": None, "key": 1.5, "fields": 1}
     ]
@@ -270,13 +267,13 @@ def test_columns_that_are_not_there() -> None:
     """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
     entries = entries_of([Sample("a", {}, 0, 7)])
     table = table_of(entries, np.zeros(1, np.int32), SHARDS)
-    assert column_of(table, "number", "--sort-by").to_pylist() == [7]
+    assert column_of(table, "number", "sort_by").to_pylist() == [7]
     with pytest.raises(InvalidRequest) as caught:
-        column_of(table, "Sise", "--group-by")
-    said = "--group-by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
+        column_of(table, "Sise", "group_by")
+    said = "group_by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
     assert str(caught.value) == said
     with pytest.raises(InvalidRequest, match="2 columns 'number'"):
-        column_of(table.append_column("number", table.column(0)), "number", "--sort-by")
+        column_of(table.append_column("number", table.column(0)), "number", "sort_by")
 
 
 _WITHOUT_PANDAS = """
@@ -284,12 +281,11 @@ import sys
 import numpy as np
 from shardtool.names import Names
 from shardtool.select.duplicates import resolve_duplicates
-from shardtool.entries.entries import Entries
 from shardtool.select.fields import select_fields
 from shardtool.select.order import column_of, sample_by_key, sort_order, table_of
-wide, narrow = np.arange(2), np.zeros(2, np.uint16)
-entries = Entries(b"", Names.of([b"a", b"b"]), np.arange(3), ("x",), narrow, narrow.astype(np.uint8), wide, wide, wide)
-entries = select_fields(entries, rename=(("x", "y"),))
+from tests.made import flat_entries
+entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6])
+entries, _ = select_fields(entries, rename=(("x", "y"),))
 entries, _, _ = resolve_duplicates(entries, "rename", (), Names.of([b"a"]))
 table = table_of(entries, np.zeros(2, np.int32), ("s",))
 for name in table.column_names:

@@ -104,21 +104,21 @@ def test_shares_that_make_no_sense(text: str, found: str) -> None:
     """Anything but positive shares of safely named splits, each once and 1 or 100 in all, is refused by name."""
     with pytest.raises(InvalidRequest) as caught:
         parse_shares(text)
-    assert caught.value.where == "--split"
+    assert caught.value.where == "split"
     assert found in caught.value.found
 
 
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({}, "--split"),
-        ({"stratify": "x"}, "--split"),
-        ({"shares": (("a", Decimal("NaN")),)}, "--split"),
-        ({"shares": (("a", Decimal("0.5")), ("a", Decimal("0.5")))}, "--split"),
-        ({"shares": THREE, "column": "x"}, "--split-column"),
-        ({"column": "x", "group_by": "y"}, "--split-column"),
-        ({"column": "x", "stratify": "y"}, "--split-column"),
-        ({"shares": THREE, "stratify": "x", "group_by": "y"}, "--group-by"),
+        ({}, "split"),
+        ({"stratify": "x"}, "split"),
+        ({"shares": (("a", Decimal("NaN")),)}, "split"),
+        ({"shares": (("a", Decimal("0.5")), ("a", Decimal("0.5")))}, "split"),
+        ({"shares": THREE, "column": "x"}, "split_column"),
+        ({"column": "x", "group_by": "y"}, "split_column"),
+        ({"column": "x", "stratify": "y"}, "split_column"),
+        ({"shares": THREE, "stratify": "x", "group_by": "y"}, "group_by"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], where: str) -> None:
@@ -131,9 +131,9 @@ def test_options_that_exclude_each_other(options: dict[str, Any], where: str) ->
 def test_the_column_that_is_read() -> None:
     """The options tell which column they need, and for which option."""
     assert SplitOptions(THREE).reads is None
-    assert SplitOptions(THREE, stratify="x").reads == ("--stratify", "x")
-    assert SplitOptions(THREE, group_by="x").reads == ("--group-by", "x")
-    assert SplitOptions(column="x").reads == ("--split-column", "x")
+    assert SplitOptions(THREE, stratify="x").reads == ("stratify", "x")
+    assert SplitOptions(THREE, group_by="x").reads == ("group_by", "x")
+    assert SplitOptions(column="x").reads == ("split_column", "x")
 
 
 @given(KEYS, shares(), SEEDS, st.data())
@@ -323,7 +323,7 @@ def test_a_column_that_names_no_splits(values: list[Any], found: str) -> None:
     """Values that cannot be part of a file name, or far too many of them, are refused by name."""
     with pytest.raises(InvalidRequest) as caught:
         divide(made_keys(len(values)), SplitOptions(column="part"), column(values))
-    assert caught.value.where == "--split-column"
+    assert caught.value.where == "split_column"
     assert found in str(caught.value)
 
 
@@ -386,7 +386,7 @@ def test_text_that_is_no_utf8_is_a_value() -> None:
     ],
 )  # fmt: skip
 def test_notes(options: dict[str, Any], values: list[str], notes: list[str]) -> None:
-    """Told are splits without samples, labels that are not in every split, and shares that came out far off."""
+    """NameFacts are splits without samples, labels that are not in every split, and shares that came out far off."""
     assert list(divide(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
 
 
@@ -395,7 +395,7 @@ def test_a_small_dataset_tells_its_shares() -> None:
     [note] = divide(made_keys(4), SplitOptions(HALVES)).notes
     assert note == (
         "a has 1 of 4 samples instead of 50 %, b has 3 of 4 samples instead of 50 % "
-        "(a hash decides; --stratify keeps shares exact)"
+        "(a hash decides; stratify keeps shares exact)"
     )
     assert divide(made_keys(20_000), SplitOptions(HALVES)).notes == ()
 

@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Entries
 from shardtool.names import Names
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
+from tests.made import flat_entries, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardtool.entries.entries import Entries
 
 FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is no UTF-8
 
@@ -68,54 +70,47 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
     ]
     counts = [len(sample.fields) for sample in samples]
 
-    def numbers(values: list[int]) -> Any:
-        return np.array(values, np.int64)
-
     inline = {}
     if "cls" in fields:
         texts = [sample.fields.get("cls", Payload(0, 0, 0)).text or b"" for sample in samples]
         inline = {"inline": {"cls": Names.of(texts)}, "numbers": {"cls": "int64"}, "classes": {"cls": ["cat", "dog"]}}
     columns = {"number": pa.array([sample.number for sample in samples], pa.int32())}
-    return Entries(
-        root=b"",
-        keys=Names.of([to_bytes(sample.key) for sample in samples]),
-        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        fields=tuple(fields),
-        code=np.array([fields.index(name) for name, _ in rows], np.uint16),
-        kind=np.array([SPAN if payload.text is None else INLINE for _, payload in rows], np.uint8),
-        size=numbers([payload.size for _, payload in rows]),
-        mtime_ns=numbers([payload.offset + 1 for _, payload in rows]),
-        changed_ns=numbers([payload.offset + 2 for _, payload in rows]),
-        offset=numbers([payload.offset for _, payload in rows]),
+    return flat_entries(
+        [to_bytes(sample.key) for sample in samples],
+        counts,
+        fields,
+        code=[fields.index(name) for name, _ in rows],
+        kind=[SPAN if payload.text is None else INLINE for _, payload in rows],
+        size=[payload.size for _, payload in rows],
+        mtime_ns=[payload.offset + 1 for _, payload in rows],
+        changed_ns=[payload.offset + 2 for _, payload in rows],
+        offset=[payload.offset for _, payload in rows],
         files=tuple(SpanFile(b"/in/%d.tar" % at, 10**6, 1) for at in range(3)),
-        file=np.array([sample.file for sample in samples], np.uint32),
-        expected=numbers([payload.expected for _, payload in rows]),
-        columns=pa.table(columns),
+        file=[sample.file for sample in samples],
+        expected=[payload.expected for _, payload in rows],
+        metadata=pa.table(columns),
         **{**inline, **more},
     )
 
 
 def samples_of(entries: Entries) -> list[Sample]:
     """Return the samples of `Entries`, whose columns must fit each other; fields stand in the order of their rows."""
-    count, rows = len(entries), int(entries.first[-1])
+    count, rows, spans = len(entries), entries.rows, entries.known_spans
     assert len(entries.first) == count + 1
     assert entries.first.dtype == np.int64
-    assert entries.code.dtype == np.uint16
-    assert {len(one) for one in (entries.code, entries.kind, entries.size, entries.mtime_ns)} == {rows}
-    assert entries.offset is not None
-    assert entries.expected is not None
-    assert entries.file is not None
-    texts = {name: column.span(0, count).split(b"\0") for name, column in entries.inline.items()}
+    assert rows.code.dtype == np.uint16
+    assert {len(one) for one in (rows.code, rows.kind, rows.size, rows.mtime_ns)} == {int(entries.first[-1])}
+    texts = {name: column.span(0, count).split(b"\0") for name, column in entries.values.inline.items()}
     found = []
-    for at, number in enumerate(entries.columns.column("number").to_pylist()):
+    for at, number in enumerate(metadata_of(entries).column("number").to_pylist()):
         fields = {}
         for row in range(int(entries.first[at]), int(entries.first[at + 1])):
-            name = entries.fields[entries.code[row]]
-            text = texts[name][at] if entries.kind[row] == INLINE else None
-            payload = Payload(int(entries.size[row]), int(entries.offset[row]), int(entries.expected[row]), text)
-            assert (entries.mtime_ns[row], entries.changed_ns[row]) == (payload.offset + 1, payload.offset + 2)
+            name = entries.fields[rows.code[row]]
+            text = texts[name][at] if rows.kind[row] == INLINE else None
+            payload = Payload(int(rows.size[row]), int(spans.offset[row]), int(spans.expected[row]), text)
+            assert (rows.mtime_ns[row], rows.changed_ns[row]) == (payload.offset + 1, payload.offset + 2)
             assert name not in fields
             fields[name] = payload
-        found.append(Sample(entries.key(at), fields, int(entries.file[at]), number))
-    assert count == len(found) == len(entries.file)
+        found.append(Sample(entries.key(at), fields, int(entries.known_spans.file[at]), number))
+    assert count == len(found) == len(entries.known_spans.file)
     return found

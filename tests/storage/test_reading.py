@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.storage.reading import SpanSource, entries_in, names_in, plain_size, read_head, read_small
+from shardtool.storage.reading import SpanSource, dangling, entries_in, names_in, plain_size, read_head, read_small
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
@@ -36,13 +36,15 @@ def test_more_than_one_system_call_reads(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_a_folder(tmp_path: Path) -> None:
-    """Names are sorted, and none where there is no folder; only plain files have a plain size."""
+    """Names are sorted, and none where there is no folder; only plain files, and links to them, have a plain size."""
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(b"12")
     (tmp_path / "c").symlink_to("a")
-    assert names_in(str(tmp_path)) == ["a", "b", "c"] == sorted(one.name for one in entries_in(str(tmp_path)))
+    (tmp_path / "d").symlink_to("gone")
+    assert [dangling(str(tmp_path / name)) for name in ("a", "c", "none", "d")] == [None, None, None, "gone"]
+    assert names_in(str(tmp_path)) == ["a", "b", "c", "d"] == sorted(one.name for one in entries_in(str(tmp_path)))
     assert names_in(str(tmp_path / "none")) == []
-    assert [plain_size(str(tmp_path / name)) for name in ("a", "c", "none", ".")] == [2, None, None, None]
+    assert [plain_size(str(tmp_path / name)) for name in ("a", "c", "none", "d", ".")] == [2, 2, None, None, None]
 
 
 def test_heads_of_files(tmp_path: Path) -> None:

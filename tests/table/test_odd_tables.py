@@ -44,8 +44,8 @@ def _use(source: Any, options: dict[str, Any]) -> None:
     try:
         manifest = Manifest(source, ManifestOptions(**options))
         manifest.check()
-        entries = manifest.entries([stat_listed(task) for task in manifest.tasks(2)])
-        for texts in entries.inline.values():
+        entries, _ = manifest.entries([stat_listed(task) for task in manifest.tasks(2)])
+        for texts in entries.values.inline.values():
             texts.span(0, len(entries))
         manifest.write_binary(_Sink())
     except (InvalidRequest, SampleFailed) as error:

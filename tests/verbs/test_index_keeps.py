@@ -18,6 +18,7 @@ import pytest
 from shardtool import (
     CorruptShard,
     CreateOptions,
+    ExportOptions,
     IndexOptions,
     InvalidRequest,
     OutputExists,
@@ -92,7 +93,7 @@ def test_a_wrong_sidecar_stays(spoil: Callable[[Path], None], options: IndexOpti
     """A sidecar that is wrong is named and stays; with `overwrite` it is made again, and what is lost is told."""
     spoil(dataset / "x-1.index")
     before = identity(dataset)
-    with pytest.raises(OutputExists, match=r"x-1\.index.*--overwrite.*lost"):
+    with pytest.raises(OutputExists, match=r"x-1\.index.*overwrite=True.*lost"):
         index(dataset, options)
     assert identity(dataset) == before
     result = index(dataset, replace(options, overwrite=True))
@@ -197,7 +198,7 @@ def test_a_wrong_dataset_file_stays(what: str, dataset: Path, tmp_path: Path) ->
         for name in (shards(dataset)[1].name, "x-1.index"):
             shutil.copy(tmp_path / "y" / name, dataset / name)
     before = identity(dataset)
-    with pytest.raises(OutputExists, match=r"x\.json.*--overwrite"):
+    with pytest.raises(OutputExists, match=r"x\.json.*overwrite=True"):
         index(given, ONE)
     assert identity(dataset) == before
     index(given, replace(ONE, overwrite=True))
@@ -220,7 +221,7 @@ def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
     assert verify(f"{folder}/x-[0-9]{ending}", VerifyOptions(workers=1)).sound  # a glob is no name that is missing
     shutil.copy(first, folder / f"x-9{ending}")
     given = f"{folder}/x-{{0..}}{ending}"
-    with pytest.raises(OutputExists, match="--overwrite"):
+    with pytest.raises(OutputExists, match="overwrite=True"):
         index(given, IndexOptions(workers=1))
     assert [one.code for one in inspect(given).problems] == ["extra-shard"]
     assert index(given, IndexOptions(workers=1, overwrite=True)).shards == len(shards(folder))
@@ -305,10 +306,10 @@ def test_every_verb_finds_shards_below(above: Path, ending: str, tmp_path: Path)
     reshard([above], f"{tmp_path}/new/y-{{0..}}.{ending}", ReshardOptions(workers=1))
     assert members(*shards(tmp_path / "new")) == members(*shards(tars))
     assert verify(tmp_path / "new", VerifyOptions(source=above, workers=1)).sound
-    made = export(above, "dali-webdataset" if ending == "tar" else "dali-tfrecord", workers=1)
+    made = export(above, "dali-webdataset" if ending == "tar" else "dali-tfrecord", ExportOptions(workers=1))
     assert len(made.files) == 3
     if ending == "tar":
-        export(above, "huggingface", workers=1)
+        export(above, "huggingface", ExportOptions(workers=1))
 
 
 def test_what_is_wrong_below_is_found(above: Path) -> None:
@@ -387,7 +388,7 @@ def test_an_index_of_wids_in_the_way(dataset: Path, tmp_path: Path) -> None:
         path.unlink()
     dataset.rename(tmp_path / "w" / "sub")
     before = _wids(tmp_path / "w", *(f"sub/{path.name}" for path in shards(tmp_path / "w" / "sub")))
-    with pytest.raises(OutputExists, match=r"out\.json.*wids.*--overwrite"):
+    with pytest.raises(OutputExists, match=r"out\.json.*wids.*overwrite=True"):
         index(tmp_path / "w" / "out.json", ONE)
     assert read_tree(tmp_path / "w").keys() == {
         "out.json",

@@ -60,10 +60,14 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        (["train/0", "1"], {}, r"--split-from-folder: 1 sample in no such folder: 1; expected SOURCE/SPLIT/FILE"),
-        (["train/0", "val/a/1"], {"label_from_folder": True}, r"1 sample in no .*train/0; expected SOURCE/SPLIT/CLASS"),
-        (["my split/0", "val/1"], {}, r"--split-from-folder: names that no split can have: 'my split'"),
-        (["train/0"], {"split": "a=1"}, r"--split-from-folder: used with --split; expected one of them"),
+        (["train/0", "1"], {}, r"split_from_folder: 1 sample in no such folder: 1; expected paths such as SPLIT/FILE"),
+        (
+            ["train/0", "val/a/1"],
+            {"label_from_folder": True},
+            r"1 sample in no .*train/0; expected paths such as SPLIT/CLASS",
+        ),
+        (["my split/0", "val/1"], {}, r"split_from_folder: names that no split can have: 'my split'"),
+        (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
     ],
 )
 def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:
@@ -75,11 +79,11 @@ def test_folders_that_name_no_splits(names: list[str], options: Any, message: st
 
 def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
     """A manifest has no folders; and OUTPUT must have a place for the split."""
-    with pytest.raises(InvalidRequest, match="--split-from-folder: the source is a manifest"):
+    with pytest.raises(InvalidRequest, match="split_from_folder: the source is a manifest"):
         create(pd.DataFrame({"key": ["a"]}), f"{tmp_path}/{{split}}-{{0..}}.tar", _options(split_from_folder=True))
     with pytest.raises(InvalidRequest, match=r"no \{split\} in it"):
         create(_tree(tmp_path / "in", "train/0"), f"{tmp_path}/o-{{0..}}.tar", _options(split_from_folder=True))
-    with pytest.raises(InvalidRequest, match=r"--split-column or --split-from-folder"):
+    with pytest.raises(InvalidRequest, match=r"split_column or split_from_folder"):
         create(tmp_path / "in", f"{tmp_path}/{{split}}-{{0..}}.tar", _options())
 
 
@@ -92,7 +96,7 @@ def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_
     """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = dry_run(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True)).notes
-    assert any("--split-from-folder takes them for splits" in note for note in notes) is told
+    assert any("split_from_folder takes them for splits" in note for note in notes) is told
 
 
 # The numbers of classes.
@@ -134,7 +138,7 @@ def test_an_append_can_keep_the_numbers(tmp_path: Path) -> None:
     create(_tree(tmp_path / "a", "bee/0", "dog/0"), f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True))
     more = _tree(tmp_path / "b", "dog/1")
     asked = {"label_from_folder": True, "if_exists": "append"}
-    with pytest.raises(InvalidRequest, match="--classes-from, with the dataset file"):
+    with pytest.raises(InvalidRequest, match="classes_from, with the dataset file"):
         create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked))
     create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked, classes_from=tmp_path / "o.json"))
     assert _labels(tmp_path) == {"bee/0": "0", "dog/0": "1", "dog/1": "1"}
@@ -173,9 +177,9 @@ def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_
 
 def test_classes_from_needs_labels(tmp_path: Path) -> None:
     """The option says which other one it belongs to."""
-    with pytest.raises(InvalidRequest, match="expected --label-from-folder or --classes"):
+    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes"):
         _options(classes_from=["a"])
-    with pytest.raises(InvalidRequest, match="expected --classes FIELD"):
+    with pytest.raises(InvalidRequest, match=r"expected classes=\('FIELD',\)"):
         ReshardOptions(classes_from=["a"])
     ran = typed("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
     assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)
@@ -207,7 +211,7 @@ def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: 
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
     asked = _options(values=("cls=label",), classes=("cls",), **options)
     notes = dry_run(table, f"{tmp_path}/o-{{0..}}.tar", asked).notes
-    assert any("--shuffle mixes them" in note for note in notes) is told
+    assert any("shuffle=True mixes them" in note for note in notes) is told
 
 
 @pytest.mark.parametrize(
@@ -229,10 +233,10 @@ def test_text_where_a_reader_wants_numbers(
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
     asked = _options(values=(f"{field}=label",), classes=classes, if_exists="overwrite")
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
-    assert any(f"(--classes {field} numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
     again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
-    assert any(f"(--classes {field} numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
 
 
 def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:

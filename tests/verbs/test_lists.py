@@ -32,6 +32,7 @@ from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Compare, ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
+from tests.made import changed
 from tests.source.shards.test_listing import Count, Here
 from tests.tfrecords import BYTES, FLOAT, INT64
 
@@ -277,12 +278,11 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     examples.append(("k3", lists))
     _write(place / "in" / "x.tfrecord", examples)
     entries = list_datasets([str(place / "in")], Here(), Count(), to_format="tfrecord").entries
-    assert entries.expected is not None
-    (bad,) = [row for row in range(6, 9) if entries.fields[entries.code[row]] == "t"]
-    expected = entries.expected.copy()
+    (bad,) = [row for row in range(6, 9) if entries.fields[entries.rows.code[row]] == "t"]
+    expected = entries.known_spans.expected.copy()
     expected[bad] ^= 1
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
-    plan = make_plan(replace(entries, expected=expected), pattern, Bounds())
+    plan = make_plan(changed(entries, expected=expected), pattern, Bounds())
     samples, folder = shard_samples(plan, 0), Folder(str(place))
     result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
@@ -290,7 +290,7 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     assert show_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
     assert result.staged is not None
     folder.publish(result.staged)
-    written = Written(plan.format, samples, None, result.field_crcs, (2,), source_paths=False)
+    written = Written(plan.format, samples.content, None, result.field_crcs, (2,))
     told, _ = encode(index_of(written), ShardFact("out-000.tfrecord", result.size, result.crc, ""))
     (place / "out-000.index").write_bytes(told)
     assert _indexed(place) == _payloads(place) == _payloads(place / "a")
@@ -314,7 +314,7 @@ def test_a_tar_holds_no_lists(place: Path) -> None:
     """A list is refused with shard, field and sample where tar shards are to be written; the rest can be."""
     source = _typical(place)
     with pytest.raises(
-        InvalidRequest, match=r"x-0\.tfrecord, a: the field '\w+' is a list.*--drop-fields .*ids"
+        InvalidRequest, match=r"x-0\.tfrecord, a: the field '\w+' is a list.*drop_fields=.*ids"
     ) as found:
         _run(source, place / "a", "tar")
     assert "Write TFRecord shards" in found.value.remedy

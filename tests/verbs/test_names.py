@@ -118,7 +118,7 @@ def test_a_folders_names(keys: list[str], field: str, dots: Any, way: str, endin
             assert way != "portable"
             assert way == "" or set(found) == unsafe
             assert unsafe or not found
-            named = "--portable" in error.remedy and "--on-error skip" in error.remedy
+            named = "portable=True" in error.remedy and "on_error='skip'" in error.remedy
             assert named or way or not unsafe
             return
         assert way or not unsafe
@@ -148,7 +148,7 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "out"
         source = write_tree(Path(name) / "in", {f"{at}.txt": b"x" for at in range(len(keys))})
-        asked = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error, start_method="fork")
+        asked = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error)
         try:
             create(source, f"{folder}/o-{{0..}}.{ending}", asked)
         except SampleFailed:
@@ -242,7 +242,7 @@ def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:
         asked = _options(key="key", values=("txt=text",), meta="none", if_exists=if_exists)
         told = create(table, f"{tmp_path}/o-{{0..}}.tar", asked)
         assert any("last dot" in note and "'a.b'" in note for note in told.notes)
-    with pytest.raises(InvalidRequest, match="Choose --dots last, or make the keys safe with --portable"):
+    with pytest.raises(InvalidRequest, match="Choose dots='last', or make the keys safe with portable=True"):
         create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none", dots="first"))
     plain = create(table.slice(1), f"{tmp_path}/q-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none"))
     assert not any("dot" in note for note in plain.notes)
@@ -253,7 +253,7 @@ def test_resume_does_not_keep_what_another_rule_would_refuse(tmp_path: Path) -> 
     MAPPED.update({"0": "a.b"})
     EXTRA.clear()
     source = write_tree(tmp_path / "in", {"0.txt": b"x"})
-    output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename", "start_method": "fork"}
+    output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename"}
     create(source, output, _options(dots="last", **asked))
     with pytest.raises(SampleFailed, match=r"the key 'a\.b'"):
         create(source, output, _options(if_exists="resume-overwrite", **asked))

@@ -34,9 +34,9 @@ ONE: dict[str, Any] = {"split": None, "pattern": "out-{000..}"}  # not in splits
 
 
 def _pack(source: Path, folder: Path, **options: Any) -> CreateResult:
-    """Pack eight samples a shard into three splits, with one forked worker into tar, unless told otherwise."""
+    """Pack eight samples a shard into three splits, with one worker into tar, unless asked otherwise."""
     pattern, ending = options.pop("pattern", PATTERN), options.pop("ending", "tar")
-    asked = {"workers": 1, "start_method": "fork", "max_count": 8, "split": SHARES, **options}
+    asked = {"workers": 1, "max_count": 8, "split": SHARES, **options}
     return create(source, f"{folder}/{pattern}.{ending}", CreateOptions(**asked))
 
 
@@ -242,22 +242,22 @@ def test_the_shell_leaves_the_split_alone(scenes: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "options", "said"),
     [
-        ("out-{split}-{000..}", {"split": None}, r"\{split\} without splits.*--split"),
+        ("out-{split}-{000..}", {"split": None}, r"\{split\} without splits.*split="),
         ("out-{000..}", {}, r"no \{split\}"),
-        ("out-{split}-{000..}", {"split": "train=1,val=1"}, "--split"),
-        ("out-{split}-{000..}", {"split": "a/b=0.5,c=0.5"}, "--split"),
-        ("out-{split}-{000..}", {"split": "..=0.5,c=0.5"}, "--split"),
-        ("out-{split}-{000..}", {"split": "a=0.5,A=0.5"}, "--split"),
+        ("out-{split}-{000..}", {"split": "train=1,val=1"}, "split"),
+        ("out-{split}-{000..}", {"split": "a/b=0.5,c=0.5"}, "split"),
+        ("out-{split}-{000..}", {"split": "..=0.5,c=0.5"}, "split"),
+        ("out-{split}-{000..}", {"split": "a=0.5,A=0.5"}, "split"),
         ("out-{split}-{000..}", {"split": "a=0.99999999,b=0.00000001"}, r"no sample falls into b"),
         ("out-{split}-{000..}", {"stratify": "nope"}, "nope.*key, path, folder, size"),
         ("out-{split}-{000..}", {"group_by": "nope"}, "nope.*key, path, folder, size"),
-        ("out-{split}-{000..}", {"group_by": "folder", "stratify": "folder"}, "--group-by"),
-        ("out-{000..}", {"split": None, "stratify": "folder"}, "--stratify.*--split"),
-        ("out-{000..}", {"split": None, "group_by": "folder"}, "--group-by.*--split"),
-        ("out-{split}-{000..}", {"split": None, "split_column": "folder"}, "--split-column.*manifest"),
+        ("out-{split}-{000..}", {"group_by": "folder", "stratify": "folder"}, "group_by"),
+        ("out-{000..}", {"split": None, "stratify": "folder"}, "stratify.*split="),
+        ("out-{000..}", {"split": None, "group_by": "folder"}, "group_by.*split="),
+        ("out-{split}-{000..}", {"split": None, "split_column": "folder"}, "split_column.*manifest"),
         ("out-{split}-{000..000}", {}, "1 names? for [0-9]+ shards"),
         ("out-{split}-{000..050}", {"max_count": None}, "51 shards for [0-9]+ samples"),
-        ("out-{split}-{000..}", {"max_size": 2000}, "--max-size.*--oversize"),
+        ("out-{split}-{000..}", {"max_size": 2000}, "max_size.*oversize="),
         ("out-{split}", {}, "out-train"),
     ],
 )
@@ -544,12 +544,12 @@ def test_where_and_splits(scenes: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("size > ", "--where"),
+        ("size > ", "where"),
         ("width > 3", "width.*key, path, folder, size"),
-        ("size > 'a'", "--where"),
-        ("__import__('os').system('touch x')", "--where"),
-        ("size > 10 ** 9", "--where: no sample"),
-        ("", "--where"),
+        ("size > 'a'", "where"),
+        ("__import__('os').system('touch x')", "where"),
+        ("size > 10 ** 9", "where: no sample"),
+        ("", "where"),
     ],
 )
 def test_queries_that_make_no_sense(query: str, said: str, scenes: Path, tmp_path: Path) -> None:

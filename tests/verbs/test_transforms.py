@@ -46,9 +46,9 @@ _TAR_END = 1024
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    """Pack with one forked worker into tar, unless told otherwise."""
+    """Pack with one worker into tar, unless `options` say otherwise."""
     ending = options.pop("ending", "tar")
-    asked = {"workers": 1, "start_method": "fork", **options}
+    asked = {"workers": 1, **options}
     return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
 
 
@@ -201,7 +201,7 @@ def test_a_bound_that_takes_nothing(max_size: int, oversize: str, ending: str, t
 def test_a_sample_that_becomes_too_large_is_named(ending: str, tmp_path: Path) -> None:
     """One that fits in no shard, now that its size shows, ends the run with its key and what to do."""
     source = _told_tree(tmp_path / "in", {"fine": 10, "huge": [3000, 3000], "more": 20})
-    with pytest.raises(SampleFailed, match=r"^huge: .*2 samples.*--oversize skip"):
+    with pytest.raises(SampleFailed, match=r"^huge: .*2 samples.*oversize='skip'"):
         _pack(source, tmp_path / "out", map=TOLD, max_size="5kB", ending=ending)
     assert not (tmp_path / "out" / "out.json").exists()
 
@@ -231,9 +231,9 @@ def test_numbers_that_ranks_divide(options: dict[str, Any], pictures: Path, tmp_
         source = _told_tree(tmp_path / "in", asked)
     pattern = options.pop("pattern", STEM)
     try:
-        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=1, start_method="fork", **options))
+        create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=1, **options))
     except (InvalidRequest, SampleFailed) as error:
-        assert re.search("--equal-count|--shards-multiple-of", str(error)), error  # noqa: PT017
+        assert re.search("equal_count|shards_multiple_of", str(error)), error  # noqa: PT017
         assert not (tmp_path / "out" / "out.json").exists()
         return
     counts = [len(samples) for samples in sound(tmp_path / "out" / "out.json")]
@@ -258,7 +258,7 @@ def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, end
     plan = dry_run(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=1, **WHOLE))
     count = {"far too few": 2, "the planned": len(plan.shards), "enough": len(shards(whole))}[names]
     output = f"{tmp_path}/out-{{000..{count - 1:03}}}.{ending}"
-    options = CreateOptions(workers=1, start_method="fork", **WHOLE)
+    options = CreateOptions(workers=1, **WHOLE)
     if names == "enough":
         create(pictures, output, options)
         assert [path.read_bytes() for path in shards(tmp_path)] == [path.read_bytes() for path in shards(whole)]
@@ -367,7 +367,7 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
         run()
         return Counter((tmp_path / "noted").read_text(encoding="utf-8").split())
 
-    asked = CreateOptions(workers=1, start_method="fork", **options)
+    asked = CreateOptions(workers=1, **options)
     tried = calls(lambda: dry_run(source, f"{tmp_path}/out/{STEM}.tar", asked))
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
@@ -461,7 +461,7 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
     module = tmp_path / "of_resume.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    options: dict[str, Any] = {"map": "of_resume:change", "max_count": 3}
+    options: dict[str, Any] = {"map": "of_resume:change", "max_count": 3, "start_method": "fork"}  # imports it afresh
     module.write_text(FUNCTION)
     _pack(source, tmp_path / "out", **options)
     age(tmp_path / "out", source)
@@ -730,7 +730,7 @@ WORSE = ["{'__key__': '\\ud800', 'a': b''}", "{'a': '\\ud800'}", "{str(n): b'' f
 def test_what_no_function_may_return(text: str, tmp_path: Path) -> None:
     """What is no sample ends the run by the key of the one that it was made of, and nothing of it is published."""
     source = _expressions(tmp_path / "in", ["{'x': b'fine'}", text])
-    with pytest.raises(SampleFailed, match=r"^01: the function of --map returned"):
+    with pytest.raises(SampleFailed, match=r"^01: the function of map returned"):
         _pack(source, tmp_path / "out", map=EVALUATED)
     assert not shards(tmp_path / "out")
 
@@ -795,7 +795,7 @@ def test_dropped_samples_are_counted(ending: str, tmp_path: Path) -> None:
 def test_a_function_that_drops_all(tmp_path: Path) -> None:
     """A dataset without a sample is an error, which says that it was the function that dropped them."""
     source = _told_tree(tmp_path / "in", {"a": None, "b": None})
-    with pytest.raises(SampleFailed, match=r"--map|drop"):
+    with pytest.raises(SampleFailed, match=r"map|drop"):
         _pack(source, tmp_path / "out", map=TOLD)
     assert not (tmp_path / "out" / "out.json").exists()
 
@@ -882,7 +882,7 @@ def test_a_function_that_is_not_there(name: str, tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "of_missing", raising=False)
-    with pytest.raises(InvalidRequest, match=f"--map.*{re.escape(said)}"):
+    with pytest.raises(InvalidRequest, match=f"map.*{re.escape(said)}"):
         _pack(source, tmp_path / "out", map=name)
     assert not (tmp_path / "out").exists()
 
@@ -1077,7 +1077,7 @@ def test_a_file_that_changes_while_it_is_packed(name: str, field: str, tmp_path:
     source = write_tree(tmp_path / "in", {f"{n}.{kind}": _picture(9, n) for n in range(3) for kind in ("png", "txt")})
     path, data = source / f"1.{field}", (source / f"1.{field}").read_bytes()
     output = f"{tmp_path}/out/{STEM}.tar"
-    asked: dict[str, Any] = {"workers": 1, "start_method": "fork", "resize": 5}
+    asked: dict[str, Any] = {"workers": 1, "resize": 5}
     with pytest.raises(SampleFailed) as caught:
         create(source, output, CreateOptions(**asked), observer=_Changer(path, change))
     assert caught.value.where == str(path)

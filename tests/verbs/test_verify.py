@@ -706,7 +706,7 @@ def test_json(dataset: Path) -> None:
 def test_an_observer_is_told(dataset: Path) -> None:
     """Progress adds up to all samples, bytes and shards."""
 
-    class Told(Observer):
+    class NameFacts(Observer):
         def __init__(self) -> None:
             self.all: list[tuple[int, int, int]] = []
             self.done = [0, 0, 0]
@@ -717,7 +717,7 @@ def test_an_observer_is_told(dataset: Path) -> None:
         def advance(self, samples: int, size: int, shards: int) -> None:
             self.done = [have + more for have, more in zip(self.done, (samples, size, shards), strict=True)]
 
-    told = Told()
+    told = NameFacts()
     verify(dataset, VerifyOptions(workers=2), observer=told)
     assert told.all == [tuple(told.done)]
     assert told.done[::2] == [12, 4]

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.entries.arrow import python_rows
-from shardtool.inspection.overview import InspectOptions, Overview, draw
+from shardtool.inspection.overview import Overview, draw
 from shardtool.inspection.statistics import is_plain
 from shardtool.inspection.summary import summarize
 from shardtool.request.observer import Observer
+from shardtool.request.options import InspectOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.storage.staging import Folder, write_whole
+from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset
@@ -27,7 +28,7 @@ def check_target(dataset: OpenedDataset, path: str, *, overwrite: bool) -> None:
     if os.path.isdir(path):
         raise OutputExists(path, "a folder", remedy="Choose another name.")
     if os.path.lexists(path) and not overwrite:
-        raise OutputExists(path, "there already", remedy="Choose another name, or --overwrite.")
+        raise OutputExists(path, "there already", remedy=f"Choose another name, or {flag('overwrite')}.")
 
 
 def write_target(path: str, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The folder source: a tree of files becomes `Entries`.
 
 A sample is the files that share a key. What a tree holds besides samples is not passed over in
-silence: it comes back as `skipped`, and `create` decides what that means.
+silence: it is returned beside them, and `create` decides what that means.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.entries.classes import number_classes
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from array import array
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"})
 
 
-def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> Entries:
-    """Return the samples that were found below `root`.
+def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples that were found below `root`, and what else there is.
 
     Args:
         root: Ending in a slash.
@@ -48,10 +48,9 @@ def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> Entri
     skipped = sorted([*skipped, *(one for part in parts for one in part.skipped)], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
-        raise InvalidRequest(
-            printable(root), f"{len(names):,} different fields, such as {printable(names[0])!r}", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
-        )  # fmt: skip
+        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
+        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+        raise InvalidRequest(printable(root), found, expected="a few", remedy=remedy)
     place = {name: at for at, name in enumerate(names)}
     codes = [
         np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint32)]
@@ -65,18 +64,18 @@ def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> Entri
         keys=Names.parse(b"".join(part.keys[0] for part in parts)),
         first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
         fields=tuple(to_text(name) for name in names),
-        code=np.concatenate(codes) if codes else np.zeros(0, np.uint16),
-        kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
-        size=_joined((part.sizes for part in parts), np.int64),
-        mtime_ns=_joined((part.mtimes for part in parts), np.int64),
-        changed_ns=_joined((part.changed for part in parts), np.int64),
-        skipped=tuple(skipped),
+        rows=FieldRows(
+            code=np.concatenate(codes) if codes else np.zeros(0, np.uint16),
+            kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
+            size=_joined((part.sizes for part in parts), np.int64),
+            mtime_ns=_joined((part.mtimes for part in parts), np.int64),
+            changed_ns=_joined((part.changed for part in parts), np.int64),
+        ),
     )
-    if not torn:
-        return entries
-    # A sample that lost a field is left out whole.
-    whole = [sample for sample in range(len(entries)) if entries.keys[sample] not in torn]
-    return entries.take(np.array(whole, np.int64))
+    if torn:  # a sample that lost a field is left out whole
+        whole = [sample for sample in range(len(entries)) if entries.keys[sample] not in torn]
+        entries = entries.take(np.array(whole, np.int64))
+    return entries, tuple(skipped)
 
 
 def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
@@ -96,7 +95,7 @@ def check_torn(entries: Entries) -> None:
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
         return
-    uses = np.bincount(entries.code, minlength=len(entries.fields))
+    uses = np.bincount(entries.rows.code, minlength=len(entries.fields))
     numbered = [
         code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])
     ]
@@ -104,18 +103,21 @@ def check_torn(entries: Entries) -> None:
     lonely = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
     if not numbered and not lonely:
         return
-    row = int(np.flatnonzero(entries.code == (numbered or dotted)[0])[0])
+    row = int(np.flatnonzero(entries.rows.code == (numbered or dotted)[0])[0])
     name = printable(entries.path(row))
-    field = printable(entries.fields[entries.code[row]])
-    key = printable(entries.keys[int(np.searchsorted(entries.first, row, "right")) - 1])
-    raise InvalidRequest(
-        name, f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}",
-        remedy="Choose --dots last (only the last ending is the field; add --portable for readers that end the key at "
-        "the first dot), or --dots first if that is what you want.",
-    )  # fmt: skip
+    field = printable(entries.fields[entries.rows.code[row]])
+    key = printable(entries.keys[int(entries.owners(row))])
+    found = f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}"
+    remedy = (
+        f"Choose {option('dots', 'last')} (only the last ending is the field; add {flag('portable')} for "
+        f"readers that end the key at the first dot), or {option('dots', 'first')} if that is what you want."
+    )
+    raise InvalidRequest(name, found, remedy=remedy)
 
 
-def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: int = 0) -> Entries:
+def label_from_folder(
+    entries: Entries, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
+) -> Entries:
     """Give each sample the field `cls`: the number of its top folder, in the order of the bytes of their names.
 
     This is torchvision's ImageFolder convention.
@@ -124,6 +126,7 @@ def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: 
         entries: The samples, sorted by their keys.
         known: The numbers that classes have already.
         depth: How many folders lie above those of the classes.
+        skipped: What is not among the samples, but in folders of classes.
 
     Raises:
         InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
@@ -131,17 +134,17 @@ def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: 
     if not len(entries):
         return entries
     if "cls" in entries.fields:
-        raise InvalidRequest("--label-from-folder", "the samples have a field 'cls' already")
-    expected = "SOURCE/SPLIT/CLASS/FILE" if depth else "SOURCE/CLASS/FILE"
-    spans = _folders(entries.keys, depth, ("--label-from-folder", expected))
+        raise InvalidRequest(option("label_from_folder"), "the samples have a field 'cls' already")
+    expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
+    spans = _folders(entries.keys, depth, ("label_from_folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
-    paths = [to_bytes(one.path).split(b"/") for one in entries.skipped if one.code != "no-field"]
+    paths = [to_bytes(one.path).split(b"/") for one in skipped if one.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
     label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
-    fields = tuple(sorted((*entries.fields, "cls"), key=to_bytes))
+    fields, rows = tuple(sorted((*entries.fields, "cls"), key=to_bytes)), entries.rows
     cls = fields.index("cls")
-    code = np.array([fields.index(name) for name in entries.fields], np.uint16)[entries.code]
+    code = np.array([fields.index(name) for name in entries.fields], np.uint16)[rows.code]
     before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
     at = entries.first[:-1] + before
     labels = Names.of(b"%d" % at for at in range(len(names))).take(label)
@@ -149,14 +152,14 @@ def label_from_folder(entries: Entries, known: Classes | None = None, *, depth: 
         entries,
         first=entries.first + np.arange(len(entries) + 1),
         fields=fields,
-        code=np.insert(code, at, cls),
-        kind=np.insert(entries.kind, at, INLINE),
-        size=np.insert(entries.size, at, labels.lengths()),
-        mtime_ns=np.insert(entries.mtime_ns, at, 0),
-        changed_ns=np.insert(entries.changed_ns, at, 0),
-        inline={"cls": labels},
-        numbers={"cls": "int64"},
-        classes={"cls": names},
+        rows=FieldRows(
+            code=np.insert(code, at, cls),
+            kind=np.insert(rows.kind, at, INLINE),
+            size=np.insert(rows.size, at, labels.lengths()),
+            mtime_ns=np.insert(rows.mtime_ns, at, 0),
+            changed_ns=np.insert(rows.changed_ns, at, 0),
+        ),
+        values=FieldValues(inline={"cls": labels}, numbers={"cls": "int64"}, classes={"cls": names}),
     )
 
 
@@ -170,22 +173,23 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
-    spans = _folders(keys, 0, ("--split-from-folder", "SOURCE/SPLIT/FILE"))
+    spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
 
 
 def split_note(entries: Entries) -> str:
     """Return what the user should know of classes that are called like splits; empty for others."""
-    classes = entries.classes.get("cls", [])
-    found = [name for name in classes if name.lower() in _SPLITS]
+    classes = entries.values.classes.get("cls", [])
+    found = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(found) < min(2, len(classes)) or not found:
         return ""
     shown = listing(found)
-    return f"--label-from-folder takes {shown} for classes: --split-from-folder takes them for splits, and labels below"
+    label, split = option("label_from_folder"), option("split_from_folder")
+    return f"{label} takes {shown} for classes: {split} takes them for splits, and labels below"
 
 
-def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
     """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
 
     Keys are sorted, so this is a few bisections.
@@ -193,7 +197,7 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
     Args:
         keys: One per sample.
         depth: How many folders lie above.
-        option: Who wants to know, and what it expects.
+        asked: The option that wants to know, and what it expects.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
@@ -214,10 +218,9 @@ def _folders(keys: Names, depth: int, option: tuple[str, str]) -> list[tuple[int
                 at = end
         spans = found
     if beside:
-        raise InvalidRequest(
-            option[0], f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}",
-            expected=option[1], remedy="Move them, or leave them out with --exclude.",
-        )  # fmt: skip
+        problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
+        remedy = f"Move them, or leave them out with {option('exclude')}."
+        raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 
 
@@ -243,10 +246,10 @@ def table_of(entries: Entries) -> pa.Table:
     first_paths = [b"." + to_bytes(name) for name in entries.fields]
     for first, names in keys.chunks():
         last = first + len(names)
-        codes = entries.code[entries.first[first:last]].tolist()
+        codes = entries.rows.code[entries.first[first:last]].tolist()
         paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
         folders = [name.rpartition(b"/")[0] for name in names]
-        sizes = np.add.reduceat(entries.size[: entries.first[last]], entries.first[first:last])
+        sizes = np.add.reduceat(entries.rows.size[: entries.first[last]], entries.first[first:last])
         texts = [
             string_array(b"".join(column), np.array([len(one) for one in column], np.int64))
             for column in (names, paths, folders)

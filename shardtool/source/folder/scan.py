@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import printable, reason
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
+from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
 _OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
+_DOT = 46  # the byte
 _CHUNK = 8192  # files of one folder that a worker takes at a time
 
 
@@ -220,7 +222,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     with os.scandir(root + prefix) as listing:
         for entry in listing:
             name = entry.name
-            if (name[0] == 46 or name in _LEFT_BEHIND) and not rules.hidden:  # noqa: PLR2004 - a dot
+            if (name[0] == _DOT or name in _LEFT_BEHIND) and not rules.hidden:
                 _pass_over(rules, prefix, name, part)
                 continue
             link = False
@@ -288,7 +290,10 @@ def _link_problem(
     """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # what the link says, not where that is on this machine
-        return "link-outside", f"a link out of the tree, to {where}; --symlinks follow packs it, skip leaves it out"
+        return (
+            "link-outside",
+            f"a link out of the tree, to {where}; {typed_option('symlinks', 'follow')} packs it, skip leaves it out",
+        )
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -298,7 +303,7 @@ def _link_problem(
         return code, reason(error)
     if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
-            return "link-loop", "a link to a folder that it lies in; --symlinks skip leaves it out"
+            return "link-loop", f"a link to a folder that it lies in; {typed_option('symlinks', 'skip')} leaves it out"
     elif not stat.S_ISREG(mode):
         return "special-file", "a link to a fifo, socket or device"
     return None

@@ -6,7 +6,7 @@ import importlib
 import os
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
@@ -14,9 +14,12 @@ from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.reading import inside, source_root
 from shardtool.values import counted
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import pyarrow as pa
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -56,8 +59,8 @@ class FolderSource(Source):
 
         options = self._options
         notes = _left_behind_notes([top, *parts])
-        entries = folder.collect(self._root, parts, top.skipped)
-        check_skipped(self._source, entries.skipped, options.on_error)
+        entries, skipped = folder.collect(self._root, parts, top.skipped)
+        check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
         chosen = None
         if options.where is not None:
             from shardtool.select.query import matching
@@ -67,7 +70,8 @@ class FolderSource(Source):
             from shardtool.dataset.classes import open_classes
 
             depth = 1 if options.split_from_folder else 0
-            entries = folder.label_from_folder(entries, open_classes(options.classes_from), depth=depth)
+            known = open_classes(options.classes_from)
+            entries = folder.label_from_folder(entries, known, depth=depth, skipped=skipped)
             notes += filter(None, [folder.split_note(entries)])
         if options.dots is None:
             folder.check_torn(entries)
@@ -77,10 +81,11 @@ class FolderSource(Source):
         if options.on_error == "skip" and not options.portable:
             from shardtool.source.naming import skip_unsafe_names
 
-            entries = skip_unsafe_names(entries)
-        return Listing(entries, self._name, tuple(notes))
+            entries, unsafe = skip_unsafe_names(entries)
+            skipped += unsafe
+        return Listing(entries, skipped, self._name, tuple(notes))
 
-    def column(self, listed: Listing, name: str) -> Any:
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return `key`, `path`, `folder` or `size` of each sample."""
         from shardtool.source.folder import samples as folder
 
@@ -99,9 +104,9 @@ def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
         return []
     names = [printable(name) for name, _ in found.most_common()]
     what = counted(found.total(), "name that an operating system made, passed over")
-    return [f"{what}: {listing(names)} (--hidden takes them)"]
+    return [f"{what}: {listing(names)} ({flag('hidden')} takes them)"]
 
 
 def _check_some(entries: Entries, query: str) -> None:
     if not len(entries):
-        raise InvalidRequest("--where", f"no sample for which {query}")
+        raise InvalidRequest(option("where"), f"no sample for which {query}")

@@ -5,7 +5,7 @@ They are never in memory at once. Those of a row lie together, in the order of t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.source.base import Writable
     from shardtool.table.open import Table
 
 _ROWS = 256  # at a time: some are taken out, which copies them
@@ -38,7 +39,7 @@ def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
 
 
 def write(
-    table: Table, columns: list[str], rows: NDArray[np.int64] | None, lengths: list[NDArray[np.int64]], file: Any
+    table: Table, columns: list[str], rows: NDArray[np.int64] | None, lengths: list[NDArray[np.int64]], file: Writable
 ) -> bool:
     """Write the values of columns; return whether they were as long as they should be, or stop at those that are not.
 
@@ -47,7 +48,7 @@ def write(
         columns: Their names.
         rows: The numbers of those that are wanted, ascending; None: all.
         lengths: int64[wanted rows] for each column.
-        file: Something with `write`.
+        file: Takes them, in order.
     """
     before = done = 0
     for batch in _batches(table, columns):
@@ -66,7 +67,7 @@ def write(
     return done == len(lengths[0])
 
 
-def _batches(table: Table, columns: list[str]) -> Iterator[list[Any]]:
+def _batches(table: Table, columns: list[str]) -> Iterator[list[pa.Array]]:
     """Yield the values of columns, some rows at a time."""
     with readable(table.where):
         for batch in table.batches(columns):
@@ -76,7 +77,7 @@ def _batches(table: Table, columns: list[str]) -> Iterator[list[Any]]:
                 yield [_bytes_of(some.column(at)) for at in range(len(columns))]
 
 
-def _bytes_of(array: Any) -> Any:
+def _bytes_of(array: pa.Array) -> pa.Array:
     """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
     if is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
@@ -84,7 +85,7 @@ def _bytes_of(array: Any) -> Any:
     return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
 
 
-def _write_rows(file: Any, batch: list[Any], lengths: list[NDArray[np.int64]]) -> None:
+def _write_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
     """Write the values of columns, those of a row together."""
     if len(batch) == 1:
         file.write(arrays.payload(batch[0]))

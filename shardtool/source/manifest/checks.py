@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.columns import META, META_CLASH, Roles
+from shardtool.source.manifest.columns import META, Roles, meta_clash
 from shardtool.table import arrays, keys
 from shardtool.table.columns import is_bytes, is_text, is_wrapped_bytes
 from shardtool.table.json_text import has_text
 from shardtool.table.row_names import Rows, short
 from shardtool.table.values import large_places, missing_places, nul_places
 from shardtool.values import NAME_LIMIT, counted
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from shardtool.names import Names
 
 _SHOWN = 3  # keys and paths in a message
-_BYTES_REMEDY = "--bytes takes a column of bytes."
 
 
-def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any) -> None:
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types cannot be what they are used for.
 
     Args:
@@ -43,7 +43,7 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
         InvalidRequest: There are such columns.
     """
     kinds = {name: column.type for name, column in rows.columns.items()}
-    null = pa.null()
+    null, bytes_remedy = pa.null(), f"{option('binary')} takes a column of bytes."
 
     def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
         if not right:
@@ -55,20 +55,20 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: Any)
         right = keys.is_key(kinds.get(roles.key, null))
         want(roles.key, "key", "text or whole numbers", right=right)
     for column in roles.paths():
-        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=_BYTES_REMEDY)
+        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
-        want(column, f"field {field}", "text or numbers", right=right, remedy=_BYTES_REMEDY)
+        want(column, f"field {field}", "text or numbers", right=right, remedy=bytes_remedy)
         if field in classes:
             want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
     for column in roles.meta:
         right = column in kinds and has_text(kinds[column])
-        remedy = f"Make it a field (--bytes jpg={column}), or leave it out of --meta."
+        remedy = f"Make it a field ({option('binary', {'jpg': column})}), or leave it out of {option('meta')}."
         want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
     for _, column in roles.binary:
         kind = schema.field(column).type
         right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
-        want(column, "bytes", "bytes, or text", right=right, remedy="--field takes a column of numbers.")
+        want(column, "bytes", "bytes, or text", right=right, remedy=f"{option('values')} takes a column of numbers.")
 
 
 def check_values(rows: Rows, roles: Roles) -> None:
@@ -80,23 +80,23 @@ def check_values(rows: Rows, roles: Roles) -> None:
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
     for role, name in needed:
+        missing = missing_places(rows.columns[name])
+        found = f"column {name!r}: no {role} (null or NaN)"
         rows.refuse(
-            missing_places(rows.columns[name]), f"column {name!r}: no {role} (null or NaN)",
-            expected=f"a {role} in each row", remedy="--where can leave such rows out.",
-        )  # fmt: skip
+            missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
+        )
     for name in (*roles.values(), *roles.paths()):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.values():
         bad = large_places(rows.columns[name])
         rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
-        rows.refuse(
-            _infinite(rows.columns[name]), f"column {name!r}: an infinite number", expected="what JSON has a form for",
-            remedy="Make it null, or leave the column out of --meta.",
-        )  # fmt: skip
+        problem = f"column {name!r}: an infinite number"
+        remedy = f"Make it null, or leave the column out of {option('meta')}."
+        rows.refuse(_infinite(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
 
 
-def _infinite(column: Any) -> NDArray[np.int64]:
+def _infinite(column: pa.Array) -> NDArray[np.int64]:
     """Return where a column holds an infinite float, however deep."""
     kind = column.type
     if pa.types.is_floating(kind):
@@ -106,7 +106,7 @@ def _infinite(column: Any) -> NDArray[np.int64]:
     return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
 
 
-def _has_infinite(column: Any) -> bool:
+def _has_infinite(column: pa.Array) -> bool:
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_has_infinite(part) for part in column.flatten())
@@ -125,7 +125,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     """
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise InvalidRequest("--size", f"column {name!r} holds no numbers", expected="bytes of the file")
+        raise InvalidRequest(option("size"), f"column {name!r} holds no numbers", expected="bytes of the file")
     rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
     broken = keys.broken_numbers(column)
     rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
@@ -134,7 +134,7 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     return sizes
 
 
-def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
+def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> None:
     """Refuse paths that are empty, are no files' or lead out of the root.
 
     Args:
@@ -152,19 +152,16 @@ def check_paths(rows: Rows, name: str, found: Any, *, outside: bool) -> None:
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
     urls = arrays.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
     if len(urls):
-        rows.refuse(
-            urls, f"{column}: a URL, such as {rows.examples(original, urls[:1])},", expected="paths of files",
-            remedy="Download them first, with img2dataset for example.",
-        )  # fmt: skip
+        problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
+        remedy = "Download them first, with img2dataset for example."
+        rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return
     away = np.union1d(places.absolute_places(found), places.upward_places(found))
     if len(away):
-        rows.refuse(
-            away, f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},",
-            expected="paths below the manifest's folder, or --root",
-            remedy="Name their common folder with --root, or take them with --allow-outside.",
-        )  # fmt: skip
+        what = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
+        cure = f"Name their common folder with {option('root')}, or take them with {flag('allow_outside')}."
+        rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option('root')}", remedy=cure)
 
 
 def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
@@ -176,13 +173,12 @@ def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[st
     column = rows.columns[name]
     if "" in endings.names:
         bad = np.flatnonzero(endings.codes == endings.names.index(""))
-        rows.refuse(
-            bad, f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},",
-            expected="an ending that names the field, such as .jpg", remedy=f"Name the field: --file jpg={name}.",
-        )  # fmt: skip
+        found = f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},"
+        expected = "an ending that names the field, such as .jpg"
+        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: {option('files', {'jpg': name})}.")
     for field in sorted(set(endings.names) & set(known)):
         bad = np.flatnonzero(endings.codes == endings.names.index(field))
-        remedy = META_CLASH if field == META else "Name them apart."
+        remedy = meta_clash() if field == META else "Name them apart."
         rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {field!r}", remedy=remedy)
 
 
@@ -198,19 +194,18 @@ def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int
     Raises:
         InvalidRequest: There are such keys.
     """
-    remedy = "--key COLUMN names another; the column of paths means the paths without their endings."
+    remedy = f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
     if column is not None and len(bad):
-        rows.refuse(
-            bad, f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
-            f"{rows.examples(rows.columns[column], bad)},",
-            expected=f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'",
-            remedy=remedy,
-        )  # fmt: skip
+        problem = (
+            f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
+            f"{rows.examples(rows.columns[column], bad)},"
+        )
+        expected = f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
+        rows.refuse(bad, problem, expected=expected, remedy=remedy)
     twice = keys.repeated(found)
     if twice:
         first = [*twice.items()][:_SHOWN]
         some = [f"'{short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
-        raise InvalidRequest(
-            rows.where, f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}",
-            expected="a key of its own for each row" + (f", from column {column!r}" if column else ""), remedy=remedy,
-        )  # fmt: skip
+        problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
+        expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
+        raise InvalidRequest(rows.where, problem, expected=expected, remedy=remedy)

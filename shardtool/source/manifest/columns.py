@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from shardtool.table.columns import (
     no_such,
 )
 from shardtool.values import Dots, counted, split_name, to_bytes, to_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
 META = "json"
-META_CLASH = "The metadata is the field json: call the other something else, or leave it out with --meta none."
 _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
@@ -84,7 +84,7 @@ class Roles:
         return names + ([META] if self.meta else [])
 
 
-def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
+def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
     """Return what each column is for.
 
     Args:
@@ -97,9 +97,9 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
         InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
     """
     check_names(name, schema.names)
-    for option, column in options.named():
+    for named_by, column in options.named():
         if column not in schema.names:
-            raise no_such("column", option, column, schema.names)
+            raise no_such("column", named_by, column, schema.names)
     notes: list[str] = []
     path, binary = options.path, options.binary
     if path is None and not options.files and not binary:
@@ -130,34 +130,44 @@ def choose(name: str, schema: Any, options: ManifestOptions, first_ending: Calla
     )
     names = roles.field_names()
     clash = bool(roles.meta) and names.count(META) > 1
-    check_fields(name, names, remedy=META_CLASH if clash else NAME_APART)
+    check_fields(name, names, remedy=meta_clash() if clash else NAME_APART)
     check_labels(options.classes, roles.fields)
     _check_payload(name, schema.names, roles)
     _note(roles, options)
     return roles
 
 
+def meta_clash() -> str:
+    """Return what to do where another field is called as the metadata's."""
+    none = option("meta", "none")
+    return f"The metadata is the field json: call the other something else, or leave it out with {none}."
+
+
 def _note(roles: Roles, options: ManifestOptions) -> None:
     """Add to the notes what no column was found for."""
     if not roles.paths() and not roles.binary:
-        roles.notes.append("no column of files: samples hold the table's values alone (--path COLUMN names one)")
+        roles.notes.append(
+            f"no column of files: samples hold the table's values alone ({option('path', 'COLUMN')} names one)"
+        )
     if roles.key is None and options.key is None:
         where = "the paths without their endings" if roles.paths() else "the numbers of the rows"
-        roles.notes.append(f"keys: {where} (--key COLUMN names a column)")
+        roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta == "all":
-        roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} (--meta chooses)")
+        roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} ({option('meta')} chooses)")
 
 
 def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
     if not roles.paths() and not roles.binary and not roles.fields:
-        raise InvalidRequest(
-            name, f"no column with a usual name for paths, among {listing(columns, 20)}",
-            expected=f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}",
-            remedy="Name it: --path COLUMN, --file jpg=COLUMN, --bytes jpg=COLUMN, or --field txt=COLUMN.",
-        )  # fmt: skip
+        found = f"no column with a usual name for paths, among {listing(columns, 20)}"
+        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
+        remedy = (
+            f"Name it: {option('path', 'COLUMN')}, {option('files', {'jpg': 'COLUMN'})}, "
+            f"{option('binary', {'jpg': 'COLUMN'})}, or {option('values', {'txt': 'COLUMN'})}."
+        )
+        raise InvalidRequest(name, found, expected=expected, remedy=remedy)
 
 
-def _is_key(kind: Any) -> bool:
+def _is_key(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
@@ -168,7 +178,7 @@ def _usual(
     lower = {column.casefold(): column for column in reversed(columns) if column not in taken}
     found = next((lower[name] for name in names if name in lower), None)
     if found is not None:
-        notes.append(f"{role} column: {found} (--{role} names another)")
+        notes.append(f"{role} column: {found} ({option(role)} names another)")
     return found
 
 
@@ -179,18 +189,18 @@ def _only_bytes(
     if not columns:
         return ()
     if len(columns) > 1:
-        raise InvalidRequest(
-            name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}",
-            remedy=f"Say which, and the fields that they become: --bytes jpg={columns[0]}.",
-        )  # fmt: skip
+        remedy = f"Say which, and the fields that they become: {option('binary', {'jpg': columns[0]})}."
+        raise InvalidRequest(name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}", remedy=remedy)
     column = columns[0]
     ending = column.casefold() if column.casefold() in _FORMATS else first_ending(column)
     if not ending:
+        found = f"column {column!r} holds bytes, and nothing says of what kind"
         raise InvalidRequest(
-            name, f"column {column!r} holds bytes, and nothing says of what kind",
-            remedy=f"Name the field that they become: --bytes jpg={column}.",
-        )  # fmt: skip
-    notes.append(f"bytes column: {column}, as the field {ending} (--bytes FIELD=COLUMN names another)")
+            name, found, remedy=f"Name the field that they become: {option('binary', {'jpg': column})}."
+        )
+    notes.append(
+        f"bytes column: {column}, as the field {ending} ({option('binary', {'FIELD': 'COLUMN'})} names another)"
+    )
     return ((ending, column),)
 
 

@@ -7,7 +7,7 @@ another place among the others: the path whose ending names the field.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shardtool.source.manifest.stat import ListedPart
 
 _CHUNK = 2**16  # samples at a time
+_Number = TypeVar("_Number", bound=np.generic)
+_OneOrEach = Union[int, "NDArray[np.integer]"]  # a value for all samples, or one for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Layout:
         found[:] = self.code[0] if self.endings is None else self.code[self.endings]
         return found.reshape(-1)
 
-    def spread(self, parts: Sequence[Any], samples: int, kind: type[np.generic]) -> NDArray[Any]:
+    def spread(self, parts: Sequence[_OneOrEach], samples: int, kind: type[_Number]) -> NDArray[_Number]:
         """Return a value for each row, out of an array or one value for each part; where all are 0, in no memory."""
         if not any(isinstance(part, np.ndarray) or part for part in parts):
             return np.broadcast_to(kind(0), samples * len(parts))
@@ -89,14 +91,14 @@ def lay_out(endings: Sequence[str], known: Sequence[str], codes: NDArray[np.uint
 class FieldColumn(NamedTuple):
     """A field of each sample: one value for all, or an array with one per sample."""
 
-    kind: Any
-    size: Any
-    mtime_ns: Any
-    changed_ns: Any
+    kind: _OneOrEach
+    size: _OneOrEach
+    mtime_ns: _OneOrEach
+    changed_ns: _OneOrEach
 
     def take(self, samples: NDArray[np.int64]) -> FieldColumn:
         """Return the field of some samples; all values are arrays."""
-        return FieldColumn(*(values[samples] for values in self))
+        return FieldColumn(*(np.asarray(values)[samples] for values in self))
 
 
 class ListedFiles:

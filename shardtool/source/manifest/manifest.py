@@ -12,13 +12,13 @@ there is no Python object for each.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
@@ -38,12 +38,14 @@ from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
 from shardtool.values import FILE, INLINE, SPAN
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from shardtool.source.base import Writable
     from shardtool.source.manifest.layout import Layout
     from shardtool.source.manifest.stat import ListedPart
     from shardtool.values import Number
@@ -66,7 +68,7 @@ class Manifest:
         InvalidRequest: The table cannot be read, or a column is not there.
     """
 
-    def __init__(self, source: Any, options: ManifestOptions | None = None) -> None:
+    def __init__(self, source: object, options: ManifestOptions | None = None) -> None:
         self._options = options = options or ManifestOptions()
         self._source = open_table(source, {column for _, column in options.named()})
         self.name, self._where = self._source.name, self._source.where
@@ -77,35 +79,35 @@ class Manifest:
         self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
             raise InvalidRequest(
-                "--no-stat",
+                option("stat"),
                 "no file is looked at, and nothing says how large it is",
-                expected="--size COLUMN, one file a row",
+                expected=f"{option('size', 'COLUMN')}, one file a row",
             )
-        self._columns: dict[str, Any] = {}  # those that were needed so far, as the rows that are left
+        self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
         used = (*self._roles.meta, *self._roles.texts(), *self._roles.values())
         wanted = {*used, *([options.size] if options.size else [])}
         self._read([name for name in self._light if name in wanted])
         self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
-        self._paths: list[Any] = []
+        self._paths: list[pa.Array] = []
         self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
         self._endings: places.Endings | None = None
         self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
-        self._labels: dict[str, Any] = {}
+        self._labels: dict[str, pa.Array] = {}
         self._classes: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def table(self) -> Any:
-        """The columns that hold no bytes, for the rows that are left: a `pyarrow.Table`."""
+    def table(self) -> pa.Table:
+        """The columns that hold no bytes, for the rows that are left."""
         self._read(self._light)
         return pa.table(self._columns)
 
-    def column(self, name: str) -> Any:
-        """Return a column for the rows that are left, a `pyarrow.ChunkedArray`.
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column for the rows that are left.
 
         Raises:
             InvalidRequest: There is no such column.
@@ -136,7 +138,7 @@ class Manifest:
         options = self._options
         rows, roles = Rows(self._where, self._columns, self._numbers), self._roles
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
-        check_sidecar_names(self._where, self._sidecar_names())
+        check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         checks.check_values(rows, roles)
         if not self._options.stat and roles.paths():
             self._sizes = checks.check_sizes(rows, self._options.size or "")
@@ -157,8 +159,8 @@ class Manifest:
             paths = places.join_rows(self._paths, first, last)
             yield ListedTask(self._root, paths, outside=self._options.allow_outside, samples=last - first)
 
-    def entries(self, parts: list[ListedPart]) -> Entries:
-        """Return the samples, in the order of the table.
+    def entries(self, parts: list[ListedPart]) -> tuple[Entries, tuple[Skipped, ...]]:
+        """Return the samples, in the order of the table, and those that cannot be packed.
 
         Args:
             parts: What `stat_listed` returned, in the order of the tasks.
@@ -174,8 +176,8 @@ class Manifest:
         else:
             files = [FieldColumn(FILE, self._sizes, 0, 0) for _ in self._paths]
         texts, numbers = self._texts()
-        spans = [FieldColumn(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
-        columns = [*files, *spans, *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in texts.values())]
+        binary = [FieldColumn(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
+        columns = [*files, *binary, *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
         known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
         if endings is None or roles.path is None:
@@ -187,36 +189,33 @@ class Manifest:
             keys=self._keys,
             first=np.arange(count + 1, dtype=np.int64) * len(columns),
             fields=layout.fields,
-            code=layout.codes(count),
-            kind=layout.spread([part.kind for part in columns], count, np.uint8),
-            size=layout.spread([part.size for part in columns], count, np.int64),
-            mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
-            changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
-            paths=self._row_paths(layout),
-            skipped=skipped,
-            inline=texts,
-            numbers=numbers,
-            classes=self._classes,
-            offset=self._offsets(layout, len(texts)) if spans else None,
-            columns=self._sidecar_columns(),
+            rows=FieldRows(
+                code=layout.codes(count),
+                kind=layout.spread([part.kind for part in columns], count, np.uint8),
+                size=layout.spread([part.size for part in columns], count, np.int64),
+                mtime_ns=layout.spread([part.mtime_ns for part in columns], count, np.int64),
+                changed_ns=layout.spread([part.changed_ns for part in columns], count, np.int64),
+                paths=self._row_paths(layout),
+            ),
+            values=FieldValues(inline=texts, numbers=numbers, classes=self._classes),
+            spans=self._spans(layout, len(texts)) if binary else None,
+            metadata=self._metadata(),
         )
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
-        return entries
+        return entries, skipped
 
-    def write_binary(self, file: Any) -> None:
+    def write_binary(self, file: Writable) -> None:
         """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
-
-        Args:
-            file: Something with `write`.
 
         Raises:
             SampleFailed: They are not what they were.
         """
         if self._lengths and not spool.write(self._source, self._roles.streamed(), self._numbers, self._lengths, file):
+            found = "changed while it was packed"
+            expected = "a table that stays as it was when the run began"
             raise SampleFailed(
-                self._where, "changed while it was packed", expected="a table that stays as it was when the run began",
-                remedy="Run again with --resume.",
-            )  # fmt: skip
+                self._where, found, expected=expected, remedy=f"Run again with {option('if_exists', 'resume')}."
+            )
 
     def _read(self, names: list[str]) -> None:
         """Read more columns."""
@@ -246,11 +245,11 @@ class Manifest:
         wanted = {*roles.meta, *used}
         return [name for name in self._columns if name in wanted]
 
-    def _sidecar_columns(self) -> Any:
+    def _metadata(self) -> pa.Table | None:
         names = self._sidecar_names()
         return pa.table({name: self._columns[name] for name in names}) if names else None
 
-    def _find_paths(self, rows: Rows) -> list[Any]:
+    def _find_paths(self, rows: Rows) -> list[pa.Array]:
         """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
         roles, options = self._roles, self._options
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
@@ -268,10 +267,8 @@ class Manifest:
         roles, bad = self._roles, np.zeros(0, np.int64)
         if roles.key is not None:
             column = self._columns[roles.key]
-            rows.refuse(
-                keys.broken_numbers(column), f"column {roles.key!r}: a key that is no whole number",
-                expected="text or whole numbers",
-            )  # fmt: skip
+            problem = f"column {roles.key!r}: a key that is no whole number"
+            rows.refuse(keys.broken_numbers(column), problem, expected="text or whole numbers")
             found, bad = keys.gather(keys.key_texts(column))
         elif self._endings is not None:
             found, bad = keys.gather(self._endings.stems())
@@ -290,11 +287,9 @@ class Manifest:
         if self._numbers is not None:
             found = [lengths[self._numbers] for lengths in found]
         for column, lengths in zip(columns, found, strict=True):
-            rows.refuse(
-                np.flatnonzero(lengths < 0), f"column {column!r}: no bytes",
-                expected="bytes in each row; a path beside them is not followed",
-                remedy="--file takes a column of paths; --where can leave such rows out.",
-            )  # fmt: skip
+            expected = "bytes in each row; a path beside them is not followed"
+            remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
+            rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
         return found
 
     def _skip(self, listed: ListedFiles) -> tuple[Skipped, ...]:
@@ -305,11 +300,14 @@ class Manifest:
             return ()
         paths = self._roles.paths()
         if len(bad) == self._count and all(code == "vanished" for code, _ in listed.problems):
+            found = (
+                f"no file is there: all {self._count:,} rows name one that is missing, such as "
+                f"'{printable(str(self._columns[paths[0]][0]))}'"
+            )
+            expected = f"paths that count from {printable(self._root)}"
             raise InvalidRequest(
-                self._where, f"no file is there: all {self._count:,} rows name one that is missing, such as "
-                f"'{printable(str(self._columns[paths[0]][0]))}'",
-                expected=f"paths that count from {printable(self._root)}", remedy="--root names another folder.",
-            )  # fmt: skip
+                self._where, found, expected=expected, remedy=f"{option('root')} names another folder."
+            )
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
         skipped = []
         for sample in bad.tolist():
@@ -345,29 +343,33 @@ class Manifest:
             texts[META] = ColumnTexts(table, render_rows)
         return texts, numbers
 
-    def _row_paths(self, layout: Layout) -> Any:
+    def _row_paths(self, layout: Layout) -> places.RowPaths:
         roles = np.where(layout.part < len(self._paths), layout.part, -1)
         return places.RowPaths(self._count, self._paths, roles, layout.endings)
 
-    def _offsets(self, layout: Layout, texts: int) -> NDArray[np.int64]:
+    def _spans(self, layout: Layout, texts: int) -> FieldSpans:
+        """Return where the bytes of the table will lie in the spool."""
         lengths = np.stack(self._lengths, axis=1)
         ends = np.cumsum(lengths).reshape(lengths.shape)
         starts = ends - lengths
-        parts = [*[0] * len(self._paths), *(starts[:, at] for at in range(starts.shape[1])), *[0] * texts]
-        return layout.spread(parts, self._count, np.int64)
+        offsets = [starts[:, at] for at in range(starts.shape[1])]
+        offset = layout.spread([*[0] * len(self._paths), *offsets, *[0] * texts], self._count, np.int64)
+        first, unknown = np.broadcast_to(np.uint32(0), self._count), np.broadcast_to(np.int64(-1), len(offset))
+        return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
 
 
 def _root(options: ManifestOptions, folder: str) -> bytes:
     if options.root is not None and options.stat and not os.path.isdir(options.root):
-        raise InvalidRequest("--root", f"no folder {options.root!r}", expected="what the manifest's paths count from")
+        raise InvalidRequest(
+            option("root"), f"no folder {options.root!r}", expected="what the manifest's paths count from"
+        )
     return os.fsencode(options.root or folder).rstrip(b"/") + b"/"
 
 
-def _endings(where: str, paths: Any, options: ManifestOptions) -> places.Endings:
+def _endings(where: str, paths: pa.Array, options: ManifestOptions) -> places.Endings:
     try:
         return places.Endings(paths, options.dots)
     except OverflowError:
-        raise InvalidRequest(
-            where, f"more than {_FIELD_LIMIT:,} different fields", expected="a few",
-            remedy="If the names have dots in them, --dots last makes the last ending the field.",
-        ) from None  # fmt: skip
+        found = f"more than {_FIELD_LIMIT:,} different fields"
+        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+        raise InvalidRequest(where, found, expected="a few", remedy=remedy) from None

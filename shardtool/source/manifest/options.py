@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from shardtool.request.options import pairs
+from shardtool.request.python_types import pairs
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.entries.classes import Classes
@@ -55,12 +56,12 @@ class ManifestOptions:
 
     def named(self) -> list[tuple[str, str]]:
         """Return (option, column) for every column that is asked for."""
-        found = [("--key", self.key), ("--path", self.path), ("--size", self.size)]
-        for option, named in (("--file", self.files), ("--bytes", self.binary), ("--field", self.fields)):
-            found += [(option, column) for _, column in named]
+        found = [("key", self.key), ("path", self.path), ("size", self.size)]
+        for name, named in (("files", self.files), ("binary", self.binary), ("values", self.fields)):
+            found += [(name, column) for _, column in named]
         if isinstance(self.meta, tuple):
-            found += [("--meta", column) for column in self.meta]
-        return [(option, column) for option, column in found if column is not None]
+            found += [("meta", column) for column in self.meta]
+        return [(option(name), column) for name, column in found if column is not None]
 
 
 def manifest_options(options: CreateOptions) -> ManifestOptions:
@@ -70,13 +71,13 @@ def manifest_options(options: CreateOptions) -> ManifestOptions:
     return ManifestOptions(
         key=options.key,
         path=options.path,
-        files=pairs("--file", options.files),
-        binary=pairs("--bytes", options.binary),
-        fields=pairs("--field", options.values),
+        files=pairs("files", options.files),
+        binary=pairs("binary", options.binary),
+        fields=pairs("values", options.values),
         classes=tuple(options.classes),
         known_classes=open_classes(options.classes_from),
         meta=options.meta if options.meta in ("all", "none") else tuple(options.meta.split(",")),  # type: ignore[arg-type]
-        root=options.root,
+        root=None if options.root is None else os.fspath(options.root),
         allow_outside=options.allow_outside,
         size=options.size,
         stat=options.stat,
@@ -84,7 +85,7 @@ def manifest_options(options: CreateOptions) -> ManifestOptions:
     )
 
 
-def is_manifest(source: Any) -> bool:
+def is_manifest(source: object) -> bool:
     """Tell whether a source is a table: by the name of a file, by what a folder holds, or by what an object can do."""
     if not isinstance(source, str | os.PathLike):
         return is_frame(source) or any(hasattr(source, name) for name in _STREAM)

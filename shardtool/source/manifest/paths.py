@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ _SPLIT = {
 _BEFORE = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
 
 
-def relative(paths: Any, root: bytes) -> Any:
+def relative(paths: pa.Array, root: bytes) -> pa.Array:
     """Return paths relative to `root` where they lead into it, without `./`, `//` and the like.
 
     Those that lead elsewhere stay absolute; `..` stays, for it may follow a link.
@@ -49,19 +49,19 @@ def relative(paths: Any, root: bytes) -> Any:
     return paths
 
 
-def absolute_places(paths: Any) -> NDArray[np.int64]:
+def absolute_places(paths: pa.Array) -> NDArray[np.int64]:
     """Return which of `relative` paths are absolute: they lead out of the root."""
     return arrays.places(pc.starts_with(paths, "/"))
 
 
-def upward_places(paths: Any) -> NDArray[np.int64]:
+def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
     found = arrays.places(pc.match_substring_regex(paths, _UP))
     shown = paths.take(number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
 
-def from_root(paths: Any, root: bytes) -> Any:
+def from_root(paths: pa.Array, root: bytes) -> pa.Array:
     """Return `relative` paths that lead elsewhere as they count from `root`, by `..` from where it really lies."""
     if not len(absolute_places(paths)):
         return paths
@@ -72,7 +72,7 @@ def from_root(paths: Any, root: bytes) -> Any:
     return paths
 
 
-def _large(paths: Any) -> Any:
+def _large(paths: pa.Array) -> pa.Array:
     return pc.cast(paths, pa.large_string())
 
 
@@ -84,7 +84,7 @@ class Endings:
         codes: uint16[paths] of `names`.
     """
 
-    def __init__(self, paths: Any, dots: Dots) -> None:
+    def __init__(self, paths: pa.Array, dots: Dots) -> None:
         self._paths, self._dots = paths, dots
         self.names: list[str] = []
         self.codes = np.zeros(len(paths), np.uint16)
@@ -92,7 +92,7 @@ class Endings:
             chunk = paths.slice(first, _CHUNK)
             self.codes[first : first + len(chunk)] = self._chunk(chunk)
 
-    def _chunk(self, chunk: Any) -> Any:
+    def _chunk(self, chunk: pa.Array) -> NDArray[np.uint16] | int:
         """Return the codes of some paths. Nearly always all have the ending of the last one, which is quickly seen."""
         if self.names:
             pattern = f"(?s){_BEFORE[self._dots]}{re.escape(self.names[-1])}$"
@@ -105,9 +105,10 @@ class Endings:
         if len(known) > np.iinfo(np.uint16).max:
             raise OverflowError
         self.names = list(known)
-        return np.array(codes, np.uint16)[arrow.numbers(found.indices)]
+        taken: NDArray[np.uint16] = np.array(codes, np.uint16)[arrow.numbers(found.indices)]
+        return taken
 
-    def stems(self) -> Iterator[Any]:
+    def stems(self) -> Iterator[pa.Array]:
         """Yield arrays of the paths without their endings, before any were left out."""
         for first in range(0, len(self._paths), _CHUNK):
             chunk, codes = self._paths.slice(first, _CHUNK), self.codes[first : first + _CHUNK]
@@ -134,7 +135,7 @@ class RowPaths:
     def __init__(
         self,
         samples: int,
-        columns: Sequence[Any],
+        columns: Sequence[pa.Array],
         roles: NDArray[np.int64],
         endings: NDArray[np.uint16] | None,
         which: NDArray[np.int64] | None = None,
@@ -172,7 +173,7 @@ class RowPaths:
         return bytes(arrays.payload(pc.binary_join_element_wise(texts, _END, _EMPTY)))
 
 
-def join_rows(columns: Sequence[Any], first: int, last: int) -> bytes:
+def join_rows(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
     """Return the paths of samples `first` to `last` (exclusive), those of a sample together, a NUL after each."""
     parts = [part for column in columns for part in (_large(column.slice(first, last - first)), _END)]
     return bytes(arrays.payload(pc.binary_join_element_wise(*parts, _EMPTY)))

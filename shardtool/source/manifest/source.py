@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest.manifest import Manifest
 from shardtool.source.manifest.options import manifest_options
 from shardtool.source.manifest.stat import stat_listed
+from shardtool.wording import option
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.source.base import Writable
 
 
 class ManifestSource(Source):
     """A table with a row per sample."""
 
-    def __init__(self, source: Any, options: CreateOptions) -> None:
+    def __init__(self, source: object, options: CreateOptions) -> None:
         self._manifest = Manifest(source, manifest_options(options))
         self._options = options
 
@@ -34,14 +38,14 @@ class ManifestSource(Source):
         for number, part in pool.map(stat_listed, manifest.tasks(TASKS)):
             found[number] = part
             observer.listed(len(part))
-        entries = manifest.entries([found[number] for number in sorted(found)])
-        check_skipped(manifest.name, entries.skipped, options.on_error, "leave their rows out with --where")
-        return Listing(entries, manifest.name, tuple(manifest.notes))
+        entries, skipped = manifest.entries([found[number] for number in sorted(found)])
+        check_skipped(manifest.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
+        return Listing(entries, skipped, manifest.name, tuple(manifest.notes))
 
-    def column(self, listed: Listing, name: str) -> Any:  # noqa: ARG002 - the table has more columns than samples
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - the table has more columns than samples
         """Return a column of the manifest, for the samples that are left."""
         return self._manifest.column(name)
 
-    def write_binary(self, file: Any) -> None:
+    def write_binary(self, file: Writable) -> None:
         """Write the payload of all SPAN rows."""
         self._manifest.write_binary(file)

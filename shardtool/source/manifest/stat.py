@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import reason
 from shardtool.source.folder.scan import ALWAYS
 from shardtool.values import FILE, LINK
+from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
@@ -157,7 +158,7 @@ class _PathChecks:
     def _outside_problem(self, path: bytes) -> tuple[SkipCode, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
             return None
-        return "link-outside", "leads out of the root by a link; --allow-outside packs it"
+        return "link-outside", f"leads out of the root by a link; {typed_option('allow_outside', value=True)} packs it"
 
 
 def _special(mode: int) -> tuple[SkipCode, str]:

@@ -7,10 +7,11 @@ classes, numbers and checksums that nothing else does. Nothing is read here but 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.feature import numbers_in
@@ -23,12 +24,13 @@ from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import Found
     from shardtool.source.shards.shard_columns import Seen
 
+Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset file, pattern, glob, folder, or shards
 _REMEDY = "`shardtool verify` shows what is wrong."
 
 
@@ -54,7 +56,7 @@ class Dataset:
         return self.file is not None and len(self.shards) == len(self.file.shards)
 
 
-def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
+def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
     """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
 
     Args:
@@ -68,7 +70,7 @@ def open_datasets(givens: Sequence[Any], seen: Seen) -> list[Dataset]:
     return [_open(given, number, seen) for number, given in enumerate(givens)]
 
 
-def _open(given: Any, number: int, seen: Seen) -> Dataset:
+def _open(given: Given, number: int, seen: Seen) -> Dataset:
     found = find_dataset(given)
     path = found.dataset_file or _beside(found)
     file = None
@@ -117,10 +119,9 @@ def _beside(found: Found) -> str | None:
         if wanted & listed:
             some.append(name)
     if len(some) > 1:  # what their numbers of classes stand for would be lost
-        raise InvalidRequest(
-            found.folder or ".", f"shards of {len(some)} datasets: {listing(some)}", expected="those of one",
-            remedy=f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}.",
-        )  # fmt: skip
+        problem = f"shards of {len(some)} datasets: {listing(some)}"
+        remedy = f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}."
+        raise InvalidRequest(found.folder or ".", problem, expected="those of one", remedy=remedy)
     return None
 
 
@@ -137,7 +138,7 @@ def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
                 yield name, {*listed}
 
 
-def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) -> None:
+def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) -> None:
     """Check that all shards are there which a dataset file lists and a pattern or glob means."""
     rest = [shard.name for shard in file.shards if shard.name not in there]
     if not rest or not isinstance(given, (str, os.PathLike)):
@@ -151,16 +152,15 @@ def _check_missing(given: Any, file: DatasetFile, there: set[str], path: str) ->
         names = None if pattern.count is None else {output_text(pattern.shard(at)) for at in range(pattern.count)}
         missing = [name for name in rest if (pattern.owns(name) if names is None else name in names)]
     if missing:
-        raise CorruptShard(
-            path, f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}", remedy=_REMEDY
-        )
+        found = f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}"
+        raise CorruptShard(path, found, remedy=_REMEDY)
 
 
 def _name(path: str) -> str:
     return output_text(os.path.basename(path))
 
 
-def _called(given: Any, found: Found, file: DatasetFile | None) -> str:
+def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
     if file is not None:
         return file.name
     if not isinstance(given, (str, os.PathLike)):

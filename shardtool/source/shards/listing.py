@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.walk import survey
-from shardtool.entries.entries import Entries
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.naming import has_dotted
 from shardtool.source.shards.datasets import open_datasets
@@ -24,6 +24,7 @@ from shardtool.source.shards.shard_columns import Seen, arranged, check_fields, 
 from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
 from shardtool.table import keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, to_bytes
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names
-    from shardtool.source.shards.datasets import Dataset
+    from shardtool.skipped import Skipped
+    from shardtool.source.shards.datasets import Dataset, Given
     from shardtool.source.shards.numbers import NumberFields
     from shardtool.source.shards.shard_columns import ShardColumns
     from shardtool.values import Dots
@@ -39,12 +41,15 @@ if TYPE_CHECKING:
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 _SHOWN = 120  # letters of a name in a message
 _NOTHING = np.zeros(0, np.int64)
+_Number = TypeVar("_Number", bound=np.generic)
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 class Pool(Protocol):
     """Worker processes."""
 
-    def map(self, function: Callable[..., Any], tasks: Iterable[object], /) -> Iterator[tuple[int, Any]]:
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task], /) -> Iterator[tuple[int, _Result]]:
         """Yield (number, result) of each task as it is done."""
 
 
@@ -61,6 +66,7 @@ class Listed:
 
     Attributes:
         entries: The samples.
+        skipped: What the shards hold that is no part of a sample.
         shards: File names.
         dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
         name: The datasets' names, for the dataset file.
@@ -70,6 +76,7 @@ class Listed:
     """
 
     entries: Entries
+    skipped: tuple[Skipped, ...]
     shards: tuple[str, ...]
     dots: Dots
     name: str
@@ -79,7 +86,7 @@ class Listed:
 
 
 def list_datasets(
-    givens: Sequence[Any],
+    givens: Sequence[Given],
     pool: Pool,
     observer: Listener,
     *,
@@ -114,16 +121,20 @@ def list_datasets(
     numbers = find_numbers(parts, wanted, to_format, pool.map)
     columns = joined_columns(parts, datasets)
     shards = [part.shard for part in parts]
-    entries = replace(_entries(parts, numbers, seen), classes=classes, columns=columns)
+    skipped = tuple(one for part in parts for one in part.skipped)
+    entries = _entries(parts, numbers, seen)
+    entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
     if dots == "last" and dotted and to_format == "tar":
         notes.append(
-            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; --portable mends keys"
+            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; "
+            f"{flag('portable')} mends keys"
         )
     return Listed(
         entries=entries,
+        skipped=skipped,
         shards=tuple(shard.name for shard in shards),
         dots=dots,
         name=", ".join(dataset.name for dataset in datasets),
@@ -165,19 +176,17 @@ def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:
     for row in twice.tolist():
         name = part.names[part.codes[row]]
         if wanted(name):
-            raise InvalidRequest(
-                part.where(int(owners[row])), f"the field {name!r} twice", expected="each field once",
-                remedy=f"Leave it out with --drop-fields {name}, or make the shard anew.",
-            )  # fmt: skip
+            place = part.where(int(owners[row]))
+            remedy = f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew."
+            raise InvalidRequest(place, f"the field {name!r} twice", expected="each field once", remedy=remedy)
 
 
 def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: Seen) -> Entries:
     """Return the samples of all parts, which are used up by it, without classes and metadata."""
     fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
-    check_fields("DATASET", fields)
+    check_fields(parts[0].shard.path if parts else "", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
-    skipped = tuple(one for part in parts for one in part.skipped)
     names, rows = _keys(parts), [len(part.codes) for part in parts]
     kind = np.full(sum(rows), SPAN, np.uint8)
     row = 0
@@ -195,21 +204,16 @@ def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: Seen) -> En
         keys=names,
         first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
         fields=tuple(fields),
-        code=_drained(parts, "codes", rows, np.uint16),
-        kind=kind,
-        size=_drained(parts, "lengths", rows, np.int64),
-        mtime_ns=np.broadcast_to(np.int64(0), row),
-        changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
-        skipped=skipped,
-        inline=numbers.texts,
-        numbers=numbers.numbers,
-        offset=offset,
-        files=files,
-        file=np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
-        expected=expected,
+        rows=FieldRows(
+            code=_drained(parts, "codes", rows, np.uint16),
+            kind=kind,
+            size=_drained(parts, "lengths", rows, np.int64),
+            mtime_ns=np.broadcast_to(np.int64(0), row),
+            changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
+        ),
+        values=FieldValues(numbers.texts, numbers.numbers, numbers.lists),
+        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
         identity=seen.identity,
-        lists=numbers.lists,
-        whole=whole,
     )
 
 
@@ -232,7 +236,7 @@ def _inlined(part: ShardColumns, place: int, numbers: NumberFields, kind: NDArra
     return replace(part, lengths=lengths)
 
 
-def _drained(parts: list[ShardColumns], name: str, counts: list[int], kind: type[Any]) -> NDArray[Any]:
+def _drained(parts: list[ShardColumns], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
     """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
     found = np.empty(sum(counts), kind)
     row = 0
@@ -264,11 +268,12 @@ def _keys(parts: list[ShardColumns]) -> Names:
         first = 0
         for part in parts:
             if sample < first + len(part):
-                raise InvalidRequest(
-                    part.shard.path, f"the key {printable(part.key(sample - first))[:_SHOWN]!r}",
-                    expected=f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
-                    "and parts like `..`",
-                    remedy="Make the shard anew with other keys.",
-                )  # fmt: skip
+                found = f"the key {printable(part.key(sample - first))[:_SHOWN]!r}"
+                expected = (
+                    f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
+                    "and parts like `..`"
+                )
+                remedy = "Make the shard anew with other keys."
+                raise InvalidRequest(part.shard.path, found, expected=expected, remedy=remedy)
             first += len(part)
     return names

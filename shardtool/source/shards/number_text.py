@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
@@ -122,7 +123,7 @@ def float_text(data: bytes) -> bytes | None:
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
-    if value != value or value in (0, float("inf"), float("-inf")):  # noqa: PLR0124 - not a number
+    if not value or not isfinite(value):
         return b"%a" % value
     for digits in _DIGITS if abs(value) >= _LEAST_NORMAL else range(1, 10):
         text = f"{value:.{digits - 1}e}"
@@ -143,11 +144,10 @@ def _column(data: bytes) -> array[int]:
 def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wanted: Wanted) -> bytes:
     data = bytes(shard.read(offset, length))
     if len(data) < length or (crc >= 0 and crc32c(data) != crc):
-        raise CorruptShard(
-            f"{shard.path}, at {offset:,}", f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}",
-            expected=f"{crc:08x}" if crc >= 0 else f"{length:,} bytes",
-            remedy="Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset.",
-        )  # fmt: skip
+        found = f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}"
+        expected = f"{crc:08x}" if crc >= 0 else f"{length:,} bytes"
+        remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
+        raise CorruptShard(f"{shard.path}, at {offset:,}", found, expected=expected, remedy=remedy)
     return data
 
 

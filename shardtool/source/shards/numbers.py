@@ -6,7 +6,7 @@ All TFRecord shards must agree on what a field is. A tar shard holds texts, what
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +14,18 @@ from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.source.shards.number_text import TextTask, Wanted, read_texts
 from shardtool.values import counted
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.source.shards.number_text import Texts
     from shardtool.source.shards.shard_columns import ShardColumns
     from shardtool.values import Kind, Number
+
+    _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class NumberFields:
 
 
 def find_numbers(
-    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: Callable[..., Any]
+    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: _Run
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
@@ -106,11 +109,10 @@ def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: s
             raise _other_kind(part, one.sample, name, one.kind, f"{_kind(part, name)}, as in the samples before it")
         if to_format == "tar":
             lists = [name for name in part.unlike if wanted(name)]
-            raise InvalidRequest(
-                part.where(one.sample), f"the field {name!r} is a list of {one.values:,} {one.kind} values",
-                expected="one: a tar shard holds no lists",
-                remedy=f"Write TFRecord shards, or leave lists out with --drop-fields {','.join(lists)}.",
-            )  # fmt: skip
+            found = f"the field {name!r} is a list of {one.values:,} {one.kind} values"
+            expected = "one: a tar shard holds no lists"
+            remedy = f"Write TFRecord shards, or leave lists out with {option('drop_fields', tuple(lists))}."
+            raise InvalidRequest(part.where(one.sample), found, expected=expected, remedy=remedy)
 
 
 def _is_list(name: str, kind: Kind, having: Sequence[ShardColumns]) -> bool:
@@ -148,10 +150,8 @@ def _stored_kind(name: str, having: Sequence[ShardColumns]) -> Kind | None:
 
 
 def _other_kind(part: ShardColumns, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
-    return InvalidRequest(
-        part.where(sample), f"the field {name!r} is {kind}", expected=expected,
-        remedy=f"Reshard them apart, or leave it out with --drop-fields {name}.",
-    )  # fmt: skip
+    remedy = f"Reshard them apart, or leave it out with {option('drop_fields', (name,))}."
+    return InvalidRequest(part.where(sample), f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
 
 
 def _recorded_kinds(name: str, having: Sequence[ShardColumns]) -> list[Number]:
@@ -174,7 +174,7 @@ def _agreed(having: Mapping[str, Sequence[ShardColumns]]) -> dict[str, Number]:
 
 
 def _read(
-    parts: Sequence[ShardColumns], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: Callable[..., Any]
+    parts: Sequence[ShardColumns], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: _Run
 ) -> dict[tuple[str, int], Texts]:
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []

@@ -7,16 +7,15 @@ of a sidecar claims: see `shardtool.dataset.sidecar_read`.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from shardtool.dataset.find import sidecar_path
-from shardtool.dataset.shard_file import COMPRESSED
+from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
@@ -26,17 +25,18 @@ from shardtool.pattern import sidecar_name
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import file_stat, open_plain
 from shardtool.values import SpanFile, is_utf8, to_bytes
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.values import Dots, Number
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
-_REMEDY = "`shardtool verify` shows what is wrong, and --repair mends what it can."
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
@@ -97,7 +97,7 @@ class Shard:
     @property
     def packed(self) -> bool:
         """Whether it is compressed."""
-        return self.path.endswith(COMPRESSED)
+        return is_packed(self.path)
 
     @property
     def walk(self) -> SurveyTask:
@@ -111,7 +111,7 @@ class ShardColumns:
 
     Attributes:
         shard: The shard.
-        keys: One per sample: an Arrow array of strings.
+        keys: One per sample.
         counts: Fields per sample; uint16 once they are arranged.
         names: The field names that `codes` stands for.
         codes: One per field; uint16 once they are arranged.
@@ -121,22 +121,22 @@ class ShardColumns:
         kinds: Field to `int64` or `float`: of a TFRecord's numbers.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         skipped: What the shard holds that is no part of a sample.
-        columns: Metadata, a row per sample: a `pyarrow.Table`; None where there is none.
+        columns: Metadata, a row per sample; None where there is none.
         whole: bool per field: whether its bytes are all that a list holds; None: none are, as far as was walked.
     """
 
     shard: Shard
-    keys: Any
-    counts: NDArray[Any]
+    keys: pa.StringArray
+    counts: NDArray[np.integer]
     names: tuple[str, ...]
-    codes: NDArray[Any]
-    offsets: NDArray[Any]
-    lengths: NDArray[Any]
+    codes: NDArray[np.integer]
+    offsets: NDArray[np.integer]
+    lengths: NDArray[np.integer]
     crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
     unlike: Mapping[str, Unlike] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    columns: Any = None
+    columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -171,10 +171,7 @@ def stat_shard(path: str, seen: Seen) -> SpanFile:
     try:
         file, fact = open_plain(path)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CorruptShard(path, "cannot be opened: a symbolic link", remedy="Give what it leads to.") from None
-        found = f"cannot be opened: {reason(error)}"
-        raise CorruptShard(path, found, remedy=_GET) from None
+        raise unopened(path, error, remedy=_GET) from None
     os.close(file)
     seen.add(fact)
     return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
@@ -195,10 +192,10 @@ def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
     except FileNotFoundError:
         if shard.entry is None and not os.path.islink(path):
             return None
-        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy()) from None
     except OSError as error:
         found = f"cannot be read: {reason(error)}"
-        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_REMEDY) from None
+        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy()) from None
     entry, size = shard.entry, shard.file.size
     if entry is not None:
         check_listed(data, path, entry)
@@ -207,10 +204,9 @@ def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
     if entry is not None:
         check_samples(sidecar, path, entry)
     rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
-    return ShardColumns(
-        shard, string_array(rows.keys, rows.key_sizes), rows.counts, tuple(name.decode() for name in rows.names),
-        rows.codes, rows.offsets, rows.lengths, rows.crcs, shard.kinds or {}, columns=columns,
-    )  # fmt: skip
+    keys, names = string_array(rows.keys, rows.key_sizes), tuple(map(bytes.decode, rows.names))
+    places, kinds = (rows.codes, rows.offsets, rows.lengths), shard.kinds or {}
+    return ShardColumns(shard, keys, rows.counts, names, *places, rows.crcs, kinds, columns=columns)
 
 
 def needs_walk(shard: Shard, indexed: ShardColumns | None) -> bool:
@@ -246,10 +242,8 @@ def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> Sh
     if indexed is None:
         return part
     if not _same(arranged(part), arranged(indexed)):
-        raise CorruptShard(
-            shard.path, "other samples, offsets or checksums than in its sidecar",
-            remedy=f"{_REMEDY} Or move {sidecar_name(shard.name)} away: without it, metadata is lost.",
-        )  # fmt: skip
+        remedy = f"{_remedy()} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
+        raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
     return replace(part, columns=indexed.columns)
 
 
@@ -276,10 +270,8 @@ def arranged(part: ShardColumns) -> ShardColumns:
         codes, offsets, lengths = codes[order], offsets[order], lengths[order]
         crcs = None if crcs is None else crcs[order]
         whole = None if whole is None else whole[order]
-    return replace(
-        part, counts=part.counts.astype(np.uint16), names=tuple(kept), codes=codes, offsets=offsets, lengths=lengths,
-        crcs=crcs, whole=whole,
-    )  # fmt: skip
+    part = replace(part, counts=part.counts.astype(np.uint16), names=tuple(kept), crcs=crcs, whole=whole)
+    return replace(part, codes=codes, offsets=offsets, lengths=lengths)
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
@@ -302,7 +294,7 @@ def _whole(found: Survey) -> NDArray[np.bool_] | None:
     return whole
 
 
-def _texts(names: list[bytes]) -> Any:
+def _texts(names: list[bytes]) -> pa.StringArray:
     if not is_utf8(b"\0".join(names)):
         names = [walked_text(name).encode() for name in names]
     return strings(names)
@@ -319,7 +311,7 @@ def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
 
 
 def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
-    """Tell whether two parts tell of the same payloads at the same places, with the same checksums where both do."""
+    """Tell whether a walk and an index have the same payloads, offsets and, where both know them, checksums."""
     return bool(
         found.names == indexed.names
         and found.keys.equals(indexed.keys)
@@ -328,4 +320,10 @@ def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
             for column in ("counts", "codes", "offsets", "lengths")
         )
         and (found.crcs is None or indexed.crcs is None or np.array_equal(found.crcs, indexed.crcs))
+    )
+
+
+def _remedy() -> str:
+    return (
+        f"`shardtool verify` tells what is wrong, and {either('`verify(repair=True)`', '--repair')} mends what it can."
     )

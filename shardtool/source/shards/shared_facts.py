@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -10,6 +10,7 @@ from shardtool.dataset.feature import numbers_in
 from shardtool.errors import InvalidRequest, listing
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.table import arrays
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,12 +39,13 @@ def joined_classes(
         for at, classes in known.items():
             if classes != found.setdefault(name, classes):
                 first = datasets[next(iter(known))].name
-                raise InvalidRequest(
-                    f"the field {name!r}", f"other classes in {datasets[at].name} ({listing(classes)})",
-                    expected=f"those of {first}: {listing(found[name])}",
-                    remedy=f"Number them anew with --field {name}=COLUMN --classes {name}, or leave the field out with "
-                    f"--drop-fields {name}.",
-                )  # fmt: skip
+                problem = f"other classes in {datasets[at].name} ({listing(classes)})"
+                expected = f"those of {first}: {listing(found[name])}"
+                remedy = (
+                    f"Number them anew with {option('values', {name: 'COLUMN'})} {option('classes', (name,))}, "
+                    f"or leave the field out with {option('drop_fields', (name,))}."
+                )
+                raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if known and len(known) < len(places):
             others = [datasets[at].name for at in places if at not in known]
             notes.append(
@@ -52,7 +54,7 @@ def joined_classes(
     return found, notes
 
 
-def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> Any:
+def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> pa.Table | None:
     """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
 
     Raises:
@@ -72,7 +74,8 @@ def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -
     except pa.ArrowException as error:
         for name in names:
             _check_alike(name, parts, datasets)
-        raise InvalidRequest("DATASET", f"metadata that cannot be one table: {str(error)[:200]}") from None
+        where = ", ".join(dataset.name for dataset in datasets)
+        raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
 
 
 def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> None:
@@ -89,10 +92,9 @@ def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Da
                 raise
             except pa.ArrowException:
                 shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-                raise InvalidRequest(
-                    f"the column {name!r}", shown, expected="types that can be one",
-                    remedy="Reshard them apart, with --join to give the column another type.",
-                ) from None  # fmt: skip
+                expected = "types that can be one"
+                remedy = f"Reshard them apart, with {option('join')} to give the column another type."
+                raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
 
 
 def joined_digest(datasets: Sequence[Dataset]) -> int | None:

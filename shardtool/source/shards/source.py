@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.request.options import pairs
+from shardtool.request.python_types import pairs
 from shardtool.select import order
 from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.values import SPAN, counted, to_text
+from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.reshard_options import ReshardOptions
+    from shardtool.source.shards.datasets import Given
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
@@ -41,10 +46,12 @@ class ShardSource(Source):
     by_key = False
     asks_for_taken_keys = True
 
-    def __init__(self, datasets: Any, options: ReshardOptions, to_format: str) -> None:
+    def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
         self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
         if not self._datasets:
-            raise InvalidRequest("DATASET", "none given", expected="a dataset file, a pattern, a folder, or shards")
+            raise InvalidRequest(
+                "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
+            )
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
@@ -52,16 +59,15 @@ class ShardSource(Source):
         from shardtool.source.shards.listing import list_datasets
 
         options = self._options
-        renames = pairs("--rename-field", options.rename_fields)
-        found = list_datasets(
-            self._datasets, pool, observer, to_format=self._format,
-            only=options.select_fields, without={*options.drop_fields, *options.classes} - {old for old, _ in renames},
-        )  # fmt: skip
+        renames = pairs("rename_fields", options.rename_fields)
+        without = {*options.drop_fields, *options.classes} - {old for old, _ in renames}
+        only, to_format = options.select_fields, self._format
+        found = list_datasets(self._datasets, pool, observer, to_format=to_format, only=only, without=without)
         recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
         notes = (*found.notes, *_unchecked(found.entries))
         digest = None if changed else found.digest
-        listed = Listing(found.entries, found.name, notes, recorded, digest, found.shards, found.packed)
+        listed = Listing(found.entries, found.skipped, found.name, notes, recorded, digest, found.shards, found.packed)
         return self._with_fields(self._with_values(self._joined(self._with_named_fields(listed))))
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
@@ -69,20 +75,20 @@ class ShardSource(Source):
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
         listed = replace(listed, entries=self._first(self._sorted(listed)))
-        entries = listed.entries
+        entries, skipped = listed.entries, listed.skipped
         if self._format == "tar":
             _check_tar(listed)
-        check_skipped(listed.name, entries.skipped, options.on_error, "make the shards anew without them")
+        check_skipped(listed.name, skipped, options.on_error, "make the shards anew without them")
         if not len(entries):
-            skipped = f": all {len(entries.skipped):,} were left out" if entries.skipped else ""
-            raise InvalidRequest(listed.name, f"no samples{skipped}", expected="one or more")
+            why = f": all {len(skipped):,} were left out" if skipped else ""
+            raise InvalidRequest(listed.name, f"no samples{why}", expected="one or more")
         return listed
 
-    def column(self, listed: Listing, name: str) -> Any:
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         from shardtool.select.order import column_of
 
-        return column_of(_table(listed), name, "DATASET")
+        return column_of(_table(listed), name, listed.name)
 
     def _with_named_fields(self, listed: Listing) -> Listing:
         options = self._options
@@ -90,9 +96,9 @@ class ShardSource(Source):
             return listed
         from shardtool.select.fields import select_fields
 
-        renames = pairs("--rename-field", options.rename_fields)
-        entries = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
-        return replace(listed, entries=entries)
+        renames = pairs("rename_fields", options.rename_fields)
+        entries, empty = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
+        return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
     def _joined(self, listed: Listing) -> Listing:
         """Return the samples that `where` takes, with the columns of the table of `join`."""
@@ -109,11 +115,11 @@ class ShardSource(Source):
         from shardtool.select.query import matching
 
         samples = matching(_table(listed), options.where)
-        return _take_some(listed, samples, "--where", f"no sample for which {options.where}")
+        return _take_some(listed, samples, option("where"), f"no sample for which {options.where}")
 
     def _with_values(self, listed: Listing) -> Listing:
         """Return the samples with the fields that `values` and `classes` make of metadata."""
-        options, values = self._options, pairs("--field", self._options.values)
+        options, values = self._options, pairs("values", self._options.values)
         if not (values or options.classes):
             return listed
         from shardtool.dataset.classes import open_classes
@@ -128,8 +134,8 @@ class ShardSource(Source):
 
         if not len(listed.entries):
             return listed
-        found = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
-        return listed if found is listed.entries else replace(listed, entries=found, digest=None)
+        entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
+        return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def _sampled(self, listed: Listing) -> Listing:
 
@@ -137,26 +143,26 @@ class ShardSource(Source):
         if share is None:
             return listed
         samples = order.sample_by_key(entries.keys, share)
-        return _take_some(listed, samples, "--sample", f"none of {len(entries):,} samples falls into {share}")
+        return _take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
 
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.
-        names = [to_text(one.path) for one in before.files] if asked == "error" else listed.shards
-        entries, _, notes = resolve_duplicates(before, asked, names, taken)
+        names = [to_text(one.path) for one in before.known_spans.files] if asked == "error" else listed.shards
+        entries, skipped, note = resolve_duplicates(before, asked, names, taken, where=listed.name)
         if entries is before:
             return listed
-        more = notes if asked == "rename" else ()  # what is left out gets a note of its own
-        return replace(listed, entries=entries, digest=None, notes=(*listed.notes, *more))
+        notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
+        return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
 
     def _sorted(self, listed: Listing) -> Entries:
         options = self._options
         if options.sort_by is None:
             return listed.entries
 
-        column = order.column_of(_table(listed), options.sort_by, "--sort-by")
+        column = order.column_of(_table(listed), options.sort_by, option("sort_by"))
         return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
 
     def _first(self, entries: Entries) -> Entries:
@@ -172,41 +178,38 @@ def _check_tar(listed: Listing) -> None:
     fields = [name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count]
     dotted = [name for name in fields if "." in name]
     if dotted and "dots" in listed.recorded:
-        raise InvalidRequest(
-            listed.name, f"keys with dots in their last part, and fields with dots: {listing(dotted)}",
-            expected="names that the first dot divides, or the last",
-            remedy=f"Rename them (--rename-field {dotted[0]}={dotted[0].rpartition('.')[2]}), or use --portable.",
-        )  # fmt: skip
+        found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
+        expected = "names that the first dot divides, or the last"
+        remedy = (
+            f"Rename them ({option('rename_fields', {dotted[0]: dotted[0].rpartition('.')[2]})}), or use "
+            f"{flag('portable')}."
+        )
+        raise InvalidRequest(listed.name, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
-        raise InvalidRequest(
-            listed.name, f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}",
-            expected="an ending, such as jpg", remedy=f"Rename it (--rename-field {bad[0]}=jpg), or --drop-fields.",
-        )  # fmt: skip
+        found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
+        remedy = f"Rename it ({option('rename_fields', {bad[0]: 'jpg'})}), or {option('drop_fields')}."
+        raise InvalidRequest(listed.name, found, expected="an ending, such as jpg", remedy=remedy)
 
 
 def _unchecked(entries: Entries) -> list[str]:
     """Return what the user should know of payloads whose damage nothing would show."""
     import numpy as np
 
-    if entries.expected is None or entries.file is None:
-        return []
-    rows = np.flatnonzero((entries.expected < 0) & (entries.kind == SPAN))
+    spans = entries.known_spans
+    rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
         return []
-    samples = np.searchsorted(entries.first, rows, "right") - 1
-    shards = int(np.count_nonzero(np.bincount(entries.file[samples])))
+    shards = int(np.count_nonzero(np.bincount(spans.file[entries.owners(rows)])))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be seen"
-    return [f"{what}: `shardtool index --checksum` adds them"]
+    return [f"{what}: {call('index', checksum=True)} adds them"]
 
 
-def _table(listed: Listing) -> Any:
+def _table(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
     import numpy as np
 
-    entries = listed.entries
-    file = np.zeros(len(entries), np.int32) if entries.file is None else entries.file.astype(np.int32)
-    return order.table_of(entries, file, listed.shards)
+    return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
 
 
 def _take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:

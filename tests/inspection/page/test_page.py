@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from shardtool import CreateOptions, create, inspect
 from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.inspection.page import thumbnails
 from shardtool.inspection.page.page import script_json, write_page
 from shardtool.values import show_size
-from tests.helpers import PHOTOS, tool, typed, write_tree
+from tests.helpers import PHOTOS, typed, write_tree
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
 
 if TYPE_CHECKING:
@@ -278,8 +280,9 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
     assert len(page.samples) == 8
 
 
-def test_page_stays_small(tmp_path: Path) -> None:
+def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
+    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -350,7 +353,7 @@ def _dataset(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["folders", "tfrecord", "classes", "columns", "species", "foreign"])
-def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path) -> None:
+def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Totals, fields, labels, splits and columns on the page are those of `inspect`, on the terminal and as JSON."""
     folder = _dataset(kind, tmp_path / "d")
     summary, page = inspect(folder), _page(folder, samples=20)
@@ -374,8 +377,9 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path) -> None:
     counts = {(row[0], row[2]) for row in rows if len(row) == 4}
     assert counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
     assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
-    assert tool("inspect", folder, COLUMNS="160").out.rstrip() == summary_text(summary, 160)
-    assert json.loads(tool("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
+    monkeypatch.setenv("COLUMNS", "160")
+    assert typed("inspect", folder).out.rstrip() == summary_text(summary, 160)
+    assert json.loads(typed("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
 
 
 @pytest.mark.parametrize("samples", [-1, 2001])

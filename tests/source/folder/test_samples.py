@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.entries.entries import Entries
+    from shardtool.skipped import Skipped
 
 PATTERN = "out-{000..}.tar"
 KeyField = tuple[bytes, bytes]
 
 
-def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> Entries:
+def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[Entries, tuple[Skipped, ...]]:
     """List a tree the way `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
@@ -42,13 +43,13 @@ def _rows(entries: Entries) -> list[KeyField]:
     rows = []
     for sample in range(len(entries)):
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
-            rows.append((entries.keys[sample], to_bytes(entries.fields[entries.code[row]])))
+            rows.append((entries.keys[sample], to_bytes(entries.fields[entries.rows.code[row]])))
             assert entries.path(row) == b".".join(rows[-1])
     return rows
 
 
 def _names(root: Path, rules: ScanRules | None = None) -> list[str]:
-    return [b".".join(row).decode() for row in _rows(_list(root, rules))]
+    return [b".".join(row).decode() for row in _rows(_list(root, rules)[0])]
 
 
 def _expected(paths: Iterable[bytes], dots: str) -> tuple[list[KeyField], list[bytes]]:
@@ -100,10 +101,10 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         root = write_tree(Path(folder), {path: path for path in files})
         patch.setattr(scan_module, "_CHUNK", chunk)  # so that a few files are "a large folder"
-        entries = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
+        entries, skipped = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
     assert _rows(entries) == rows
-    assert entries.size.tolist() == [len(b".".join(row)) for row in rows]
-    assert [(to_bytes(one.path), one.code) for one in entries.skipped] == _escaped(without)
+    assert entries.rows.size.tolist() == [len(b".".join(row)) for row in rows]
+    assert [(to_bytes(one.path), one.code) for one in skipped] == _escaped(without)
 
 
 def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
@@ -119,7 +120,7 @@ def test_what_operating_systems_leave_behind(tmp_path: Path) -> None:
     assert (told.samples, told.skipped) == (3, 0)
     (note,) = [note for note in told.notes if "operating system" in note]
     assert note.startswith("6 names that an operating system made, passed over: ._*")
-    assert note.endswith("(--hidden takes them)")
+    assert note.endswith("(hidden=True takes them)")
     some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=1, include=("*.jpg",), exclude=("._1*",)))
     assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
     hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=1, hidden=True))
@@ -196,11 +197,11 @@ _INSIDE = ["a/0.jpg", "a/b/1.jpg", "file.jpg", "folder/0.jpg", "folder/b/1.jpg",
 )
 def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_path: Path) -> None:
     """Links are followed within the tree, or all, but never in a loop; those that are not followed are each named."""
-    entries = _list(_linked(tmp_path), rules)
+    entries, skipped = _list(_linked(tmp_path), rules)
     assert [b".".join(row).decode() for row in _rows(entries)] == names
     both = dict.fromkeys(("a/loop", "a/self", "folder/loop", "folder/self"), "link-loop")
     both["dangling.jpg"] = "dangling-link"
-    assert {one.path: one.code for one in entries.skipped} == both | codes
+    assert {one.path: one.code for one in skipped} == both | codes
 
 
 def test_a_link_to_itself(tmp_path: Path) -> None:
@@ -208,15 +209,15 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", {"a.jpg": b""})
     (root / "b.jpg").symlink_to("c.jpg")
     (root / "c.jpg").symlink_to("b.jpg")
-    found = {(one.path, one.code) for one in _list(root).skipped}
+    found = {(one.path, one.code) for one in _list(root)[1]}
     assert found in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
 
 
 def test_links_can_be_left_out(tmp_path: Path) -> None:
     """With `skip`, no link is followed, and none is an error."""
-    entries = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
+    entries, skipped = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
     assert [b".".join(row).decode() for row in _rows(entries)] == ["a/0.jpg", "a/b/1.jpg"]
-    assert entries.skipped == ()
+    assert skipped == ()
 
 
 def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ _TORN = [
 def test_torn_names_are_refused(names: list[str], tmp_path: Path) -> None:
     """Names that the first dot would tear apart are refused with the choice; either choice is then followed."""
     root = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
-    with pytest.raises(InvalidRequest, match=r"--dots last.*--dots first"):
+    with pytest.raises(InvalidRequest, match=r"dots='last'.*dots='first'"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
     assert sorted(os.listdir(tmp_path)) == ["s"]
     first = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, dots="first"))
@@ -314,7 +315,7 @@ def test_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/0.jpg": b"", "beside.jpg": b""}, "1 sample in no such folder: beside; expected SOURCE/CLASS/FILE"),
+        ({"a/0.jpg": b"", "beside.jpg": b""}, "1 sample in no such folder: beside; expected paths such as CLASS/FILE"),
         ({"a/0.jpg": b"", "a/0.cls": b"1"}, "have a field 'cls' already"),
     ],
 )
@@ -329,7 +330,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     """Such a name is refused, shown as escapes; under `--portable` its bytes come back from the key."""
     raw = {b"a/\xff\xfe.jpg": b"payload", b"a/good.jpg": b"good"}
     root = write_tree(tmp_path / "s", raw)
-    with pytest.raises(InvalidRequest, match=r"a/\\xff\\xfe.*--portable"):
+    with pytest.raises(InvalidRequest, match=r"a/\\xff\\xfe.*portable=True"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
     create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True))
     found = {unquote_to_bytes(name): data for name, data in members(*shards(tmp_path))}

@@ -28,11 +28,13 @@ from shardtool.table import keys
 from shardtool.table.open import MemoryTable
 from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
+from tests.made import metadata_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.entries.entries import Entries
+    from shardtool.skipped import Skipped
 
 _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the third", "masks/1.png": b"m"}
 
@@ -47,12 +49,18 @@ class Spool:
         self.data += bytes(data)
 
 
-def _entries(source: Any, *, rows: list[int] | None = None, **options: Any) -> tuple[Manifest, Entries]:
+def _listed(
+    source: Any, *, rows: list[int] | None = None, **options: Any
+) -> tuple[Manifest, Entries, tuple[Skipped, ...]]:
     manifest = Manifest(source, ManifestOptions(**options))
     if rows is not None:
         manifest.keep(np.array(rows, np.int64))
     manifest.check()
-    return manifest, manifest.entries([stat_listed(task) for task in manifest.tasks(3)])
+    return manifest, *manifest.entries([stat_listed(task) for task in manifest.tasks(3)])
+
+
+def _entries(source: Any, **options: Any) -> tuple[Manifest, Entries]:
+    return _listed(source, **options)[:2]
 
 
 def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
@@ -60,17 +68,17 @@ def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
     manifest, entries = _entries(source, **options)
     spool = Spool()
     manifest.write_binary(spool)
-    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.inline.items()}
+    texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.values.inline.items()}
     found: dict[str, dict[str, bytes]] = {}
     for sample in range(len(entries)):
         fields = found[entries.key(sample)] = {}
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
-            name, kind, size = entries.fields[entries.code[row]], entries.kind[row], int(entries.size[row])
+            rows = entries.rows
+            name, kind, size = entries.fields[rows.code[row]], rows.kind[row], int(rows.size[row])
             if kind == INLINE:
                 fields[name] = texts[name][sample]
             elif kind == SPAN:
-                assert entries.offset is not None
-                start = int(entries.offset[row])
+                start = int(entries.known_spans.offset[row])
                 fields[name] = spool.data[start : start + size]
             else:
                 with open(entries.root + entries.path(row), "rb") as file:
@@ -108,11 +116,11 @@ def test_the_usual_table(tmp_path: Path) -> None:
     manifest, entries = _entries(path)
     assert manifest.name == "t.csv"
     assert manifest.notes == [
-        "path column: path (--path names another)",
-        "key column: id (--key names another)",
-        "columns in the field json: label, n (--meta chooses)",
+        "path column: path (path names another)",
+        "key column: id (key names another)",
+        "columns in the field json: label, n (meta chooses)",
     ]
-    assert entries.columns.to_pydict() == {
+    assert metadata_of(entries).to_pydict() == {
         "path": ["imgs/1.jpg", "imgs/2.png", "imgs/3.jpg"], "label": ["dog", "cat", "dog"], "n": [1, None, 3],
     }  # fmt: skip
 
@@ -142,9 +150,9 @@ def test_every_role(tmp_path: Path) -> None:
     assert samples["a"]["png"] == b""
     assert samples["a"]["wav"] == b"li-li"
     manifest, entries = _entries(table, **options)
-    assert entries.classes == {"cls": ["cat", "dog"]}
-    assert entries.numbers == {"cls": "int64", "score": "float"}
-    assert entries.columns.column_names == ["label", "height"]
+    assert entries.values.classes == {"cls": ["cat", "dog"]}
+    assert entries.values.numbers == {"cls": "int64", "score": "float"}
+    assert metadata_of(entries).column_names == ["label", "height"]
     assert manifest.notes == []
     assert manifest.column("width").to_pylist() == [3, 4]
 
@@ -168,7 +176,7 @@ def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
     """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
     assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
-    assert "keys: the paths without their endings (--key COLUMN names a column)" in Manifest(path).notes
+    assert "keys: the paths without their endings (key='COLUMN' names a column)" in Manifest(path).notes
     assert _samples(path, key="path") == _samples(path)
     assert list(_samples(_table(tmp_path / "t.csv", _THREE), key="path")) == ["imgs/1", "imgs/2", "imgs/3"]
 
@@ -203,7 +211,7 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2, 3], "txt": ["a", "b", "c"], "n": [4, 5, 6]})
     pq.write_table(table, tmp_path / "t.parquet")
     manifest, entries = _entries(tmp_path / "t.parquet", rows=[0, 2], fields=(("txt", "txt"),), meta="none")
-    assert entries.columns is None
+    assert entries.metadata is None
     assert manifest.column("n").to_pylist() == [4, 6]
     assert manifest.table.to_pydict() == {"id": [1, 3], "txt": ["a", "c"], "n": [4, 6]}
     with pytest.raises(InvalidRequest, match="no column 'm'; expected one of id, txt, n"):
@@ -214,7 +222,7 @@ def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
     """Bytes without keys and paths are called by the numbers of their rows, whichever rows are chosen."""
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
-    assert "bytes column: image, as the field png (--bytes FIELD=COLUMN names another)" in Manifest(table).notes
+    assert "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)" in Manifest(table).notes
     assert list(_samples(table, rows=[1])) == ["000000001"]
 
 
@@ -238,9 +246,9 @@ def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     path = _table(tmp_path / "t.csv", "id,path,size\n1,gone/1.jpg,10\n2,gone/2.png,0\n", {})
     manifest, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
     assert list(manifest.tasks(3)) == []
-    assert entries.size.tolist() == [10, 0]
-    assert entries.mtime_ns.tolist() == entries.changed_ns.tolist() == [0, 0]
-    assert "nothing says how large it is; expected --size COLUMN" in _error(path, stat=False)
+    assert entries.rows.size.tolist() == [10, 0]
+    assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
+    assert "nothing says how large it is; expected size='COLUMN'" in _error(path, stat=False)
     for value, said in (("-1", "a negative size in row 2"), ("1.5", "no whole number in row 2"), ("x", "no numbers")):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
         assert said in _error(path, stat=False, size="size")
@@ -260,10 +268,10 @@ def test_labels_keep_their_numbers(tmp_path: Path) -> None:
     """Classes are numbered in the order of their bytes, those of samples that cannot be packed counted too."""
     text = "id,path,label\n1,imgs/1.jpg,é\n2,imgs/gone.jpg,B\n3,imgs/2.png,a\n4,imgs/3.jpg,10%\n"
     path = _table(tmp_path / "t.csv", text)
-    _, entries = _entries(path, fields=(("cls", "label"),), classes=("cls",))
-    assert entries.classes == {"cls": ["10%25", "B", "a", "é"]}
-    assert entries.inline["cls"].span(0, 3) == b"3\x002\x000\x00"
-    assert [one.key for one in entries.skipped] == ["2"]
+    _, entries, skipped = _listed(path, fields=(("cls", "label"),), classes=("cls",))
+    assert entries.values.classes == {"cls": ["10%25", "B", "a", "é"]}
+    assert entries.values.inline["cls"].span(0, 3) == b"3\x002\x000\x00"
+    assert [one.key for one in skipped] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -286,15 +294,15 @@ def test_a_value_in_a_csv(cells: list[str], payload: list[bytes], number: str | 
     write_tree(tmp_path, _FILES)
     _, entries = _entries(path, fields=(("v", "v"),))
     _, others = _entries(path, meta=("v",))
-    assert entries.columns["v"] == others.columns["v"]
-    assert entries.inline["v"].span(0, 2).split(b"\0")[:-1] == payload
-    assert entries.numbers == ({"v": number} if number else {})
+    assert metadata_of(entries)["v"] == metadata_of(others)["v"]
+    assert entries.values.inline["v"].span(0, 2).split(b"\0")[:-1] == payload
+    assert entries.values.numbers == ({"v": number} if number else {})
 
 
 _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
-    ("id,path\n1,a.jpg\n", {"key": "ID"}, "--key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
+    ("id,path\n1,a.jpg\n", {"key": "ID"}, "key: no column 'ID'; expected one of id, path. Did you mean 'id'?"),
     ("id,path\n1,a.jpg\n", {"path": "paht"}, "no column 'paht'; expected one of id, path. Did you mean 'path'?"),
-    ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "--meta: no column 'zzz'; expected one of id, path"),
+    ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "meta: no column 'zzz'; expected one of id, path"),
     ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
     ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
@@ -315,7 +323,7 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
      "several columns become the field 'json'. The metadata is the field json: call the other something else, or"),
     ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "--classes: no field 'cls'. Name its column: --field cls="),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Name its column: values={'cls': "),
     ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
@@ -335,9 +343,9 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key that is no whole number in row 2"),
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
-    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. --bytes takes"),
+    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. binary takes"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {},
-     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (--bytes jpg=b), or"),
+     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (binary={'jpg': 'b'})"),
     ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
     ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
@@ -371,8 +379,8 @@ def test_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert "an empty path in row 3" in _error(path, rows=[1, 2, 4])
     assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
     assert "no row is left" in _error(path, rows=[])
-    manifest, entries = _entries(path, rows=[3, 4])
-    assert [one.message for one in entries.skipped] == ["no such file or directory, row 4"]
+    manifest, _, skipped = _listed(path, rows=[3, 4])
+    assert [one.message for one in skipped] == ["no such file or directory, row 4"]
     assert manifest.column("path").to_pylist() == ["imgs/1.jpg"]
     assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
 
@@ -383,17 +391,17 @@ def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
             "5,imgs/1.jpg/x.jpg,imgs", "6,pipe.jpg,masks/1.png"]  # fmt: skip
     os.mkfifo(tmp_path / "pipe.jpg")
     path = _table(tmp_path / "t.csv", "\n".join(["id,path,mask", *rows]))
-    _, entries = _entries(path, path="path", files=(("png", "mask"),))
+    _, entries, skipped = _listed(path, path="path", files=(("png", "mask"),))
     assert entries.keys.data == b"3\0"
-    assert entries.columns.num_rows == 1
-    assert [(one.key, one.path, one.code) for one in entries.skipped] == [
+    assert metadata_of(entries).num_rows == 1
+    assert [(one.key, one.path, one.code) for one in skipped] == [
         ("1", "gone", "vanished"), ("2", "gone.jpg", "vanished"), ("4", "imgs", "special-file"),
         ("5", "imgs/1.jpg/x.jpg", "vanished"), ("6", "pipe.jpg", "special-file"),
     ]  # fmt: skip
     assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
     path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
     assert (
-        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. --root"
+        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. root"
         in _error(path)
     )
 
@@ -418,13 +426,13 @@ def _linked(tmp_path: Path) -> Path:
 
 def test_links_stay_inside(tmp_path: Path) -> None:
     """Links are followed within the root; what leads out of it by one is left out, as are links to nothing."""
-    _, entries = _entries(_linked(tmp_path), rows=[0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
+    _, entries, skipped = _listed(_linked(tmp_path), rows=[0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
     assert entries.keys.data == b"0\x001\x002\x008\x009\x00"
-    assert entries.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
-    assert entries.size.tolist() == [3, 3, 9, 3, 4]
-    always = [int(when) == ALWAYS for when in entries.changed_ns]
+    assert entries.rows.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
+    assert entries.rows.size.tolist() == [3, 3, 9, 3, 4]
+    always = [int(when) == ALWAYS for when in entries.rows.changed_ns]
     assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
-    codes = {one.key: one.code for one in entries.skipped}
+    codes = {one.key: one.code for one in skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
     assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}
 
@@ -433,28 +441,28 @@ def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
     """`--allow-outside` follows every link and path; an absolute path outside counts from the root, by `..`."""
     path = _linked(tmp_path)
     _, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
-    assert entries.size.tolist() == [3, 7, 7, 7]
+    assert entries.rows.size.tolist() == [3, 7, 7, 7]
     assert entries.root == os.fsencode(path.parent) + b"/"
     away = tmp_path / "outside" / "o.jpg"
     path.write_text(f"id,path\n1,imgs/1.jpg\n2,{away}\n3,../outside/o.jpg\n4,{path.parent}/imgs/3.jpg\n")
     _, entries = _entries(path, allow_outside=True)
     assert entries.root == os.fsencode(path.parent) + b"/"
     sizes = [os.path.getsize(entries.root + entries.path(row)) for row in range(4)]
-    assert sizes == entries.size.tolist() == [3, 7, 7, 9]
+    assert sizes == entries.rows.size.tolist() == [3, 7, 7, 9]
     inside, outside = ["imgs/1.jpg", "imgs/3.jpg"], ["../outside/o.jpg"] * 2
-    assert entries.columns["path"].to_pylist() == [inside[0], *outside, inside[1]]
+    assert metadata_of(entries)["path"].to_pylist() == [inside[0], *outside, inside[1]]
 
 
 def test_when_a_file_changed(tmp_path: Path) -> None:
     """The time of change covers the folders on the way, as resuming needs it."""
     path = _table(tmp_path / "t.csv", "id,path\n1,a/b/1.jpg\n", {"a/b/1.jpg": b"x"})
     _, before = _entries(path)
-    assert before.mtime_ns.tolist() == [(tmp_path / "a" / "b" / "1.jpg").stat().st_mtime_ns]
+    assert before.rows.mtime_ns.tolist() == [(tmp_path / "a" / "b" / "1.jpg").stat().st_mtime_ns]
     for folder in (tmp_path / "a" / "b", tmp_path / "a", tmp_path):
         (folder / "new").write_bytes(b"")
         _, after = _entries(path)
-        assert after.changed_ns.tolist() == [folder.stat().st_ctime_ns]
-        assert after.changed_ns[0] >= before.changed_ns[0]
+        assert after.rows.changed_ns.tolist() == [folder.stat().st_ctime_ns]
+        assert after.rows.changed_ns[0] >= before.rows.changed_ns[0]
 
 
 def test_bytes_that_changed(tmp_path: Path) -> None:
@@ -586,8 +594,8 @@ def test_without_pandas(tmp_path: Path) -> None:
         "from shardtool.source.manifest.manifest import Manifest\n"
         "from shardtool.source.manifest.stat import stat_listed\n"
         "for source in sys.argv[1:]:\n"
-        "    m = Manifest(source); m.check(); e = m.entries([stat_listed(t) for t in m.tasks(2)])\n"
-        "    e.paths.span(0, 2), e.inline['json'].span(0, 2), m.column('n')\n"
+        "    m = Manifest(source); m.check(); e, _ = m.entries([stat_listed(t) for t in m.tasks(2)])\n"
+        "    e.rows.paths.span(0, 2), e.values.inline['json'].span(0, 2), m.column('n')\n"
         "print('pandas' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "t.parquet")]
@@ -606,11 +614,11 @@ def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_pa
         write_tree(root.parent / "away", {"2.jpg": b"two"})
         second = root.parent / "away" / "2.jpg" if outside else root / "gone.jpg"
         (root / "t.csv").write_text(f"key,path\na,{root}/imgs/1.jpg\nb,{second}\n")
-        _, entries = _entries(str(root / "t.csv"), meta=meta, allow_outside=outside)
-        columns = None if entries.columns is None else entries.columns.to_pydict()
+        _, entries, skipped = _listed(str(root / "t.csv"), meta=meta, allow_outside=outside)
+        columns = None if entries.metadata is None else metadata_of(entries).to_pydict()
         assert columns == (None if meta == "none" else {"path": ["imgs/1.jpg", *["../away/2.jpg"][: int(outside)]]})
-        paths = [entries.path(row) for row in range(len(entries.code))]
-        found.append((columns, paths, [one.path for one in entries.skipped]))
+        paths = [entries.path(row) for row in range(len(entries.rows.code))]
+        found.append((columns, paths, [one.path for one in skipped]))
     assert found[0] == found[1]
     assert found[0][2] == ([] if outside else ["gone.jpg"])
 
@@ -618,8 +626,8 @@ def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_pa
 def test_a_path_of_any_depth(tmp_path: Path) -> None:
     """A path of more parts than Python has calls is a file that is not there, like any other."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
-    _, entries = _entries(path)
-    assert [one.code for one in entries.skipped] == ["vanished"]
+    _, _, skipped = _listed(path)
+    assert [one.code for one in skipped] == ["vanished"]
 
 
 def test_many_columns(tmp_path: Path) -> None:
@@ -632,4 +640,4 @@ def test_many_columns(tmp_path: Path) -> None:
     ):
         header = ",".join(["path", *(f"c{at}" for at in range(count - 1))])
         path.write_text(f"{header}\nimgs/1.jpg{',1' * (count - 1)}\n")
-        assert said in _error(path) if said else len(_entries(path)[1].columns.column_names) == count
+        assert said in _error(path) if said else len(metadata_of(_entries(path)[1]).column_names) == count

@@ -36,6 +36,7 @@ from shardtool.values import INLINE, SPAN, to_bytes
 from shardtool.verbs.reshard import reshard
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
+from tests.made import metadata_of
 from tests.tfrecords import BYTES, FLOAT, INT64
 
 if TYPE_CHECKING:
@@ -83,18 +84,16 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
     texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
     found = list_datasets(texts, Here(), count, to_format=to, **more)
-    entries, rows = found.entries, len(found.entries.code)
-    assert entries.offset is not None
-    assert entries.expected is not None
-    assert entries.file is not None
-    assert count.found == len(entries) == len(entries.first) - 1 == len(entries.file)
-    columns = (entries.kind, entries.size, entries.mtime_ns, entries.changed_ns, entries.offset, entries.expected)
+    entries, rows = found.entries, len(found.entries.rows.code)
+    assert count.found == len(entries) == len(entries.first) - 1 == len(entries.known_spans.file)
+    row, spans = entries.rows, entries.known_spans
+    columns = row.kind, row.size, row.mtime_ns, row.changed_ns, spans.offset, spans.expected
     assert {len(column) for column in columns} == {rows} == {int(entries.first[-1])}
-    kinds = [entries.code.dtype, entries.kind.dtype, entries.file.dtype]
+    kinds = [row.code.dtype, row.kind.dtype, spans.file.dtype]
     assert kinds == [np.uint16, np.uint8, np.uint32]
     assert list(entries.fields) == sorted({*entries.fields}, key=to_bytes)
     owners = np.repeat(np.arange(len(entries)), entries.counts())
-    ordered = np.diff(owners * 2**16 + entries.code)
+    ordered = np.diff(owners * 2**16 + entries.rows.code)
     assert np.all(ordered > 0), "fields of a sample are in the order of their names"
     assert found.entries.take(np.arange(len(entries))).keys.data == entries.keys.data
     return found
@@ -103,26 +102,23 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
 def contents(found: Listed) -> Samples:
     """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
     entries, texts = found.entries, {}
-    assert entries.offset is not None
-    assert entries.expected is not None
-    assert entries.file is not None
-    for name, column in entries.inline.items():
+    for name, column in entries.values.inline.items():
         texts[name] = column.span(0, len(entries))[:-1].split(b"\0")
         assert len(texts[name]) == len(entries)
-    read = [unpacked(os.fsdecode(file.path)) for file in entries.files]
+    read = [unpacked(os.fsdecode(file.path)) for file in entries.known_spans.files]
     samples = []
     for sample in range(len(entries)):
         fields = []
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
-            name, size = entries.fields[entries.code[row]], int(entries.size[row])
-            if entries.kind[row] == INLINE:
+            name, size = entries.fields[entries.rows.code[row]], int(entries.rows.size[row])
+            if entries.rows.kind[row] == INLINE:
                 data = texts[name][sample]
-                assert (len(data), entries.expected[row]) == (size, -1)
+                assert (len(data), entries.known_spans.expected[row]) == (size, -1)
             else:
-                assert entries.kind[row] == SPAN
-                data = read[entries.file[sample]][int(entries.offset[row]) :][:size]
+                assert entries.rows.kind[row] == SPAN
+                data = read[entries.known_spans.file[sample]][int(entries.known_spans.offset[row]) :][:size]
                 assert len(data) == size
-                assert entries.expected[row] in (-1, crc32c.crc32c(data))
+                assert entries.known_spans.expected[row] in (-1, crc32c.crc32c(data))
             fields.append((name, data))
         samples.append((entries.key(sample), fields))
     return samples
@@ -251,8 +247,7 @@ def test_foreign_tar_shards_are_walked(
     told = [(key, name, data) for key, fields in contents(found) for name, data in fields]
     assert sorted(told) == sorted(torn)
     assert (found.packed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
-    assert found.entries.file is not None
-    assert found.entries.file.tolist() == sorted(found.entries.file.tolist())
+    assert found.entries.known_spans.file.tolist() == sorted(found.entries.known_spans.file.tolist())
     if not any("." in key.rpartition("/")[2] for key, _ in wanted):
         assert contents(found) == in_order(wanted)
         assert found.dots == "first"
@@ -283,8 +278,7 @@ def test_datasets_of_ours(
     assert contents(found) == samples
     assert (found.dots, found.name, found.notes) == ("last", "o", ())
     assert found.digest == int(read_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
-    assert found.entries.expected is not None
-    assert np.all(found.entries.expected >= 0)
+    assert np.all(found.entries.known_spans.expected >= 0)
     for path in [dataset, *folder.glob("*.index")]:
         path.unlink()
     walked = listed(f"{folder}/o-*.{ending}")
@@ -303,11 +297,10 @@ def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> 
     assert [key for key, _ in contents(found)] == [key for key, _ in one + two]
     assert contents(found) == one + two, "numbers are the text that a tar has"
     assert found.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
-    assert found.entries.file is not None
-    assert found.entries.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
+    assert found.entries.known_spans.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
     assert found.name == "other, f.tar"
     assert (found.digest, found.packed, found.dots) == (None, False, "first")
-    assert [os.path.basename(file.path).decode() for file in found.entries.files] == list(found.shards)
+    assert [os.path.basename(file.path).decode() for file in found.entries.known_spans.files] == list(found.shards)
     assert contents(listed(foreign, copy)) == two + one
 
 
@@ -322,12 +315,12 @@ def test_all_ways_to_give_a_dataset(given: str, ending: str, ours: dict[str, Pat
     }  # fmt: skip
     found = listed(ways[given])
     assert contents(found) == contents(listed(ours[ending]))
-    assert found.entries.classes == {"cls": ["cat", "dog", "emu"]}
-    assert found.entries.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+    assert found.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
+    assert found.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
     assert (found.name, found.notes) == (ending, ())
     part = listed(paths[1:2])
     assert contents(part) == contents(found)[3:6]
-    assert part.entries.classes == {"cls": ["cat", "dog", "emu"]}
+    assert part.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
     assert part.digest is None
 
 
@@ -356,7 +349,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "from shardtool.request.observer import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
-        "print(len(found.entries), sorted(found.entries.numbers), found.packed, 'pandas' in sys.modules)\n"
+        "print(len(found.entries), sorted(found.entries.values.numbers), found.packed, 'pandas' in sys.modules)\n"
         "pool.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
@@ -404,7 +397,7 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
             out.addfile(info)
     found = listed(tmp_path / "x.tar")
     assert contents(found) == [("a", [("jpg", b"")]), ("b/c", [("jpg", b"")])]
-    told = [(one.path, one.code, one.key) for one in found.entries.skipped]
+    told = [(one.path, one.code, one.key) for one in found.skipped]
     assert told == [
         ("x.tar:README", "no-field", ""),
         ("x.tar:l.jpg", "special-file", ""),
@@ -416,12 +409,12 @@ def test_what_counts_as_changed(ours: dict[str, Path], tmp_path: Path) -> None:
     """Whatever was read and has changed since shows in the time; other files show in the identity."""
     dataset = copied(ours["tar"], tmp_path / "in")
     before = listed(dataset).entries
-    later = before.changed_ns[0] + 10**12
+    later = before.rows.changed_ns[0] + 10**12
     for path in (dataset, *sorted(tmp_path.glob("in/*0.*"))):
         fact = path.stat()
         os.utime(path, ns=(later, later))
         found = listed(dataset).entries
-        assert set(found.changed_ns.tolist()) == {later}
+        assert set(found.rows.changed_ns.tolist()) == {later}
         assert found.identity == before.identity
         os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
         data = path.read_bytes()
@@ -447,9 +440,8 @@ def test_every_file_that_is_damaged_is_named(ending: str, ours: dict[str, Path],
             assert caught.value.exit_code == 4
     dataset = copied(ours[ending], tmp_path / "payload")
     before = listed(dataset).entries
-    row = int(np.flatnonzero(before.kind == SPAN)[-1])
-    assert before.offset is not None
-    flip(dataset.parent / f"{ending}-2.{ending}", int(before.offset[row]))
+    row = int(np.flatnonzero(before.rows.kind == SPAN)[-1])
+    flip(dataset.parent / f"{ending}-2.{ending}", int(before.known_spans.offset[row]))
     with pytest.raises(AssertionError):
         contents(listed(dataset))
     if ending == "tfrecord":
@@ -477,13 +469,12 @@ def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
     """Numbers are read only from the file that was listed."""
     shard = write_records(tmp_path / "x.tfrecord", [("a", [("n", INT64, [5])])])
     row = listed(shard, without=["n"]).entries
-    assert row.offset is not None
-    unknown = np.array([-1]).tobytes()
-    wanted = Wanted("n", "int64", stored=True, offsets=row.offset.tobytes(), lengths=row.size.tobytes(), crcs=unknown)
-    assert read_texts(TextTask(row.files[0], str(shard), (wanted,)))[0].data == b"5\0"
+    places = row.known_spans.offset.tobytes(), row.rows.size.tobytes(), np.array([-1]).tobytes()
+    wanted = Wanted("n", "int64", stored=True, offsets=places[0], lengths=places[1], crcs=places[2])
+    assert read_texts(TextTask(row.known_spans.files[0], str(shard), (wanted,)))[0].data == b"5\0"
     os.utime(shard, ns=(1, 1))
     with pytest.raises(CorruptShard, match="changed while it was read"):
-        read_texts(TextTask(row.files[0], str(shard), (wanted,)))
+        read_texts(TextTask(row.known_spans.files[0], str(shard), (wanted,)))
 
 
 def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
@@ -504,7 +495,7 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
         (folder / shard).unlink()
 
     def with_link(folder: Path) -> None:
-        (folder / shard).replace(folder / "x")
+        (folder / shard).unlink()
         (folder / shard).symlink_to("x")
 
     def with_fifo(folder: Path) -> None:
@@ -514,7 +505,7 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
     changed(without_shard, f"{shard}: cannot be opened: no such file")
     for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
         changed(without_shard, f"1 shard that it lists not there: {shard}", f"{{folder}}/{given_as}")
-    changed(with_link, "a symbolic link")
+    changed(with_link, "a link to nothing, x")
     changed(with_fifo, "no plain file")
     changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
     changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
@@ -533,8 +524,8 @@ def test_a_sidecar_without_dataset_file(ours: dict[str, Path], tmp_path: Path) -
     dataset.unlink()
     whole = listed(f"{tmp_path}/tar-*.tar")
     assert contents(whole) == contents(listed(ours["tar"]))
-    assert whole.entries.columns is not None
-    assert (whole.entries.classes, whole.entries.numbers, whole.digest) == ({}, {}, None)
+    assert whole.entries.metadata is not None
+    assert (whole.entries.values.classes, whole.entries.values.numbers, whole.digest) == ({}, {}, None)
     index_file = tmp_path / "tar-1.index"
     data = index_file.read_bytes()
     page = data.index(b"\x28\xb5\x2f\xfd") + 8  # where ZSTD starts
@@ -635,8 +626,7 @@ def test_what_index_made(ending: str, *, checksum: bool, ours: dict[str, Path], 
     index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=1))
     found = listed(tmp_path)
     assert contents(found) == contents(listed(ours[ending]))
-    assert found.entries.expected is not None
-    spans = found.entries.expected[found.entries.kind == SPAN]
+    spans = found.entries.known_spans.expected[found.entries.rows.kind == SPAN]
     assert np.all((spans >= 0) == (checksum or ending == "tfrecord"))
     path = tmp_path / f"{ending}-0.index"
     told = path.read_bytes()
@@ -806,8 +796,12 @@ def test_numbers_of_tfrecords(ours: dict[str, Path], tmp_path: Path) -> None:
             dataset.unlink()
         found = listed(dataset.parent, to=to)
         assert contents(found) == wanted
-        assert found.entries.numbers == {"cls": "int64", "n": "int64", "score": "float"}
-        assert {name: len(column) for name, column in found.entries.inline.items()} == {"cls": 7, "n": 7, "score": 7}
+        assert found.entries.values.numbers == {"cls": "int64", "n": "int64", "score": "float"}
+        assert {name: len(column) for name, column in found.entries.values.inline.items()} == {
+            "cls": 7,
+            "n": 7,
+            "score": 7,
+        }
 
 
 def test_numbers_that_some_lack(tmp_path: Path) -> None:
@@ -819,7 +813,7 @@ def test_numbers_that_some_lack(tmp_path: Path) -> None:
     write_tar(tmp_path / "y.tar", [("e", [("t", b"v")])])
     found = listed(tmp_path / "x.tfrecord", tmp_path / "y.tar")
     assert field(contents(found), "n") == [b"5", None, None, b"-1", None]
-    assert found.entries.inline["n"].span(0, 5) == b"5\0\0\0-1\0\0"
+    assert found.entries.values.inline["n"].span(0, 5) == b"5\0\0\0-1\0\0"
 
 
 @pytest.mark.parametrize(("kind", "values", "what"), [
@@ -831,7 +825,9 @@ def test_lists_of_values(kind: int, values: list[Any], what: str, tmp_path: Path
     shard = write_records(
         tmp_path / "x.tfrecord", [("a", [("t", BYTES, [b"1"])]), ("b", [("t", BYTES, [b"2"]), ("l", kind, values)])]
     )
-    with pytest.raises(InvalidRequest, match=rf"x\.tfrecord, b: the field 'l' is a list of {what}.*--drop-fields l"):
+    with pytest.raises(
+        InvalidRequest, match=rf"x\.tfrecord, b: the field 'l' is a list of {what}.*drop_fields=\('l',\)"
+    ):
         listed(shard)
     for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
         assert field(contents(found), "t") == [b"1", b"2"]
@@ -846,7 +842,7 @@ def test_fields_of_two_kinds(tmp_path: Path) -> None:
     two = write_records(tmp_path / "2.tfrecord", [("b", []), ("c", [("n", BYTES, [b"1"])])])
     three = write_records(tmp_path / "3.tfrecord", [("d", [("n", FLOAT, [1.0])]), ("e", [("n", INT64, [1])])])
     with pytest.raises(
-        InvalidRequest, match=r"2\.tfrecord, c: the field 'n' is bytes.*int64, as in 1.tfrecord.*--drop-fields n"
+        InvalidRequest, match=r"2\.tfrecord, c: the field 'n' is bytes.*int64, as in 1.tfrecord.*drop_fields=\('n',\)"
     ):
         listed([one, two])
     with pytest.raises(InvalidRequest, match=r"1\.tfrecord, a: the field 'n' is int64.*bytes, as in 2.tfrecord"):
@@ -863,12 +859,12 @@ def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
     file = read_dataset(ours["tar"].read_bytes(), "x")
     assert file.numbers == {"cls": "int64", "n": "int64", "score": "float"}
     found = listed(ours["tar"], to="tfrecord")
-    assert found.entries.numbers == file.numbers
-    assert sorted(found.entries.inline) == ["cls", "n", "score"]
+    assert found.entries.values.numbers == file.numbers
+    assert sorted(found.entries.values.inline) == ["cls", "n", "score"]
     assert found.notes == ()
     same = listed(ours["tar"], to="tar")
-    assert same.entries.inline == {}
-    assert same.entries.numbers == file.numbers
+    assert same.entries.values.inline == {}
+    assert same.entries.values.numbers == file.numbers
     assert contents(found) == contents(same)
 
 
@@ -890,7 +886,7 @@ def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: s
     again(dataset, numbers={"x": kind})
     found = listed(dataset, to="tfrecord")
     assert note in found.notes[0]
-    assert (found.entries.numbers, found.entries.inline) == ({}, {})
+    assert (found.entries.values.numbers, found.entries.values.inline) == ({}, {})
     assert field(contents(found), "x") == [text.encode() for text in texts]
 
 
@@ -902,15 +898,15 @@ def test_tar_and_tfrecord_with_one_field(ours: dict[str, Path], tmp_path: Path) 
     for numbers in (foreign, other):
         found = listed(ours["tfrecord"], numbers, to="tar")
         assert contents(found) == wanted + contents(listed(numbers))
-        assert found.entries.numbers == {"cls": "int64", "score": "float"}, "nobody says that the other tar's are"
+        assert found.entries.values.numbers == {"cls": "int64", "score": "float"}, "no one says so of the other tar"
     for first in ("tar", "tfrecord"):
         found = listed(ours[first], foreign, to="tfrecord")
         assert contents(found) == [*wanted, ("x", [("n", b"7")])]
-        assert found.entries.numbers["n"] == "int64"
+        assert found.entries.values.numbers["n"] == "int64"
     with pytest.raises(InvalidRequest, match=r"y\.tar, y: the field 'n' is a text.*int64"):
         listed(ours["tfrecord"], other, to="tfrecord")
     found = listed(ours["tar"], other, to="tfrecord")
-    assert sorted(found.entries.numbers) == ["cls", "score"]
+    assert sorted(found.entries.values.numbers) == ["cls", "score"]
     assert found.notes[0].startswith("'n' stays text: 1 value")
 
 
@@ -922,9 +918,9 @@ def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
         paths.append(make(source, tmp_path / f"{kind}-{{0..}}.tar"))
         again(paths[-1], numbers={"x": kind})
     found = listed(*paths, to="tfrecord")
-    assert found.entries.numbers == {}
+    assert found.entries.values.numbers == {}
     assert found.notes == ("'x' stays text: it stands for float and int64 in different datasets",)
-    assert listed(*paths).entries.numbers == {}
+    assert listed(*paths).entries.values.numbers == {}
 
 
 def test_the_dataset_file_tells_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
@@ -988,11 +984,11 @@ def test_metadata_comes_along(ending: str, ours: dict[str, Path]) -> None:
     found = listed(ours[ending])
     paths = sorted(ours[ending].parent.glob(f"{ending}-*.index"))
     told = pa.concat_tables([pq.read_table(path) for path in paths])
-    assert found.entries.columns.equals(
+    assert metadata_of(found.entries).equals(
         told.drop([name for name in told.column_names if name.startswith("__")]).combine_chunks()
     )
-    assert found.entries.columns.num_rows == 7
-    assert {column.num_chunks for column in found.entries.columns.columns} == {1}
+    assert metadata_of(found.entries).num_rows == 7
+    assert {column.num_chunks for column in metadata_of(found.entries).columns} == {1}
 
 
 def test_metadata_of_several_datasets(tmp_path: Path) -> None:
@@ -1008,13 +1004,13 @@ def test_metadata_of_several_datasets(tmp_path: Path) -> None:
         paths.append(make(source, tmp_path / f"{at}-{{0..}}.tar", values=("txt=key",)))
     foreign = write_tar(tmp_path / "f.tar", [("f", [("txt", b"")])])
     found = listed(paths[0], foreign, paths[1], paths[2]).entries
-    assert found.columns.select(["n", "s", "t"]).to_pylist() == [
+    assert metadata_of(found).select(["n", "s", "t"]).to_pylist() == [
         {"n": 1, "s": "x", "t": None}, {"n": 2, "s": "y", "t": None}, {"n": None, "s": None, "t": None},
         {"n": 2**40, "s": None, "t": [1, 2]}, {"n": None, "s": None, "t": None},
     ]  # fmt: skip
-    assert [str(kind) for kind in found.columns.select(["n", "s"]).schema.types] == ["int64", "string"]
-    assert listed(foreign, paths[0]).entries.columns.column("n").to_pylist() == [None, 1, 2]
-    assert listed(foreign).entries.columns is None
+    assert [str(kind) for kind in metadata_of(found).select(["n", "s"]).schema.types] == ["int64", "string"]
+    assert metadata_of(listed(foreign, paths[0]).entries).column("n").to_pylist() == [None, 1, 2]
+    assert listed(foreign).entries.metadata is None
 
 
 def test_metadata_that_is_not_alike(tmp_path: Path) -> None:
@@ -1027,7 +1023,7 @@ def test_metadata_that_is_not_alike(tmp_path: Path) -> None:
         listed(paths["text"], paths["whole"])
     with pytest.raises(InvalidRequest, match=r"column 'n': double in part, int64 in whole"):
         listed(paths["part"], paths["whole"])
-    assert listed(paths["small"], paths["part"]).entries.columns.column("n").to_pylist() == [1.0, 0.5]
+    assert metadata_of(listed(paths["small"], paths["part"]).entries).column("n").to_pylist() == [1.0, 0.5]
 
 
 def test_classes_of_several_datasets(ours: dict[str, Path], tmp_path: Path) -> None:
@@ -1035,12 +1031,12 @@ def test_classes_of_several_datasets(ours: dict[str, Path], tmp_path: Path) -> N
     same, other = copied(ours["tar"], tmp_path / "same"), copied(ours["tar"], tmp_path / "other")
     again(other, classes={"cls": ["dog", "cat"]}, name="dogs")
     foreign = write_tar(tmp_path / "f.tar", [("f", [("cls", b"0")])])
-    assert listed(ours["tar"], same).entries.classes == {"cls": ["cat", "dog", "emu"]}
-    with pytest.raises(InvalidRequest, match=r"'cls'.*dogs \(dog, cat\).*tar: cat, dog, emu.*--drop-fields cls"):
+    assert listed(ours["tar"], same).entries.values.classes == {"cls": ["cat", "dog", "emu"]}
+    with pytest.raises(InvalidRequest, match=r"'cls'.*dogs \(dog, cat\).*tar: cat, dog, emu.*drop_fields=\('cls',\)"):
         listed(ours["tar"], other)
-    assert listed(ours["tar"], other, without=["cls"]).entries.classes == {}
+    assert listed(ours["tar"], other, without=["cls"]).entries.values.classes == {}
     found = listed(ours["tar"], foreign)
-    assert found.entries.classes == {"cls": ["cat", "dog", "emu"]}
+    assert found.entries.values.classes == {"cls": ["cat", "dog", "emu"]}
     assert any("'cls'" in note and "f.tar" in note for note in found.notes)
 
 

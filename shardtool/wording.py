@@ -1,0 +1,130 @@
+"""How messages call what a verb can be asked for: `max_size` in Python, `--max-size` on the command line.
+
+Which of the two it is holds for the process, as a language does: messages are made in every room, and in workers. It is
+Python's unless the command line says otherwise, for as long as it runs. So a message is made where it is needed, never
+when a module is imported.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Fields whose option on the command line has another name.
+_OPTION = {
+    "files": "--file",
+    "binary": "--bytes",
+    "values": "--field",
+    "images": "--image",
+    "masks": "--mask",
+    "stat": "--no-stat",
+    "rename_fields": "--rename-field",
+}
+_FLAGS = ("append", "resume", "overwrite")  # what the values of `if_exists` are made of
+_WITH_COMMAS = ("select_fields", "drop_fields")  # options whose values are one word
+_typed = False
+
+
+@contextmanager
+def command_line_words() -> Iterator[None]:
+    """Call options in the block's messages as the command line does."""
+    before = speaks_command_line()
+    set_words(command_line=True)
+    try:
+        yield
+    finally:
+        set_words(command_line=before)
+
+
+def speaks_command_line() -> bool:
+    """Tell whether messages call options as the command line does: what a worker must know, too."""
+    return _typed
+
+
+def set_words(*, command_line: bool) -> None:
+    """Call options from now on as the command line does, or as Python does."""
+    global _typed  # noqa: PLW0603 - the one language of the process
+    _typed = command_line
+
+
+def either(python: str, typed: str) -> str:
+    """Return the text for who reads: where it differs in more than an option's name."""
+    return typed if _typed else python
+
+
+def option(name: str, value: object = None) -> str:
+    """Return what a message calls an option, by the name of its field.
+
+    Args:
+        name: The field of the verb's options.
+        value: What it is set to, or should be; None: the message is about the option, whatever its value.
+    """
+    if _typed:
+        return typed_option(name, value)
+    return name if value is None else f"{name}={value!r}"
+
+
+def flag(name: str) -> str:
+    """Return what a message calls an option that is to be on."""
+    return typed_option(name, value=True) if _typed else f"{name}=True"
+
+
+def call(verb: str, **options: object) -> str:
+    """Return what a message calls a run of a verb, with options by the names of their fields."""
+    words = [option(name, value) for name, value in options.items()]
+    return f"`shardtool {' '.join([verb, *words])}`" if _typed else f"`{verb}({', '.join(words)})`"
+
+
+def exporting(form: str) -> str:
+    """Return what a message calls the making of another tool's index."""
+    return either(f"export {form}", f"--export {form}")
+
+
+def export_call(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
+    """Return what a message calls a run that makes indexes of other tools; without a file it is about any."""
+    if _typed:
+        words = [
+            "index",
+            *filter(None, [dataset_file]),
+            *map(exporting, forms),
+            *(["--overwrite"] if overwrite else []),
+        ]
+        return f"`shardtool {' '.join(words)}`"
+    what = [repr(dataset_file) if dataset_file else "...", repr([*forms]), *(["overwrite=True"] if overwrite else [])]
+    return f"`export({', '.join(what)})`"
+
+
+def made_again() -> str:
+    """Return what to do about a file that a run, or `index`, can write again."""
+    return f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index`."
+
+
+def create_again() -> str:
+    """Return what a message calls a run of `create` that keeps what is finished."""
+    return either("`create(..., if_exists='resume')`", "`create --resume`")
+
+
+def typed_name(name: str) -> str:
+    """Return how the command line calls an option, whoever reads."""
+    return _OPTION.get(name, f"--{name.replace('_', '-')}")
+
+
+def typed_words(name: str, value: object) -> list[str]:
+    """Return the words that a command line sets an option with, not quoted for a shell."""
+    if isinstance(value, dict):
+        value = [f"{one}={other}" for one, other in value.items()]
+    values = [*value] if isinstance(value, list | tuple) else [value]
+    values = [",".join(map(str, values))] if name in _WITH_COMMAS else values
+    return [word for one in values for word in (typed_name(name), *([] if one is True else [str(one)]))]
+
+
+def typed_option(name: str, value: object = None) -> str:
+    """Return how the command line calls an option, whoever reads: what goes into files must not depend on that."""
+    if name == "if_exists" and value is not None:
+        return " ".join(f"--{flag}" for flag in _FLAGS if flag in str(value))
+    if value is None:
+        return typed_name(name)
+    return " ".join(typed_words(name, value))

@@ -1,0 +1,149 @@
+"""Laws of verifying several datasets: each is verified as alone, and samples that two splits have are found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pyarrow as pa
+import pytest
+
+from shardtool import CorruptShard, CreateOptions, Report, ReshardOptions, VerifyOptions, create, reshard, verify
+from tests.helpers import flip, shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE = CreateOptions(workers=1, max_count=4)
+
+
+def _verify(given: Any, **options: Any) -> Report:
+    return verify(given, VerifyOptions(workers=1, **options))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a source, and two splits of it; not to be changed."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_tree(folder / "source", {f"{at:02}.txt": b"caption %d" % at for at in range(12)})
+    options = CreateOptions(workers=1, split="train=0.5,val=0.5", max_count=4)
+    create(folder / "source", f"{folder}/out/{{split}}-{{0..}}.tar", options)
+    return folder
+
+
+@pytest.fixture
+def splits(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of the splits, to be damaged."""
+    shutil.copytree(packed / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def _without_time(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in ("seconds", "checked")}
+
+
+def test_each_is_verified_as_alone(splits: Path) -> None:
+    """The report of several has that of each, its counts, and their sums; it is sound where all are."""
+    files = [splits / "train.json", splits / "val.json"]
+    assert _verify(splits).sound
+    flip(shards(splits)[-1], 700)
+    report, alone = _verify(files), [_verify(file) for file in files]
+    assert [*map(_without_time, (one.to_json() for one in report.datasets))] == [
+        _without_time(one.to_json()) for one in alone
+    ]
+    assert (report.sound, report.datasets[0].sound) == (False, True)
+    assert report.counts == alone[1].counts
+    assert report.findings == alone[1].findings
+    assert (report.samples, report.size) == (12, sum(one.size for one in alone))
+
+
+def test_one_that_cannot_be_opened(splits: Path) -> None:
+    """It is a finding with exit code 4, the worst of all, and the others are verified; what is not there is refused."""
+    (splits / "val.json").write_bytes(b"{}")
+    files = [splits / "train.json", splits / "val.json"]
+    report = _verify(files)
+    assert [one.samples > 0 for one in report.datasets] == [True, False]
+    assert report.counts == {"dataset-file-damaged": 1}
+    ran = typed("verify", *files)
+    assert (ran.code, "dataset-file-damaged" in ran.out) == (4, True)
+    ran = typed("verify", *files, splits / "test.json")
+    assert (ran.code, ran.out, "test.json: no such file" in ran.err) == (2, "", True)
+
+
+@pytest.mark.parametrize("lost", ["val.json", "val-0.tar"])
+def test_a_split_that_is_not_finished(lost: str, splits: Path) -> None:
+    """A folder in which one split is whole and another is not is not sound."""
+    for name in {lost, "val.json"}:
+        (splits / name).unlink()
+    assert len(list(splits.glob("val-*.tar"))) in (1, 2)
+    report = _verify(splits)
+    assert report.datasets[0].sound
+    assert set(report.counts) <= {"dataset-file-missing", "dataset-incomplete"}
+    assert not report.sound
+
+
+def test_a_sample_that_two_splits_have(packed: Path, tmp_path: Path) -> None:
+    """It is a finding of the later one, in splits that were made apart; the same key of another sample is none."""
+    create(packed / "source", f"{tmp_path}/train-{{0..}}.tar", ONE)
+    other = write_tree(tmp_path / "other", {"03.txt": b"caption 3", "04.txt": b"of another", "99.txt": b"caption 5"})
+    create(other, f"{tmp_path}/val-{{0..}}.tar", ONE)
+    (one,) = _verify(tmp_path).findings
+    assert (one.code, one.file, one.key) == ("split-leak", "val-0.tar", "03")
+    assert one.found == f"also in {tmp_path}/train.json, shard train-0.tar"
+    assert _verify([tmp_path / "val.json", tmp_path / "train.json"]).findings[0].file == "train-0.tar"
+    assert [*_verify([f"{tmp_path}/train-{{0..}}.tar", tmp_path / "val-0.tar"]).counts] == ["split-leak"]
+
+
+def test_keys_of_one_run(tmp_path: Path) -> None:
+    """A key in two splits of one run is a leak, whatever the sample holds; of many, the first are listed."""
+    keys = [f"{at:03}" for at in range(150)]
+    options = CreateOptions(workers=1, split_column="split", key="key", values=("txt=text",))
+    for split, text in (("a", "one"), ("b", "another")):
+        table = pa.table({"key": keys, "text": [text] * 150, "split": [split] * 150})
+        create(table, f"{tmp_path}/{{split}}-{{0..}}.tar", options)
+    report = _verify(tmp_path)
+    assert report.counts == {"split-leak": 150}
+    assert [one.key for one in report.findings] == keys[:100]
+
+
+def test_datasets_that_are_no_splits(packed: Path, tmp_path: Path) -> None:
+    """Two datasets of the same samples are sound together, unless their names call them splits."""
+    for name in ("small", "large"):
+        create(packed / "source", f"{tmp_path}/{name}-{{0..}}.tar", ONE)
+    assert _verify(tmp_path).sound
+
+
+def test_one_document_of_all(splits: Path) -> None:
+    """JSON and JUnit XML are one document, with all that was found; the exit code is that of the worst."""
+    flip(shards(splits)[0], 700)
+    ran = typed("verify", splits, "--json")
+    document = json.loads(ran.out)
+    assert (ran.code, set(document)) == (3, {"dataset", "sound", "datasets", "counts", "totals", "seconds"})
+    assert [one["sound"] for one in document["datasets"]] == [False, True]
+    assert document["totals"]["samples"] == sum(one["totals"]["samples"] for one in document["datasets"])
+    root = ET.fromstring(typed("verify", splits, "--format", "junit").out)  # noqa: S314 - our own
+    found = sum(document["counts"].values())
+    assert (root.tag, root.get("failures"), len(root.findall(".//failure"))) == ("testsuites", str(found), found)
+    assert [int(suite.get("tests", 0)) for suite in root] == [found, 1]
+    assert typed("verify", splits, "--format", "github").out.count("::error") == found
+
+
+def test_the_source_of_all(packed: Path, splits: Path) -> None:
+    """`--source` is compared with each split; damage of the source is an error of its own, not of a dataset."""
+    assert _verify(splits, source=packed / "source").sound
+    options = ReshardOptions(workers=1, split="a=0.5,b=0.5", seed=1)
+    reshard(splits / "train.json", f"{splits}/again/{{split}}-{{0..}}.tar", options)
+    assert _verify(splits / "again", source=splits / "train.json").sound
+    (splits / "train.json").write_bytes(b"{}")
+    with pytest.raises(CorruptShard, match=r"train\.json"):
+        _verify(splits / "again", source=splits / "train.json")
+
+
+def test_each_is_repaired(splits: Path) -> None:
+    """`--repair` mends each of several datasets."""
+    for name in ("train-0.index", "val-0.index"):
+        (splits / name).unlink()
+    report = _verify(splits, repair=True)
+    assert (report.sound, len(report.repaired)) == (True, 2)

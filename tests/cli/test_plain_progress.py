@@ -1,0 +1,92 @@
+"""Laws of progress where there is no terminal."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import closing, redirect_stderr
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool.cli import plain_progress
+from shardtool.cli.results_text import Terminal
+from tests.helpers import typed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINE = re.compile(r"progress: 3 samples: 1 kB of 4 kB \(25%\), shard 1/4, [0-9.]+ k?B/s, [0-9,]+ s left")
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("progress: ")]
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ten seconds pass in no time."""
+    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
+
+
+def _told(err: StringIO) -> list[str]:
+    """Return the lines of a while."""
+    deadline, before = time.monotonic() + 30, len(err.getvalue())
+    while err.getvalue().count("\n", before) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return err.getvalue()[before:].rpartition("\n")[0].split("\n")
+
+
+@pytest.mark.usefixtures("often")
+def test_lines_come_while_nothing_is_done() -> None:
+    """Each period has its line: what goes on, how far it is; notes stand between them; none comes after the end."""
+    with (
+        redirect_stderr(StringIO()) as err,
+        closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
+    ):
+        terminal.listed(1000)
+        terminal.listed(204)
+        assert _told(err)[-1] == "progress: listing: 1,204 samples"
+        terminal.start(3, 4000, 4)
+        terminal.advance(1, 1000, 1)
+        lines = _told(err)
+        assert LINE.fullmatch(lines[-1]), lines
+        terminal.note("something")
+        terminal.close()
+        text = err.getvalue()
+        assert "\nnote: something\n" in text
+        time.sleep(0.05)
+        assert err.getvalue() == text
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(("quiet", "progress"), [(True, "plain"), (False, "auto")])
+def test_silence(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parameter of the test
+    """Nothing is told with `quiet`, nor where there is no terminal and no lines were asked for."""
+    with (
+        redirect_stderr(StringIO()) as err,
+        closing(Terminal(quiet=quiet, verbose=False, progress=progress)) as terminal,
+    ):
+        terminal.start(3, 4000, 4)
+        terminal.advance(1, 1000, 1)
+        time.sleep(0.05)
+        assert err.getvalue() == ""
+
+
+def test_a_short_run_tells_nothing(small: Path, tmp_path: Path) -> None:
+    """Every verb has the option; results stay on stdout, the only document of `--json` included."""
+    create = ("create", small, f"{tmp_path}/out-{{0..}}.tar", "--workers", 1)
+    ran = typed(*map(str, create), "--progress", "plain", "--json")
+    assert (ran.code, ran.out[:1], _lines(ran.err)) == (0, "{", [])
+    out = f"{tmp_path}/out.json"
+    for words in (["inspect", out], ["verify", out], ["index", out], ["reshard", out, f"{tmp_path}/new-{{0..}}.tar"]):
+        ran = typed(*words, "--progress", "plain")
+        assert (ran.code, _lines(ran.err)) == (0, [])
+    ran = typed("verify", out, "--progress", "loud")
+    assert (ran.code, "'auto', 'plain'" in ran.err) == (2, True)
+
+
+def test_the_period_is_ten_seconds() -> None:
+    """What the documents say."""
+    assert plain_progress.PERIOD_S == 10

@@ -1,0 +1,52 @@
+"""A pool whose only worker is the process that runs the tests: a fork of that costs more than most runs do."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from shardtool.execute import worker
+from shardtool.execute.local import LocalPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shardtool.execute.local import Progress
+    from shardtool.values import StartMethod
+
+
+class OwnWorker(LocalPool):
+    """Worker processes, but none where one would do; tasks and results are then pickled as for its pipes."""
+
+    def __init__(self, workers: int, start: StartMethod = "auto", again: str = "Run the same command again.") -> None:
+        self._own = workers == 1 and start == "auto"
+        super().__init__(workers, start, again)
+
+    def _start_one(self) -> Any:
+        return None if self._own else super()._start_one()
+
+    def map(
+        self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (number, result) of each task, in order."""
+        if not self._own:
+            yield from super().map(function, tasks, progress)
+            return
+        for number, task in enumerate(tasks):
+            _, result = _sent((number, _served(function, _sent(task), number, progress)))
+            yield number, result
+
+
+def _served(function: Callable[..., Any], task: object, number: int, progress: Progress | None) -> object:
+    """Return the result of a task; raise what a pool would."""
+    what = worker._what(function, task)  # noqa: SLF001 - as a worker does
+    try:
+        if progress is None:
+            return function(task)
+        return function(task, lambda samples, size: progress(number, samples, size))
+    except Exception as error:  # noqa: BLE001 - as a worker does
+        raise _sent(worker._reported(what, error)) from None  # noqa: SLF001
+
+
+def _sent(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))  # noqa: S301 - our own process

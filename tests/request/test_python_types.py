@@ -1,0 +1,111 @@
+"""Options in the types that Python has for them: recorded and carried out as the texts of the command line are."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+
+from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, index
+from shardtool.dataset.dataset_file import read_dataset
+from tests import mapped
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"values": {"cls": "bi", "txt": "a=b"}}, {"values": ("cls=bi", "txt=a=b")}),
+        ({"files": {"jpg": "path"}, "binary": {}}, {"files": ("jpg=path",)}),
+        ({"split": {"train": 0.75, "val": 0.25}}, {"split": "train=0.75,val=0.25"}),
+        ({"map": mapped.doubled}, {"map": "tests.mapped:doubled"}),
+        ({"resize": (640, 480)}, {"resize": "640x480"}),
+    ],
+)
+def test_the_same_request(given: dict[str, Any], text: dict[str, Any]) -> None:
+    """What is given in Python's types is the request that the texts are: equal in what a run records."""
+    assert CreateOptions(**given).recorded() == CreateOptions(**text).recorded()
+    assert json.loads(json.dumps(CreateOptions(**given).recorded())) == CreateOptions(**given).recorded()
+
+
+def test_other_verbs_take_them() -> None:
+    """`reshard` takes pairs and shares, `verify` a function."""
+    options = ReshardOptions(rename_fields={"jpeg": "jpg"}, values={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
+    found = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
+    assert found == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
+    assert VerifyOptions(source="s", repair=True, map=mapped.doubled).map == "tests.mapped:doubled"
+
+
+def _local(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+_local.__qualname__ = "elsewhere"
+
+
+@pytest.mark.parametrize("function", [lambda one: one, partial(mapped.doubled), _local, mapped.payload("", 1).upper])
+def test_a_function_has_a_name(function: Any) -> None:
+    """A function that workers could not import by its name is refused, with what to do."""
+    with pytest.raises(InvalidRequest, match=r"^map: .* cannot be imported by that name; .*a file of its own"):
+        CreateOptions(map=function)
+
+
+def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`__main__` is another module for a worker, and for who runs it again."""
+    monkeypatch.setattr(mapped.doubled, "__module__", "__main__")
+    with pytest.raises(InvalidRequest, match="cannot be imported by that name"):
+        CreateOptions(map=mapped.doubled)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two texts, the first without an equals sign"),
+        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two texts"),
+        ({"values": "cls=bi"}, "values: 'cls=bi'; expected several texts"),
+        ({"split": {"a": 0.5}}, "split: shares that are 0.5 in all"),
+        ({"split": {"a b": 1}}, "split: names that no split can have"),
+        ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),
+    ],
+)
+def test_senseless_ones(given: dict[str, Any], said: str) -> None:
+    """What no text could say is refused by the option's name."""
+
+    def ask() -> None:
+        options = CreateOptions(**given)
+        options.of_split()
+        options.recorded()
+
+    with pytest.raises(InvalidRequest) as caught:
+        ask()
+    assert str(caught.value).startswith(said)
+
+
+def test_a_table_in_memory_makes_the_same_shards(tmp_path: Path) -> None:
+    """A DataFrame with Python's types gives the bytes that a CSV with options on the command line gives."""
+    table = pd.DataFrame({"key": ["a", "b", "c"], "path": ["1.txt", "2.txt", "3.txt"], "bi": ["dog", "cat", "dog"]})
+    root = write_tree(tmp_path / "s", {f"{at}.txt": b"%d" % at for at in (1, 2, 3)})
+    table.to_csv(root / "t.csv", index=False)
+    options = CreateOptions(root=root, values={"cls": "bi"}, classes=("cls",), map=mapped.doubled, workers=1)
+    create(table, f"{tmp_path}/one/x-{{0..}}.tar", options)
+    words = ("--field", "cls=bi", "--classes", "cls", "--map", "tests.mapped:doubled", "--workers", "1", "--json")
+    ran = typed("create", root / "t.csv", f"{tmp_path}/two/x-{{0..}}.tar", *words)
+    assert ran.code == 0, ran.err
+    one, two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
+    assert one["x-0.tar"] == two["x-0.tar"]
+    made = [read_dataset(tree["x.json"], "x.json").made.options for tree in (one, two)]
+    assert made[0] == made[1] == {"values": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
+
+
+def test_folders_are_paths(tmp_path: Path) -> None:
+    """A folder may be a path object."""
+    write_tree(tmp_path / "s", {"a.txt": b"1"})
+    create(tmp_path / "s", f"{tmp_path}/d/in/x-{{0..}}.tar", CreateOptions(workers=1))
+    result = index(tmp_path / "d/in", IndexOptions(output=tmp_path / "d", workers=1))
+    assert result.dataset_file == f"{tmp_path}/d/x.json"

@@ -1,0 +1,74 @@
+"""Laws of what a shard's name tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardtool.errors import InvalidRequest
+from shardtool.pack.request import output_pattern
+from shardtool.pattern import parse_pattern, sidecar_name
+from shardtool.shard_names import NameFacts, is_shard_name, read_name, whole_of
+
+TOLD = {
+    "a.tar": NameFacts("tar"), "A.TAR": NameFacts("tar"), "a.b.Tar": NameFacts("tar"),
+    "a.tar.gz": NameFacts("tar", "gzip"), "a.tgz": NameFacts("tar", "gzip"), "a.TAR.GZ": NameFacts("tar", "gzip"),
+    "a.tar.bz2": NameFacts("tar", "bz2"), "a.tbz2": NameFacts("tar", "bz2"), "a.tbz": NameFacts("tar", "bz2"),
+    "a.tar.xz": NameFacts("tar", "xz"), "a.txz": NameFacts("tar", "xz"),
+    "a.tar.zst": NameFacts("tar", "zstd"), "a.tzst": NameFacts("tar", "zstd"),
+    "a.tfrecord": NameFacts("tfrecord"), "a.tfrecords": NameFacts("tfrecord"),
+    "a.tfrecord.gz": NameFacts("tfrecord", "gzip"),
+    "x.tfrecord-00000-of-00010": NameFacts("tfrecord"), "x.tfrecord-00000-of-00010.gz": NameFacts("tfrecord", "gzip"),
+    "x.tar-0-of-2": NameFacts("tar"),
+}  # fmt: skip
+UNTOLD = ["a", ".tar", "tar", "a.zip", "a.tar.index", "a.tar.part", "a.gz", "3fa1c0", "a.tfrecord-1", "train-0-of-2"]
+
+
+def test_names_that_tell() -> None:
+    """Endings in any case, compressed or not, and TensorFlow's numbers tell the format; nothing else does."""
+    assert {name: read_name(name) for name in TOLD} == TOLD
+    assert [name for name in UNTOLD if read_name(name) is not None] == []
+    assert [name for name in TOLD if not is_shard_name(name)] == []
+    assert [name for name in UNTOLD if is_shard_name(name)] == ["train-0-of-2"]
+
+
+def test_names_that_say_how_many() -> None:
+    """TensorFlow's names say which of how many a shard is; what comes behind them makes other names of them."""
+    assert whole_of("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
+    assert [one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if whole_of(one)] == []
+    assert sidecar_name("x.tfrecord-00000-of-00010") == "x.tfrecord-00000-of-00010.index"
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("train-{00000..01023}-of-01024", "train"), ("train@1024", "train"), ("train-%05d-of-01024", "train"),
+        ("x.tfrecord-{00000..01023}-of-01024", "x"), ("x.tfrecord@1024", "x"),
+        ([f"train-{at:05}-of-01024" for at in range(1024)], "train"),
+    ],
+)  # fmt: skip
+def test_patterns_of_tensorflow(given: str | list[str], base: str) -> None:
+    """Each way to write them means the same names, of a dataset that is called as what stands before the numbers."""
+    pattern = parse_pattern(given)
+    stem = "x.tfrecord" if base == "x" else base
+    assert [pattern.shard(at) for at in (0, 1023)] == [f"{stem}-00000-of-01024", f"{stem}-01023-of-01024"]
+    assert pattern.dataset_file == f"{base}.json"
+    assert parse_pattern(pattern.text).shard(7) == pattern.shard(7)
+    for name in (pattern.shard(5), sidecar_name(pattern.shard(5)), f"{base}.json"):
+        assert pattern.owns(name), name
+    for name in (f"{stem}-00005-of-01025", f"{stem}-5-of-01024", f"{stem}-00005-of-01024.gz", f"{stem}-00005"):
+        assert not pattern.owns(name), name
+
+
+def test_a_single_numbered_shard_is_a_range_of_one() -> None:
+    """One of one has its number, too."""
+    pattern = parse_pattern("test-00000-of-00001")
+    assert (pattern.base, pattern.shard(0), pattern.count) == ("test", "test-00000-of-00001", 1)
+    assert parse_pattern(["a-0-of-2", "b-0-of-1"]).names == ("a-0-of-2", "b-0-of-1")
+
+
+@pytest.mark.parametrize("name", ["out-{0..}.TAR", "out-{0..}.tar.gz", "x.tfrecord-{0..9}-of-10", "x@10", "out.txz"])
+def test_names_that_are_only_read(name: str) -> None:
+    """What is written has a plain ending: a pattern of other tools' names is refused as an output, and says so."""
+    parse_pattern(name)
+    with pytest.raises(InvalidRequest, match=r"only read; expected .*\.tfrecord"):
+        output_pattern([name])

@@ -1,0 +1,229 @@
+"""What messages call options: by the names of their fields in Python, as they are typed on the command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from shardtool import (
+    CreateOptions,
+    ExportOptions,
+    IndexOptions,
+    InvalidRequest,
+    ReshardOptions,
+    SampleFailed,
+    VerifyOptions,
+    create,
+    reshard,
+)
+from shardtool.request.options import InspectOptions
+from shardtool.wording import (
+    call,
+    command_line_words,
+    export_call,
+    flag,
+    made_again,
+    option,
+    speaks_command_line,
+    typed_name,
+)
+from tests.helpers import REPO, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import click
+
+_PACKAGE = REPO / "shardtool"
+_VERBS: dict[str, type[Any]] = {
+    "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
+    "export": ExportOptions, "inspect": InspectOptions,
+}  # fmt: skip
+_WRITE, _WORK = ("create", "reshard"), ("create", "reshard", "verify", "index", "export")
+# By the start of a module's name, the longest that fits: the verbs that raise its errors. Each has all of the options
+# that these name.
+_ALL_HAVE = {
+    "source.folder": ("create",), "source.manifest": ("create",), "source.shards": ("reshard",),
+    "select.fields": ("reshard",), "select.duplicates": ("reshard",), "select.order": ("reshard",),
+    "select.inline": ("reshard",), "select.splits": _WRITE, "transform": ("create",), "write.packer": _WRITE,
+    "write.spans": _WRITE, "write.transformed": ("create",), "plan.cuts": _WRITE, "execute": _WORK,
+    "publish.destination": _WRITE, "publish.old_dataset": _WRITE, "publish.stale_indexes": _WRITE,
+    "publish.index_target": ("index",), "publish.indexer": ("index",), "publish.outbox": ("index", "export"),
+    "publish.exporter": _WRITE, "verbs.create": ("create",),
+}  # fmt: skip
+_OF_MADE = {("publish.index_target", "if_exists")}  # what made a dataset, not what is done with it
+_NAMES = {"option", "flag"}  # the functions that name an option
+
+
+class Named(NamedTuple):
+    """An option that a message names."""
+
+    module: str
+    line: int
+    verb: str  # empty: that of the run
+    name: str
+
+
+def _modules() -> dict[str, Path]:
+    found = {".".join(path.relative_to(_PACKAGE).with_suffix("").parts): path for path in _PACKAGE.rglob("*.py")}
+    return {name: path for name, path in found.items() if not name.startswith("cli.") and name != "wording"}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _calls(node: ast.AST, names: set[str]) -> list[ast.Call]:
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id in names]
+
+
+@cache
+def _named() -> list[Named]:
+    """Return every option that a message of the library names by a literal name."""
+    found = []
+    for module, path in _modules().items():
+        for one in _calls(_tree(path), _NAMES):
+            texts = [part.value for part in ast.walk(one.args[0]) if isinstance(part, ast.Constant)]
+            found += [Named(module, one.lineno, "", text) for text in texts if isinstance(text, str)]
+        for one in _calls(_tree(path), {"call"}):
+            if isinstance(one.args[0], ast.Constant):
+                found += [Named(module, one.lineno, str(one.args[0].value), str(word.arg)) for word in one.keywords]
+    return found
+
+
+def _has(verb: str, name: str) -> bool:
+    return name in {one.name for one in fields(_VERBS[verb])}
+
+
+def test_messages_name_options_that_there_are() -> None:
+    """Every option that a message names is a field of a verb's options: of the verb, where the message names that."""
+    wrong = [one for one in _named() if not any(_has(verb, one.name) for verb in ([one.verb] if one.verb else _VERBS))]
+    assert wrong == []
+    assert len(_named()) > 100
+
+
+def test_messages_name_options_that_the_verb_has() -> None:
+    """Where it is known which verbs can raise an error, each of them has the options that its message names."""
+    wrong = []
+    for one in _named():
+        start = max((start for start in _ALL_HAVE if one.module.startswith(start)), key=len, default="")
+        verbs = _ALL_HAVE.get(start, ()) if not one.verb and (one.module, one.name) not in _OF_MADE else ()
+        wrong += [(one, verb) for verb in verbs if not _has(verb, one.name)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("verb", ["create", "reshard", "verify", "index"])
+def test_the_command_line_has_them_by_these_names(verb: str) -> None:
+    """What the command line calls an option of a verb in a message, that verb takes."""
+    command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
+    known = {one for param in command.params for one in param.opts}
+    names = {one.name for one in _named() if _has(verb, one.name)} - {"if_exists"}
+    assert {typed_name(name) for name in names} <= known
+    with command_line_words():
+        exists = {word for value in ("append-resume", "overwrite") for word in option("if_exists", value).split()}
+    assert exists == {"--append", "--resume", "--overwrite"}
+    assert exists <= known or verb not in _WRITE
+
+
+def test_no_message_names_an_option_otherwise() -> None:
+    """Texts of the library have no `--option` but those for readers of the command line; none is made at import."""
+    wrong = []
+    for module, path in _modules().items():
+        if module == "skipped":  # its texts are those of docs/cli.md
+            continue
+        tree = _tree(path)
+        alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+        alone |= {id(part) for one in _calls(tree, {"either"}) for part in ast.walk(one.args[1])}
+        texts = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        wrong += [
+            f"{module}:{one.lineno}" for one in texts if id(one) not in alone and re.search(r"--[a-z]", str(one.value))
+        ]
+        functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.Lambda)]
+        inside = {id(part) for one in functions for part in ast.walk(one)}
+        made = _calls(tree, {*_NAMES, "call", "either", "exporting", "export_call", "made_again", "create_again"})
+        wrong += [f"{module}:{one.lineno}" for one in made if id(one) not in inside]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        (lambda: option("max_size"), ("max_size", "--max-size")),
+        (lambda: option("dots", "last"), ("dots='last'", "--dots last")),
+        (lambda: option("values", {"cls": "bi"}), ("values={'cls': 'bi'}", "--field cls=bi")),
+        (lambda: option("drop_fields", ("a", "b")), ("drop_fields=('a', 'b')", "--drop-fields a,b")),
+        (lambda: option("classes", ("a", "b")), ("classes=('a', 'b')", "--classes a --classes b")),
+        (lambda: option("if_exists", "append-resume"), ("if_exists='append-resume'", "--append --resume")),
+        (lambda: option("if_exists", "resume-overwrite"), ("if_exists='resume-overwrite'", "--resume --overwrite")),
+        (lambda: option("stat"), ("stat", "--no-stat")),
+        (lambda: flag("portable"), ("portable=True", "--portable")),
+        (lambda: call("verify", repair=True), ("`verify(repair=True)`", "`shardtool verify --repair`")),
+        (
+            lambda: export_call("x.json", ["wids"], overwrite=True),
+            ("`export('x.json', ['wids'], overwrite=True)`", "`shardtool index x.json --export wids --overwrite`"),
+        ),
+        (
+            made_again,
+            (
+                "Run the command that made it again with if_exists='resume', or `shardtool index`.",
+                "Run the command that made it again with --resume, or `shardtool index`.",
+            ),
+        ),
+    ],
+)
+def test_both_languages(python: Any, words: tuple[str, str]) -> None:
+    """An option is called as its field with the value in Python, and as one types it on the command line."""
+    with command_line_words():
+        assert (python(), speaks_command_line()) == (words[1], True)
+    assert (python(), speaks_command_line()) == (words[0], False)
+
+
+def test_one_error_in_both(tmp_path: Path) -> None:
+    """The library and the command line name the option of one mistake, each in its own way, in JSON too."""
+    write_tree(tmp_path / "s", {"a.jpg": b"abc", "b.jpg": b"x" * 20_000})
+    with pytest.raises(InvalidRequest) as caught:
+        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
+    assert caught.value.where == "max_size"
+    assert caught.value.remedy == "Raise max_size, or choose oversize='alone' (a shard of its own) or skip."
+    words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
+    assert "--max-size: 1 sample larger" in typed(*words).err
+    remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
+    assert remedy in typed(*words).err
+    assert f'"remedy": "{remedy}"' in typed(*words, "--json").out
+    with pytest.raises(InvalidRequest, match=r"^max_size"):
+        create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_speak_as_their_parent(tmp_path: Path, start: str) -> None:
+    """An error that a worker makes names options as its parent does, however the worker was started."""
+    write_tree(tmp_path / "s", {"a.txt": b"abc"})
+    output, function = f"{tmp_path}/o/x-{{0..}}.tar", "tests.mapped:failing"
+    options = CreateOptions(map=function, workers=1, start_method="spawn" if start == "spawn" else "fork")
+    with pytest.raises(SampleFailed, match=r"again with if_exists=.resume.*on_error=.skip"):
+        create(tmp_path / "s", output, options)
+    words = ("create", tmp_path / "s", output, "--map", function, "--workers", "1", "--start-method", start)
+    ran = typed(*words, traceback=True)
+    assert (ran.code, "the function of --map raised ValueError" in ran.err) == (6, True)
+
+
+def test_messages_name_the_path(tmp_path: Path) -> None:
+    """Where a message is about the source, it names that, and no word of the usage line."""
+    source = tmp_path / "empty"
+    source.mkdir()
+    with pytest.raises(InvalidRequest) as caught:
+        create(source, f"{tmp_path}/x-{{0..}}.tar", CreateOptions(workers=1))
+    assert caught.value.where == str(source)
+    with pytest.raises(InvalidRequest) as caught:
+        reshard([], f"{tmp_path}/x-{{0..}}.tar", ReshardOptions(workers=1))
+    assert str(caught.value).startswith("the datasets: none given")
+    ran = typed("create", source, tmp_path / "a" / "x-0.tar", tmp_path / "b" / "x-1.tar")
+    assert ran.err.startswith(f"shardtool: {tmp_path}/a/x-0.tar ... {tmp_path}/b/x-1.tar: shards in 2 folders")
