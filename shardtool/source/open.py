@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shardtool.request.reshard_options import ReshardOptions
+from shardtool.source.advice import check_folder
 from shardtool.storage.reading import entries_in
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         return ManifestSource(source, options)
     from shardtool.source.folder.source import FolderSource
 
+    check_folder(os.fspath(source))
     return FolderSource(os.fspath(source), options, outputs)
 
 

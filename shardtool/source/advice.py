@@ -1,0 +1,73 @@
+"""What a source is that is neither a folder nor a manifest, and what to give instead."""
+
+from __future__ import annotations
+
+import glob
+import os
+from shlex import quote
+
+from shardtool.dataset.find import is_dataset_file
+from shardtool.errors import InvalidRequest, ShardError
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.shard_names import read_name
+from shardtool.wording import either, option
+
+_EXPECTED = "a folder of samples"
+_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
+
+
+def check_folder(source: str) -> None:
+    """Check that a source is a folder.
+
+    Raises:
+        InvalidRequest: It is not; the remedy depends on what it is instead.
+    """
+    if os.path.isdir(source):
+        return
+    if "://" in source:
+        raise InvalidRequest(source, "a URL", expected=_EXPECTED, remedy="Copy it to this machine first.")
+    if what := _shards(source):
+        again = f"{either('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards."
+        raise InvalidRequest(source, what, expected=_EXPECTED, remedy=again)
+    if os.path.isfile(source):
+        raise InvalidRequest(source, "a file that is no table", expected=_OR_TABLE, remedy=_of_file(source))
+    if os.path.lexists(source):
+        raise InvalidRequest(source, "no folder", expected=_EXPECTED)
+    if any(mark in source for mark in "*?[") and glob.glob(source):
+        raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
+    raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+
+
+def _shards(source: str) -> str:
+    """Return what a source is if it is shards; empty: it is not."""
+    if source.endswith(DATASET_SUFFIX):
+        return "a dataset file" if is_dataset_file(source) else ""
+    if os.path.isfile(source):
+        return "a shard" if read_name(os.path.basename(source)) else ""
+    if any(mark in source for mark in "*?["):
+        found = glob.glob(source)
+        return "a glob of shards" if found and all(read_name(os.path.basename(one)) for one in found) else ""
+    try:
+        pattern = parse_pattern(source)
+    except ShardError:
+        return ""
+    first = os.path.join(pattern.folder, pattern.shard(0))
+    return "a shard pattern" if first != source and os.path.isfile(first) else ""
+
+
+def _of_file(source: str) -> str:
+    if source.endswith(DATASET_SUFFIX):
+        return "JSON that is one object, such as COCO's, becomes a table first: docs/examples.md shows how."
+    folder, name = os.path.split(source)
+    return f"Give the folder that it lies in, {folder or '.'}, with {_only(name)}."
+
+
+def _only(name: str) -> str:
+    return either(f"include=({name!r},)", f"--include {quote(name)}")
+
+
+def _of_glob(source: str) -> str:
+    folder, name = os.path.split(source)
+    if any(mark in folder for mark in "*?[") or not os.path.isfile(glob.glob(source)[0]):
+        return f"Give the folder above, with {option('include')} or {option('exclude')}."
+    return f"Give the folder, {folder or '.'}, with {_only(name)}."

@@ -1,0 +1,70 @@
+"""Laws of the advice where a source is neither a folder nor a manifest: it names what it is, and what to give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, create
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTPUT = "new/o-{0..}.tar"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with a folder of samples, two shards of it, and files of other kinds."""
+    files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "instances.json": b'{"images": []}', "notes.docx": b"x"}
+    write_tree(tmp_path, files)
+    create(tmp_path / "imgs", f"{tmp_path}/s-{{0..1}}.tar", CreateOptions(workers=1))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "found", "remedy"),
+    [
+        ("s-0.tar", "a shard", "`shardtool reshard`"),
+        ("s.json", "a dataset file", "`shardtool reshard`"),
+        ("s-*.tar", "a glob of shards", "`shardtool reshard`"),
+        ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
+        ("https://example.org/data", "a URL", "Copy it to this machine first."),
+        ("s3://bucket/data", "a URL", "Copy it to this machine first."),
+        ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
+        ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
+        ("im*", "a glob", "Give the folder above, with --include or --exclude."),
+        ("imgs/a.jpg", "a file that is no table", "Give the folder that it lies in, imgs, with --include a.jpg."),
+        ("notes.docx", "a file that is no table", "Give the folder that it lies in, ., with --include notes.docx."),
+        ("instances.json", "a file that is no table", "becomes a table first"),
+        ("nowhere", "no such file or folder", ""),
+        ("no*where", "no such file or folder", ""),
+        ("no-{0..1}.tar", "no such file or folder", ""),
+        ("/dev/null", "no folder", ""),
+    ],
+)
+def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path) -> None:
+    """The message starts with the path as it was typed, and the remedy is right for what lies there."""
+    before = read_tree(place)
+    ran = typed("create", source, OUTPUT, cwd=place)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"shardtool: {source}: {found}; expected a folder of samples")
+    assert remedy in ran.err
+    assert read_tree(place) == before
+
+
+def test_what_the_advice_names_works(place: Path) -> None:
+    """What a remedy says to give is taken."""
+    for words in (["create", "imgs", OUTPUT, "--include", "*.jpg"], ["reshard", "s-*.tar", "new/r-{0..}.tar"]):
+        assert typed(*words, "--workers", "1", "--quiet", cwd=place).code == 0
+
+
+def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller of the library is advised in fields and functions, not in options."""
+    monkeypatch.chdir(place)
+    with pytest.raises(InvalidRequest, match=r"Give the folder, imgs, with include=\('\*\.jpg',\)"):
+        create("imgs/*.jpg", OUTPUT)
+    with pytest.raises(InvalidRequest, match=r"`reshard` packs"):
+        create("s.json", OUTPUT)
