@@ -257,9 +257,11 @@ def _check_named(column: pa.ChunkedArray, name: str) -> None:
     """Check that every row names the shard."""
     if _plain(column.type) != SHARD.type:
         raise ValueError(f"a column {SHARD.name} of {column.type}")
-    found = column.unique()
-    if len(found) > 1 or (len(found) and found[0].as_py() != name):
-        raise ValueError(f"rows of other shards than {printable(name)}")
+    for chunk in column.chunks:
+        coded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        used = [] if coded.null_count else np.flatnonzero(np.bincount(numbers(coded.indices))).tolist()
+        if coded.null_count or any(coded.dictionary[code].as_py() != name for code in used):
+            raise ValueError(f"rows of other shards than {printable(name)}")
 
 
 def _check_counts(extents: Sequence[Extent], own: Sequence[str], rows: int, most: int) -> None:
