@@ -50,6 +50,24 @@ _FIELD_RULES = (
 )  # fmt: skip
 
 
+_HUGGINGFACE = "huggingface"
+READERS = {  # by the code of what they get wrong
+    "dot-in-key": ("webdataset", "wids", "dali", "energon", _HUGGINGFACE),
+    "space-in-key": ("dali",),
+    "meta-folder": ("webdataset", "energon"),
+    "meta-name": (_HUGGINGFACE,),
+    "long-name": ("wids",),
+    "pax-name": ("dali",),
+    "upper-case-field": ("webdataset",),
+    "reserved-field": ("webdataset", "energon", _HUGGINGFACE),
+    "unnamable-field": ("dali",),
+    "meta-field": ("webdataset",),
+    "text-label": ("webdataset",),
+    "large-member": ("wids",),
+    "missing-field": (_HUGGINGFACE,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Misread:
     """Something that a reader would get wrong.

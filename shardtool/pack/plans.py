@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import memory_for
 from shardtool.interop.sample_counts import check_timm_splits
-from shardtool.pack.advice import folder_notes, name_notes
+from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import made
 from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
 from shardtool.pack.targets import check_source_stays
@@ -155,13 +155,16 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
     if request.format == "tar":
         notes.add(*map(str, _misreads(samples.entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
-    notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
+    notes.add(*loader_notes(outputs, [int(plan.sizes.sum()) for plan in plans]))
+    notes.add(*name_notes(outputs, request.options.readers))
+    if "huggingface" in request.options.readers:
+        notes.add(*folder_notes(outputs, request.exports))
 
 
 def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
-    from shardtool.interop.portability import misreads
+    from shardtool.interop.portability import READERS, misreads
 
-    found = misreads(entries)
+    found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(options.readers)]
     if options.portable or not any(one.mendable for one in found):
         return found
     return [

@@ -85,9 +85,13 @@ class Exporter:
         name: The name of its dataset file.
         wanted: What to make.
         notes: Gets notes that it does not have yet, and its observer the progress.
+        advises: Whether to note what the new files make of the folder for Hugging Face.
     """
 
-    def __init__(self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes) -> None:
+    def __init__(
+        self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
+    ) -> None:
+        self._advises = advises
         self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
         self._note = notes.add_new
 
@@ -140,7 +144,7 @@ class Exporter:
             made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
             readmes = [data for data in made if data is not None]
             names += [README] * len(readmes)
-            if own and not any(export.readme for export in self.wanted.values()):
+            if own and self._advises and not any(export.readme for export in self.wanted.values()):
                 self._note_folder(names)
             box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
             for shard in self._indexed(dataset, pool):
