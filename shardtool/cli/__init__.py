@@ -85,6 +85,8 @@ def main() -> NoReturn:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    # NumPy would start a thread per core for linear algebra: 50 ms, and memory, for what no verb needs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     withhold_pandas()
     gc.set_threshold(_GARBAGE)
     arguments = sys.argv[1:]

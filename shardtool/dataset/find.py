@@ -128,13 +128,13 @@ def _of_folder(folder: str) -> Found:
         raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
     if files:
         return _of_dataset_file(os.path.join(folder, files[0]))
-    shards = _shards_of(folder, [name for name in names if not name.startswith(".")])
+    shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not shards:
         raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}")
     return Found(tuple(shards), None, folder.rstrip("/") or "/")
 
 
-def _shards_of(folder: str, names: list[str]) -> list[str]:
+def shards_of_folder(folder: str, names: list[str]) -> list[str]:
     """Return the paths of those files of a folder that are shards.
 
     Not all that is numbered as TensorFlow does (`train-00000-of-01024`) is a shard, for checkpoints are, too: the first

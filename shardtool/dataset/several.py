@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, natural
+from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, natural, shards_of_folder
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
@@ -88,7 +88,7 @@ def _in_folder(folder: str, *, below: bool) -> list[Given]:
     except OSError:
         return []
     files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
-    shards = [name for name in names if is_shard_name(name) and not name.startswith(".")]
+    shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not files and not shards:
         folders = [os.path.join(folder, name) for name in names if below and not name.startswith(".")]
         plain = [one for one in folders if os.path.isdir(one) and not os.path.islink(one)]
@@ -109,8 +109,9 @@ def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
             listed.update(shard_names(data) or ())
             pattern = recorded_pattern(read_dataset(data, name))
             patterns += [] if pattern is None else [pattern]
-    rest = [name for name in shards if output_text(name) not in listed]
-    return [os.path.join(folder, name) for name in rest if not any(one.owns(name) for one in patterns)]
+    found = [(os.path.basename(path), path) for path in shards]
+    rest = [(name, path) for name, path in found if output_text(name) not in listed]
+    return [path for name, path in rest if not any(one.owns(name) for one in patterns)]
 
 
 def _of_splits(text: str) -> list[Given]:

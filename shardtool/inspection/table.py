@@ -93,6 +93,8 @@ def _schema(datasets: Sequence[OpenedDataset]) -> Any:
     ]
     try:
         merged = pa.unify_schemas(metadata, promote_options="permissive")
+    except MemoryError:
+        raise
     except pa.ArrowException as error:
         found = str(error).partition("\n")[0]
         raise InvalidRequest(

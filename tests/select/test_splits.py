@@ -386,7 +386,7 @@ def test_text_that_is_no_utf8_is_a_value() -> None:
     ],
 )  # fmt: skip
 def test_notes(options: dict[str, Any], values: list[str], notes: list[str]) -> None:
-    """NameFacts are splits without samples, labels that are not in every split, and shares that came out far off."""
+    """Notes name splits without samples, labels that are not in every split, and shares that came out far off."""
     assert list(divide(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
 
 

@@ -730,7 +730,7 @@ WORSE = ["{'__key__': '\\ud800', 'a': b''}", "{'a': '\\ud800'}", "{str(n): b'' f
 def test_what_no_function_may_return(text: str, tmp_path: Path) -> None:
     """What is no sample ends the run by the key of the one that it was made of, and nothing of it is published."""
     source = _expressions(tmp_path / "in", ["{'x': b'fine'}", text])
-    with pytest.raises(SampleFailed, match=r"^01: the function of map returned"):
+    with pytest.raises(SampleFailed, match=r"^01: the function of --map returned"):
         _pack(source, tmp_path / "out", map=EVALUATED)
     assert not shards(tmp_path / "out")
 

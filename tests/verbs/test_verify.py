@@ -24,6 +24,7 @@ from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import encode_table
 from shardtool.fingerprint import crc32c
+from shardtool.wording import command_line_words
 from tests.helpers import flip, identity, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -573,7 +574,7 @@ def test_a_source_that_was_changed_on_the_way(sample_data: Path, tmp_path: Path)
     create(sample_data, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(resize=16, workers=2))
     report = _verify(tmp_path / "out.json", source=sample_data)
     assert report.sound
-    assert any("--resize" in text for text in report.unchecked)
+    assert any("resize" in text for text in report.unchecked)
     (source := tmp_path / "source").mkdir()
     report = _verify(tmp_path / "out.json", source=source)
     assert report.counts == {"source-extra": 98}
@@ -693,7 +694,8 @@ def test_json(dataset: Path) -> None:
     flip(shards(dataset)[0], 200)
     ran = typed("verify", dataset, "--json")
     document = json.loads(ran.out)
-    report = _verify(dataset).to_json()
+    with command_line_words():
+        report = _verify(dataset).to_json()
     assert {**document, "seconds": 0} == {**report, "seconds": 0}
     assert set(document) == {
         "dataset", "sound", "findings", "counts", "checked", "unchecked", "repaired", "totals", "seconds",
@@ -706,7 +708,7 @@ def test_json(dataset: Path) -> None:
 def test_an_observer_is_told(dataset: Path) -> None:
     """Progress adds up to all samples, bytes and shards."""
 
-    class NameFacts(Observer):
+    class Watching(Observer):
         def __init__(self) -> None:
             self.all: list[tuple[int, int, int]] = []
             self.done = [0, 0, 0]
@@ -717,7 +719,7 @@ def test_an_observer_is_told(dataset: Path) -> None:
         def advance(self, samples: int, size: int, shards: int) -> None:
             self.done = [have + more for have, more in zip(self.done, (samples, size, shards), strict=True)]
 
-    told = NameFacts()
+    told = Watching()
     verify(dataset, VerifyOptions(workers=2), observer=told)
     assert told.all == [tuple(told.done)]
     assert told.done[::2] == [12, 4]
