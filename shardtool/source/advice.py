@@ -5,12 +5,17 @@ from __future__ import annotations
 import glob
 import os
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.find import is_dataset_file
-from shardtool.errors import InvalidRequest, ShardError
+from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.shard_names import read_name
+from shardtool.shard_names import is_shard_name, read_name
+from shardtool.values import counted
 from shardtool.wording import either, option
+
+if TYPE_CHECKING:
+    from shardtool.entries.entries import Entries
 
 _EXPECTED = "a folder of samples"
 _OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
@@ -27,8 +32,7 @@ def check_folder(source: str) -> None:
     if "://" in source:
         raise InvalidRequest(source, "a URL", expected=_EXPECTED, remedy="Copy it to this machine first.")
     if what := _shards(source):
-        again = f"{either('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards."
-        raise InvalidRequest(source, what, expected=_EXPECTED, remedy=again)
+        raise InvalidRequest(source, what, expected=_EXPECTED, remedy=f"{_again()}.")
     if os.path.isfile(source):
         raise InvalidRequest(source, "a file that is no table", expected=_OR_TABLE, remedy=_of_file(source))
     if os.path.lexists(source):
@@ -36,6 +40,22 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
     raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+
+
+def shards_note(entries: Entries) -> str:
+    """Return what the user should know of files in a folder that are shards; empty where there are none."""
+    counts = entries.code_counts()
+    codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
+    if not codes:
+        return ""
+    total = sum(counts[code] for code in codes)
+    first = printable(entries.path(int((entries.rows.code == codes[0]).argmax())))
+    files = f"{counted(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
+    return f"{files}, such as {first}, packed as any file: {_again()}"
+
+
+def _again() -> str:
+    return f"{either('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards"
 
 
 def _shards(source: str) -> str:

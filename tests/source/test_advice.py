@@ -68,3 +68,10 @@ def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.M
         create("imgs/*.jpg", OUTPUT)
     with pytest.raises(InvalidRequest, match=r"`reshard` packs"):
         create("s.json", OUTPUT)
+
+
+def test_a_folder_of_shards(place: Path) -> None:
+    """Shards in a folder are packed as files, with a note that tells what packs their samples; others get none."""
+    ran = typed("create", ".", "new/o-{0..}.tar", "--exclude", "imgs", "--dry-run", cwd=place)
+    assert "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in ran.err
+    assert "shards, such as" not in typed("create", "imgs", "new/o-{0..}.tar", "--dry-run", cwd=place).err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
+from shardtool.source.advice import shards_note
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.reading import inside, source_root
@@ -61,6 +62,7 @@ class FolderSource(Source):
         notes = _left_behind_notes([top, *parts])
         entries, skipped = folder.collect(self._root, parts, top.skipped)
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
+        notes += filter(None, [shards_note(entries)])
         chosen = None
         if options.where is not None:
             from shardtool.select.query import matching
