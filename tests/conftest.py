@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shardtool.execute import local
+from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
 
@@ -49,7 +50,7 @@ def few_workers() -> Iterator[None]:
         yield
 
 
-_BUFFER = 512 * 1024  # the writer's: samples up to this size are packed whole, larger ones streamed
+_BUFFER = BUFFER_SIZE  # the writer's: samples up to this size are packed whole, larger ones streamed
 
 
 @pytest.fixture(scope="session", params=["tar", "tfrecord"])

@@ -7,7 +7,6 @@ is compared; and what came of a table of `--join` is not. Order and sharding do 
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,10 +20,11 @@ from shardtool.check.recorded_run import open_again, recorded_run
 from shardtool.check.shard import column
 from shardtool.check.source_checksums import inline_payloads, source_sums
 from shardtool.dataset.walk import walked_text
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
+from shardtool.publish.skipped_file import read_skipped
 from shardtool.storage.reading import read_small
 from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
 from shardtool.wording import option
@@ -162,9 +162,9 @@ class Comparison:
             return set()
         try:
             name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            rows = read_small(os.path.join(self.subject.found.folder, name)).splitlines()
-            return {str(json.loads(row)["key"]) for row in rows}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            rows = read_skipped(read_small(os.path.join(self.subject.found.folder, name)), name)
+            return {row.key for row in rows}
+        except (OSError, CorruptShard):
             self.findings.unchecked.append("what was left out: its list cannot be read")
             return set()
 

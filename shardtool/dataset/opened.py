@@ -153,7 +153,7 @@ def read_part(shard: OpenedShard, *, metadata: bool = False) -> OpenedIndex:
 
 def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> OpenedIndex | CorruptShard | None:
     """Return what a sidecar says, or what is wrong with it; None where there is none."""
-    where, size = shard.sidecar, _size(shard.path)
+    where, size = shard.sidecar, file_size(shard.path)
     try:
         data = read_bytes(where)
         found = read_sidecar(data, where, size, metadata=metadata)
@@ -169,7 +169,8 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> OpenedIndex | Corrup
     return OpenedIndex(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
 
 
-def _size(path: str) -> int | None:
+def file_size(path: str) -> int | None:
+    """Return the size of a file; None where it has none."""
     try:
         return file_stat(path).st_size
     except OSError:

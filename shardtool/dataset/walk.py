@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misnamed, shard_kind
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
-from shardtool.format import tar_read as tar_walk
-from shardtool.format import tfrecord_read as tfrecord_walk
+from shardtool.format import tar_read, tfrecord_read
 from shardtool.storage.reading import file_stat
 from shardtool.values import is_utf8, source_text
 
@@ -278,7 +277,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if len(found.differ) < _MOST:
             found.differ.append((offset, what))
 
-    for path, offset, start, size, is_file, end, kind, link in tar_walk.walk(shard.read, shard.path, note):
+    for path, offset, start, size, is_file, end, kind, link in tar_read.walk(shard.read, shard.path, note):
         name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
@@ -308,7 +307,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if end > look_at:
             if end > size_limit:
                 cut = f"the file ends in {printable(name)}, {size:,} bytes long"
-                raise CorruptShard(shard.path, cut, offset=start, remedy=tar_walk.REMEDY)
+                raise CorruptShard(shard.path, cut, offset=start, remedy=tar_read.REMEDY)
             look_at = min(kept.look(end), size_limit)
     kept.look(end)
 
@@ -330,15 +329,15 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
     stem = _stem(shard.path)
     kept, look_at = _Kept(shard, found), _KEPT_STEP
     hold = shard.hold if isinstance(shard, PackedFile) else None
-    for number, record in enumerate(tfrecord_walk.walk(shard.read, shard.path, hold)):
+    for number, record in enumerate(tfrecord_read.walk(shard.read, shard.path, hold)):
         if record.offset > look_at:
             look_at = kept.look(record.offset)
-        held = record.size <= tfrecord_walk.HELD_LIMIT
-        data = shard.read(record.data, record.size) if held else tfrecord_walk.Far(shard.read, record)
+        held = record.size <= tfrecord_read.HELD_LIMIT
+        data = shard.read(record.data, record.size) if held else tfrecord_read.Far(shard.read, record)
         if task.checksum:
-            crc = crc32c(data) if not isinstance(data, tfrecord_walk.Far) else payload_crc(shard, *record[1:3])
-            tfrecord_walk.check_crc(record, crc, shard.path)
-        features = tfrecord_walk.features(data, record.data, shard.path)
+            crc = crc32c(data) if not isinstance(data, tfrecord_read.Far) else payload_crc(shard, *record[1:3])
+            tfrecord_read.check_crc(record, crc, shard.path)
+        features = tfrecord_read.features(data, record.data, shard.path)
         key_feature = _key_feature(features, shard.path)
         key = b"%b/%09d" % (stem, number)  # none is given: these differ from those of other shards
         if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
@@ -365,19 +364,19 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
 def _sum_feature(
     shard: ShardFile | PackedFile,
     found: Survey,
-    data: tfrecord_walk.Data,
-    record: tfrecord_walk.Record,
-    feature: tfrecord_walk.Feature,
+    data: tfrecord_read.Data,
+    record: tfrecord_read.Record,
+    feature: tfrecord_read.Feature,
 ) -> None:
     """Note the checksum of a payload and, of a single whole number, that of its text."""
     at = feature.offset - record.data
-    if isinstance(data, tfrecord_walk.Far):
+    if isinstance(data, tfrecord_read.Far):
         found.crcs.append(payload_crc(shard, feature.offset, feature.size))
     else:
         found.crcs.append(crc32c(data[at : at + feature.size]))
     if feature.kind != "int64" or feature.values != 1:
         return
-    value = tfrecord_walk.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
+    value = tfrecord_read.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
     if value is not None:
         text = b"%d" % value
         found.text_rows.append(len(found.crcs) - 1)
@@ -385,7 +384,7 @@ def _sum_feature(
         found.text_crcs.append(crc32c(text))
 
 
-def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_walk.Feature | None:
+def _key_feature(features: list[tfrecord_read.Feature], where: str) -> tfrecord_read.Feature | None:
     """Return the feature that is the key of a record; None where there is none, or only one that is far too long.
 
     Raises:
@@ -400,11 +399,11 @@ def _key_feature(features: list[tfrecord_walk.Feature], where: str) -> tfrecord_
             if name == _KEY_FEATURES[0]:
                 what = f"a key of {found.size:,} bytes"
                 expected = f"at most {_KEY_LIMIT:,}"
-                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord_walk.REMEDY)
+                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord_read.REMEDY)
     return None
 
 
-def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_walk.Feature) -> None:
+def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_read.Feature) -> None:
     """Note a feature that is a list, or of another kind than the first of its name, before its row is."""
     before, kind = found.unlike.get(code), found.kinds[code]
     if before is None or (before.kind == kind and feature.kind != kind):

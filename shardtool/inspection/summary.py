@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.opened import file_size
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason
 from shardtool.inspection.overview import Overview
@@ -296,14 +297,6 @@ def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
         fields={},
         datasets=tuple(summaries),
     )
-
-
-def file_size(path: str) -> int | None:
-    """Return the size of a file; None where it has none."""
-    try:
-        return file_stat(path).st_size
-    except OSError:
-        return None
 
 
 def _fields(overview: Overview) -> dict[str, FieldSummary]:

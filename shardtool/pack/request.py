@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
     from shardtool.values import Dots
 
-Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Verb = Literal["create", "reshard"]
 
 _SPLIT = "{split}"
@@ -95,7 +95,7 @@ class Manner:
         return self.request.options
 
 
-def read_request(output: Names, options: CreateOptions | ReshardOptions, *, dry: bool) -> Request:
+def read_request(output: OutputNames, options: CreateOptions | ReshardOptions, *, dry: bool) -> Request:
     """Return a run, if its options and its output make sense together.
 
     Raises:

@@ -1,6 +1,6 @@
 """What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
 
-`write_dataset` is the whole run, from top to bottom. What each of its lines does stands in the module of its name.
+`write_dataset` is the whole run, from top to bottom; the imports say where each of its steps stands.
 
 Start-up is a part of the work: on 60,000 files, importing pyarrow and NumPy costs more than
 packing. So workers are forked before anything heavy is imported, list the source while a thread of
@@ -24,7 +24,7 @@ from shardtool.source.open import open_source
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from shardtool.pack.request import Names, Request
+    from shardtool.pack.request import OutputNames, Request
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
     from shardtool.request.options import CreateOptions, OutputOptions
@@ -36,7 +36,7 @@ _OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.tar_copy")
 
 
 def write_dataset(
-    source: object, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, output: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file.
 
@@ -80,7 +80,7 @@ def write_dataset(
 
 
 def plan_dataset(
-    source: object, output: Names, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, output: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     notes = Notes(observer or Observer())

@@ -25,7 +25,7 @@ from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
 from shardtool.storage.spool import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
 from shardtool.wording import option
-from shardtool.write.buffers import GAP
+from shardtool.write.buffers import BUFFER_SIZE, GAP
 from shardtool.write.scatter import LEAST, ROW_SHARE, Scattered, ScatterTask, scatter_rows
 from shardtool.write.spans import OPEN_FILES
 from shardtool.write.task import Failed
@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
     from shardtool.values import OnError, ReadMethod
 
-Asked = Literal["auto", "gather", "scatter"]
-
 _LEAST_MEMORY = 16 * 10**6
-_BUFFERS = 2 * 2**20  # what a worker needs of its share besides payloads
+_BUFFERS = 2 * BUFFER_SIZE + GAP  # what a worker needs of its share besides payloads
 _RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
 _LEAST_REGION, _MOST_REGION = 4 * 2**20, 2**30
 _CHUNK = 2**20  # rows at a time: temporary columns stay small

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _BLOCK = 2**20  # bytes at a time
 _UTF8 = b"\xef\xbb\xbf"
 _WHITE = b" \t\r\n"
-_QUOTE, _BACKSLASH, _COLON, _OPEN, _CLOSE, _RETURN, _BRACE = b'"\\:{}\r{'
+_QUOTE, _BACKSLASH, _COLON, _CLOSE, _RETURN, _BRACE = b'"\\:}\r{'
 _BRACKETS = 0xDF, 0x5B, 0x5D  # a mask that makes braces of brackets, and what it leaves of `[{` and of `]}`
 _SPACE = 32
 _LONG_NAME = 64  # bytes: longer names are kept, of others a hash

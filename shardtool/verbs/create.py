@@ -10,13 +10,13 @@ from shardtool.request.options import CreateOptions
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from shardtool.pack.request import Names
+    from shardtool.pack.request import OutputNames
     from shardtool.request.observer import Observer
     from shardtool.request.results import CreateResult, DryRun
 
 
 def create(
-    source: object, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
+    source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
@@ -45,7 +45,7 @@ def create(
 
 
 def dry_run(
-    source: object, output: Names, options: CreateOptions | None = None, *, observer: Observer | None = None
+    source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
     """Return what `create` would write, to the byte unless samples are changed on the way; write nothing.
 

@@ -12,14 +12,14 @@ from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.reshard_options import ReshardOptions
 
 if TYPE_CHECKING:
-    from shardtool.pack.request import Names
+    from shardtool.pack.request import OutputNames
     from shardtool.request.observer import Observer
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.values import Datasets
 
 
 def reshard(
-    datasets: Datasets, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+    datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
@@ -43,7 +43,7 @@ def reshard(
 
 
 def reshard_dry_run(
-    datasets: Datasets, output: Names, options: ReshardOptions | None = None, *, observer: Observer | None = None
+    datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
     """Return what `reshard` would write, to the byte; write nothing.
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 
-BUFFER_SIZE = 512 * 1024  # read or written at a time: fits the second level cache; a larger one costs up to double
+BUFFER_SIZE = 512 * 1024  # read or written at a time, larger payloads are streamed: fits the second level cache; a
+# larger one costs up to double
 GAP = 2**20  # bytes between payloads are read over, up to this: a disk would take as long to seek
 
 _arena = memoryview(b"")  # as large as it had to be so far

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard
-from shardtool.format import tar
-from shardtool.format import tar_read as tar_walk
+from shardtool.format import tar, tar_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +30,9 @@ FILES = {
 }
 
 
-def walked(data: bytes) -> list[tar_walk.Member]:
+def walked(data: bytes) -> list[tar_read.Member]:
     """Return the members in a tar's bytes."""
-    return list(tar_walk.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
+    return list(tar_read.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
 
 
 def contents(data: bytes) -> dict[str, bytes]:
@@ -150,7 +149,7 @@ def test_sizes_in_base_256() -> None:
     """GNU's way to tell sizes of 8 GiB and more is read."""
     assert contents(_base_256(3) + b"abc" + bytes(509) + tar.TRAILER) == {"huge.bin": b"abc"}
     data = _base_256(2**40)
-    members = tar_walk.walk(lambda offset, length: data[offset : offset + length], "x.tar")
+    members = tar_read.walk(lambda offset, length: data[offset : offset + length], "x.tar")
     assert next(members).size == 2**40
 
 

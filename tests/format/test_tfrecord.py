@@ -31,6 +31,7 @@ from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
+from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.task import ShardTask
 from shardtool.write.tfrecord import TFRecordPacker
 from tests import tfrecords
@@ -275,7 +276,7 @@ def _encoded(key: str, sample: Sample) -> bytes:
     return tfrecords.frame(tfrecords.example(sorted(features)))
 
 
-_BUFFER = 512 * 1024
+_BUFFER = BUFFER_SIZE
 _NUMBER_FIELDS = {"cls": st.integers(-(2**63), 2**63 - 1).map(lambda number: b"%d" % number),
                   "Score": st.floats(width=32, allow_nan=False).map(lambda number: b"%r" % number)}  # fmt: skip
 _DATA = st.binary(max_size=300) | st.sampled_from([_BUFFER - 100, _BUFFER, 2 * _BUFFER + 9]).map(

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.opened import file_size
 from shardtool.inspection.page import charts
 from shardtool.inspection.page.thumbnails import SPLIT, shorten
-from shardtool.inspection.summary import file_size
 from shardtool.request.command_line import command_line
 from shardtool.values import counted, show_size
 

@@ -7,7 +7,6 @@ classes, numbers and checksums that nothing else does. Nothing is read here but 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -24,13 +23,13 @@ from shardtool.storage.reading import file_stat, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import Found
     from shardtool.source.shards.shard_columns import Seen
+    from shardtool.values import Given
 
-Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset file, pattern, glob, folder, or shards
 _REMEDY = "`shardtool verify` shows what is wrong."
 
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from shardtool.names import Names
     from shardtool.skipped import Skipped
-    from shardtool.source.shards.datasets import Dataset, Given
+    from shardtool.source.shards.datasets import Dataset
     from shardtool.source.shards.numbers import NumberFields
     from shardtool.source.shards.shard_columns import ShardColumns
-    from shardtool.values import Dots
+    from shardtool.values import Dots, Given
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 _SHOWN = 120  # letters of a name in a message

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.reshard_options import ReshardOptions
-    from shardtool.source.shards.datasets import Given
+    from shardtool.values import Given
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
