@@ -75,6 +75,6 @@ def test_data_loader_with_workers(photos: Packed) -> None:
 @pytest.mark.parametrize("pattern", ["a b/x-{000..}.tar", "x-%06d-y.tar", "x-{8..}.tar", "x-000.tar"])
 def test_the_urls_that_create_prints(pattern: str, photos: Packed, tmp_path: Path) -> None:
     """What the summary of `create` gives to webdataset reads all samples, in order."""
-    bound = {} if pattern == "x-000.tar" else {"max_count": 7}
-    made = create(photos.source, str(tmp_path / pattern), CreateOptions(**bound, workers=1))
+    bound = None if pattern == "x-000.tar" else 7
+    made = create(photos.source, str(tmp_path / pattern), CreateOptions(max_count=bound, workers=1))
     assert [sample["__key__"] for sample in wds.WebDataset(made.urls, shardshuffle=False)] == list(photos.samples)
