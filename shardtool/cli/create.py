@@ -120,10 +120,10 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --resume
-      shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
+      shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
     from shardtool.cli.results_text import carry_out
     from shardtool.verbs.create import create as run
