@@ -132,6 +132,9 @@ def test_a_wrong_list_is_a_finding(name: str, source: Path, tmp_path: Path) -> N
     path.write_text(path.read_text().replace("3", "4", 1 if name == "open-clip" else -1))
     (finding,) = verify(folder, VerifyOptions(workers=1)).findings
     assert (finding.code, finding.file) == ("export-stale", FILES[name])
+    assert "`shardtool index x.json --export FORMAT --overwrite`" in typed("verify", "x.json", cwd=folder).out
+    (folder / "x-1.index").unlink()
+    assert "`shardtool verify x.json --repair`" in typed("verify", "x.json", cwd=folder).out
 
 
 @pytest.mark.parametrize("content", ['{"small": 1, "large": 2}', "[1]", "{", "[" * 5000, '{"splits": [1]}', "null"])
