@@ -6,6 +6,7 @@ silence: it is returned beside them, and `create` decides what that means.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
-_SHOWN = 5  # files that a message names
+_WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
 
 def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple[Entries, tuple[Skipped, ...]]:
@@ -138,7 +139,7 @@ def label_from_folder(
     if "cls" in entries.fields:
         raise InvalidRequest(option("label_from_folder"), "the samples have a field 'cls' already")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
-    spans = _folders(entries, depth, ("label_from_folder", expected))
+    spans = _folders(entries.keys, depth, ("label_from_folder", expected))
     # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
     paths = [to_bytes(one.path).split(b"/") for one in skipped if one.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
@@ -165,7 +166,7 @@ def label_from_folder(
     )
 
 
-def split_folders(entries: Entries) -> pa.ChunkedArray:
+def split_folders(keys: Names) -> pa.ChunkedArray:
     """Return the name of the top folder of each sample, which says its split.
 
     Raises:
@@ -175,7 +176,7 @@ def split_folders(entries: Entries) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
-    spans = _folders(entries, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
+    spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
 
@@ -191,21 +192,20 @@ def split_note(entries: Entries) -> str:
     return f"{label} takes {shown} for classes: {split} takes them for splits, and labels below"
 
 
-def _folders(entries: Entries, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
     """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
 
     Keys are sorted, so this is a few bisections.
 
     Args:
-        entries: The samples.
+        keys: One per sample.
         depth: How many folders lie above.
         asked: The option that wants to know, and what it expects.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
     """
-    keys, beside = entries.keys, list[int]()
-    spans = [(0, len(keys), b"")]
+    spans, beside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):
         found = []
         for low, high, above in spans:
@@ -213,7 +213,8 @@ def _folders(entries: Entries, depth: int, asked: tuple[str, str]) -> list[tuple
             while at < high:
                 name, slash, _rest = keys[at][len(above) :].partition(b"/")
                 if not slash:
-                    beside.append(at)
+                    path = printable(_WILD.sub(rb"[\g<0>]", keys[at]))
+                    beside.append(path + ".*" if b"/" in keys[at] else f"./{path}.*")  # as `exclude` takes it
                     at += 1
                     continue
                 end = _end_of(keys, at, high, above + name + b"0")  # "0" follows "/"
@@ -221,11 +222,8 @@ def _folders(entries: Entries, depth: int, asked: tuple[str, str]) -> list[tuple
                 at = end
         spans = found
     if beside:
-        rows = [row for at in beside[:_SHOWN] for row in range(entries.first[at], entries.first[at + 1])]
-        paths = [printable(entries.path(row)) for row in rows]
-        total = int(entries.counts()[beside].sum())
-        problem = f"{counted(total, 'file')} in no such folder: {listing(paths, _SHOWN, total=total)}"
-        left_out = either(f"exclude=({paths[0]!r}, ...)", f"--exclude {quote(paths[0])}")
+        problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
+        left_out = either(f"exclude=({beside[0]!r}, ...)", f"--exclude {quote(beside[0])}")
         remedy = f"Move them, or leave them out: {left_out}."
         raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]

@@ -92,7 +92,7 @@ class FolderSource(Source):
         from shardtool.source.folder import samples as folder
 
         if name == TOP_FOLDER:
-            return folder.split_folders(listed.entries)
+            return folder.split_folders(listed.entries.keys)
         if name not in folder.COLUMNS:
             expected = f"one of {', '.join(folder.COLUMNS)}"
             raise InvalidRequest(name, "a folder has no such column", expected=expected, remedy="Use a manifest.")
