@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
 
 _EXPECTED = "a folder of samples"
+_TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
 _OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
 
 
@@ -78,6 +79,10 @@ def _shards(source: str) -> str:
 def _of_file(source: str) -> str:
     if source.endswith(DATASET_SUFFIX):
         return "JSON that is one object, such as COCO's, becomes a table first: docs/examples.md shows how."
+    if source.endswith(_TABLES):
+        return "Save it as CSV or Parquet."
+    if source.endswith(".txt"):
+        return f"A list of paths, one a line, goes to standard input: `shardtool create - OUTPUT < {quote(source)}`."
     folder, name = os.path.split(source)
     return f"Give the folder that it lies in, {folder or '.'}, with {_only(name)}."
 
