@@ -93,3 +93,13 @@ class Names:
         buffers = [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]  # the NUL at the end of each sorts lowest
         names = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
         return np.asarray(pc.sort_indices(names).to_numpy(), np.int64)
+
+    def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of the names, equal ones together and in their order, and where each such run starts."""
+        order = self.sorted_order()
+        is_first, last = np.ones(len(order), np.bool_), b"\0"
+        for first in range(0, len(order), _CHUNK):
+            for at, name in enumerate(self.gather(order[first : first + _CHUNK]).split(b"\0")[:-1], first):
+                is_first[at] = name != last
+                last = name
+        return order, np.flatnonzero(is_first)

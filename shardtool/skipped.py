@@ -9,21 +9,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 SkipCode = Literal[
-    "no-field", "unsafe-name", "duplicate", "oversize", "unreadable", "vanished", "changed", "corrupt",
+    "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
     "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image", "image-too-large",
     "animated-image", "image-depth", "map-failed", "field-clash", "no-number",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
     "no-field": "the name has no ending that could name a field; a sample of shards has none of the fields selected",
-    "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long",
+    "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long; in an archive, "
+    "a path that leads out of it",
     "duplicate": "another sample has the same key (--on-duplicate first or last)",
+    "incomplete": "one of several folders has no file of the sample (--complete)",
     "oversize": "the sample fits in no shard",
-    "unreadable": "the file or folder cannot be opened or read",
+    "unreadable": "the file or folder cannot be opened or read; in an archive, a member that is damaged, encrypted, or "
+    "compressed otherwise",
     "vanished": "the file was listed, and is gone",
     "changed": "the size or modification time is another than when the source was listed",
     "corrupt": "a payload of a shard does not have the checksum in its index",
-    "special-file": "a fifo, socket or device, or a link to one; in a tar, a member that is no plain file",
+    "special-file": "a fifo, socket or device, or a link to one; in a tar or zip, a member that is no plain file",
     "link-outside": "a link out of the source, under --symlinks inside",
     "link-loop": "a link to a folder that it lies in",
     "dangling-link": "a link to nothing",

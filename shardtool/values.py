@@ -156,23 +156,32 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     return name[:at], name[at + 1 :]
 
 
+def placed(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
+    """Return where a path leads whose first part is one of `folders`; where there are none, the path itself."""
+    first, _, rest = path.partition(b"/")
+    return folders[first] + rest if first in folders else path
+
+
 def ends_early(key: bytes) -> bool:
     """Tell whether a tar member's key, by the rule of the first dot, would end before this one does."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0
 
 
 class SpanFile(NamedTuple):
-    """A file that SPAN fields lie in: a shard, or a spool of our own.
+    """A file that SPAN fields lie in: a shard, an archive, or a spool of our own.
 
     Attributes:
         path: Where it is.
         size: Bytes, as the plan saw it.
         mtime_ns: When it was changed, as the plan saw it; -1: a spool of our own.
+        form: What it is where payloads are files in it: `tar` or `zip`. In a zip, their places are those of headers,
+            and what is read is unpacked.
     """
 
     path: bytes
     size: int
     mtime_ns: int
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,7 @@ class ShardSamples:
         mtimes: int64 a field, nanoseconds, as the plan saw it.
         paths: A field's, relative to `root`, a NUL after each; empty: key + "." + field.
         spans: Where SPAN fields lie.
+        folders: Of a source of several folders: what the first part of each path stands for; see `Entries`.
     """
 
     content: ShardContent
@@ -252,3 +262,4 @@ class ShardSamples:
     mtimes: bytes
     paths: bytes
     spans: ShardSpans
+    folders: Mapping[bytes, bytes] = field(default_factory=dict)

@@ -48,7 +48,12 @@ LATE = {
     "request.options": {"transform.steps"},
     "source.folder.source": {"dataset.classes"},
     "source.manifest.options": {"dataset.classes"},
-    "source.open": {"source.folder.source", "source.manifest.options"},
+    "source.open": {
+        "source.archive.source",
+        "source.folder.several",
+        "source.folder.source",
+        "source.manifest.options",
+    },
     "source.shards.source": {"dataset.classes"},
     "verbs.repair": {"dataset.walk", "request.options", "verbs.create", "verbs.index"},
     "verbs.verify": {"verbs.repair"},

@@ -34,7 +34,7 @@ AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 TAKEN_AGAIN = frozenset({
     "max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "seed", "where", "split",
     "split_column", "stratify", "group_by", "portable",
-    "include", "exclude", "hidden", "symlinks", "dots", "label_from_folder", "split_from_folder",
+    "include", "exclude", "hidden", "complete", "symlinks", "dots", "label_from_folder", "split_from_folder",
     "key", "path", "files", "binary", "values", "classes", "meta", "size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
@@ -148,20 +148,16 @@ def open_again(run: Recorded, source: object, outputs: Sequence[ShardPattern]) -
 
     Args:
         run: The run.
-        source: The source as it is now; for `reshard`, which takes several datasets, also a list of them.
+        source: The source as it is now; a list of datasets or folders where there were several.
         outputs: The patterns of what was made.
 
     Raises:
         InvalidRequest: There is no such source.
     """
-    several = [*source] if isinstance(source, (list, tuple)) else None
     if isinstance(run.options, ReshardOptions):
-        for one in [source] if several is None else several:
+        for one in source if isinstance(source, (list, tuple)) else [source]:
             if not isinstance(one, (str, os.PathLike, list, tuple)):
                 found = f"a {type(one).__name__}"
                 raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
             find_dataset(one)  # before shards are read, where there is none
-    elif several is not None:
-        found = f"{len(several)} sources"
-        raise InvalidRequest(option("source"), found, expected="one: only `reshard` takes several")
     return open_source(source, replace(run.options, on_error="skip"), outputs)

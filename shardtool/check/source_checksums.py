@@ -10,9 +10,11 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import open_shard
+from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.dataset.walk import payload_crc
+from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
 from shardtool.values import FILE, LINK, SPAN
@@ -43,11 +45,12 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Payloads of a shard to sum: int64 offsets, ascending, and lengths."""
+    """Payloads of a shard or archive to sum: int64 offsets, ascending, and lengths."""
 
     path: str
     offsets: bytes
     lengths: bytes
+    form: str
 
 
 def sum_task(task: Files | Spans) -> list[int]:
@@ -76,8 +79,22 @@ def _sum_files(task: Files) -> list[int]:
 
 def _sum_spans(task: Spans) -> list[int]:
     offsets, lengths = array("q", task.offsets), array("q", task.lengths)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_member_crc(file, *place) for place in zip(offsets, lengths, strict=True)]
     with open_shard(task.path) as shard:
         return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
+
+
+def _member_crc(file: ShardFile, offset: int, length: int) -> int:
+    """Return the CRC-32C of the payload of a zip's member; -1 where it is damaged."""
+    crc = 0
+    try:
+        for block in zip_read.payload(file.read, offset, length, file.path):
+            crc = crc32c(block, crc)
+    except CorruptShard:
+        return -1
+    return crc
 
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
@@ -103,7 +120,7 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
     for at in range(0, len(files), _FILES_A_TASK):
         chunk = files[at : at + _FILES_A_TASK]
-        paths = tuple(entries.root + entries.path(row) for row in rows[chunk].tolist())
+        paths = tuple(entries.place(row) for row in rows[chunk].tolist())
         tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
@@ -129,7 +146,7 @@ def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
         chosen = places[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
             offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes())
+            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)
 
 
 class _Sums:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any, ClassVar
 
 import click
 
 from shardtool.cli.options import Sectioned, Whole, chosen, common, dividing, if_exists, running, shards
+from shardtool.cli.reshard import follows
 from shardtool.request.options import CreateOptions
+from shardtool.shard_names import is_shard_name
 
 
 class _Create(Sectioned):
@@ -23,9 +26,30 @@ class _Create(Sectioned):
     }
 
 
+def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
+    """Return the source, or several, and the output that `SOURCE... OUTPUT` means.
+
+    The output is the last argument, with all names of shards before it, for a shell may have expanded its pattern;
+    where the first argument is an archive, which has such a name too, with those that count up to it.
+
+    Raises:
+        UsageError: There is only one argument.
+    """
+    at = len(arguments) - 1
+    if at < 1:
+        message = "no OUTPUT: quote the shard pattern of the output, such as 'out-{000000..}.tar', and put it last."
+        raise click.UsageError(message)
+    is_archive = is_shard_name(os.path.basename(arguments[0]))
+    while at > 1 and is_shard_name(os.path.basename(arguments[at - 1])):
+        if is_archive and not follows(arguments[at - 1], arguments[at]):
+            break
+        at -= 1
+    sources = [*arguments[:at]]
+    return sources[0] if len(sources) == 1 else sources, [*arguments[at:]]
+
+
 @click.command(cls=_Create, no_args_is_help=True)
-@click.argument("source", type=click.Path())
-@click.argument("output", nargs=-1, required=True)
+@click.argument("arguments", nargs=-1, required=True, metavar="SOURCE... OUTPUT")
 @shards
 @click.option(
     "--where", metavar="QUERY",
@@ -38,6 +62,7 @@ class _Create(Sectioned):
 )
 @click.option("--exclude", multiple=True, metavar="GLOB", help="No files or folders that match; repeatable.")
 @click.option("--hidden", is_flag=True, help="Names that start with a dot, Thumbs.db and the like, too.")
+@click.option("--complete", is_flag=True, help="Of several folders: refuse samples that one of them has no file of.")
 @chosen(CreateOptions, "symlinks", "Follow links within SOURCE, follow all, or leave them out.")
 @chosen(
     CreateOptions, "dots",
@@ -83,8 +108,7 @@ class _Create(Sectioned):
 @running
 @common
 def create(  # noqa: PLR0913 - an option each
-    source: str,
-    output: tuple[str, ...],
+    arguments: tuple[str, ...],
     *,
     append: bool,
     resume: bool,
@@ -100,7 +124,12 @@ def create(  # noqa: PLR0913 - an option each
 
     SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
     and json of the sample cat/0001. Or it is a manifest, a row per sample: CSV, TSV, JSON lines, Parquet, Feather,
-    or - for paths on standard input.
+    or - for paths on standard input, where files that share a key are one sample, too.
+
+    Or it is a zip or tar of files, read in place; photos.zip/train is a folder in it.
+
+    Several folders make samples together: images/a.jpg + masks/a.png are the fields jpg and png of the sample a.
+    Where endings are alike, fields are called by their folders, too: images.png and masks.png.
 
     OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
 
@@ -117,6 +146,9 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
       shardtool create ./data 'out/{split}-{000000..}.tar' --split-from-folder --label-from-folder --shuffle
+      shardtool create images/ masks/ 'out-{000000..}.tar'
+      shardtool create photos.zip 'out-{000000..}.tar'
+      find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --resume
@@ -130,5 +162,6 @@ def create(  # noqa: PLR0913 - an option each
     from shardtool.verbs.create import dry_run as run_dry
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
+    source, output = divide_arguments(arguments)
     work = partial(run_dry if dry_run else run, source, output, asked)
     carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)

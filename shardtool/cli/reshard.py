@@ -43,7 +43,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[list[str | list[str]],
     """
     at = len(arguments) - 1
     if not _PATTERN.search(arguments[at]):
-        while at > 0 and _follows(arguments[at - 1], arguments[at]):
+        while at > 0 and follows(arguments[at - 1], arguments[at]):
             at -= 1
     if at < 1:
         what = "no OUTPUT" if len(arguments) == 1 else "DATASET and OUTPUT cannot be told apart"
@@ -66,7 +66,8 @@ def _together(names: Sequence[str]) -> list[str | list[str]]:
     return found
 
 
-def _follows(one: str, other: str) -> bool:
+def follows(one: str, other: str) -> bool:
+    """Tell whether a name is the other's, but for a number that is the next one."""
     first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
     if first is None or second is None:
         return False

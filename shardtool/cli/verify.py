@@ -33,7 +33,7 @@ class _Verify(Sectioned):
 @click.option("--seed", type=Whole("seed"), metavar="N", help="Of --sample: ten in a row of 10% read all. [default: 0]")
 @click.option(
     "--source", "sources", multiple=True, type=click.Path(),
-    help="Compare with what it was made from, by key: a folder, a manifest, or datasets; repeatable.",
+    help="Compare with what it was made from, by key: folders, a manifest, or datasets; repeatable.",
 )  # fmt: skip
 @click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
 @click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")

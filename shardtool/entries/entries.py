@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.values import to_bytes, to_text
+from shardtool.values import placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,6 +126,8 @@ class Entries:
         metadata: Columns for the sidecars, a row a sample.
         source_paths: Whether `rows.paths` goes into the sidecar, because the keys are no longer the names.
         identity: What tells the source from any other, where it is not what `root` leads to.
+        folders: Of a source of several folders: the first part of each path, and the folder that it stands for, ending
+            in a slash. Then `root` is empty.
     """
 
     root: bytes
@@ -138,6 +140,7 @@ class Entries:
     metadata: pa.Table | None = None
     source_paths: bool = False
     identity: str = ""
+    folders: Mapping[bytes, bytes] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -158,10 +161,14 @@ class Entries:
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row, relative to `root`."""
+        """Return the path of a row, as messages and outputs have it: relative to `root`."""
         if self.rows.paths is not None:
             return self.rows.paths.span(row, row + 1)[:-1]
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
+
+    def place(self, row: int) -> bytes:
+        """Return where the file of a row is read."""
+        return self.root + placed(self.path(row), self.folders)
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""

@@ -29,7 +29,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.old_dataset import Done
-from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work
@@ -104,7 +104,7 @@ class Packing:
         if not any(shard.samples for shard in self.entries.values()):
             problem = f"none of {len(plan):,} samples could be packed"
             remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
-            raise SampleFailed(to_text(plan.entries.root), problem, remedy=remedy)
+            raise SampleFailed(source_name(plan.entries.root), problem, remedy=remedy)
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(

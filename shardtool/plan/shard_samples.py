@@ -63,6 +63,7 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
         kinds=e.rows.kind[rows].tobytes(),
         mtimes=e.rows.mtime_ns[rows].tobytes(),
         paths=paths,
+        folders=e.folders,
         spans=ShardSpans() if e.spans is None else _shard_spans(plan, e.spans, shard, rows),
     )
 
@@ -72,7 +73,8 @@ def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> Sh
     kinds, expected = plan.entries.rows.kind[rows], spans.expected[rows]
     used, file = _used(spans.file[plan.which(shard)])
     regions, runs = _regions(plan, spans, shard, rows), b""
-    if plan.format == "tar" and spans.files and np.isin(kinds, (SPAN, INLINE)).all():
+    is_zip = any(spans.files[at].form == "zip" for at in used) if spans.files else False
+    if plan.format == "tar" and spans.files and not is_zip and np.isin(kinds, (SPAN, INLINE)).all():
         runs = _each(len(kinds)) if regions else _runs(plan, spans, shard, rows, file)
     return ShardSpans(
         files=tuple(spans.files[at] for at in used) if spans.files else (),

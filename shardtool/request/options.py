@@ -37,7 +37,7 @@ _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
-_OF_FOLDERS = ("include", "exclude", "hidden", "label_from_folder", "split_from_folder")
+_OF_FOLDERS = ("include", "exclude", "hidden", "complete", "label_from_folder", "split_from_folder")
 _OF_MANIFESTS = (
     "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
     "split_column",
@@ -144,6 +144,7 @@ class CreateOptions(OutputOptions):
         include: Folders only: globs; where there are any, a file must match one.
         exclude: Folders only: globs; files and folders that match one are left out.
         hidden: Folders only: names that start with a dot count.
+        complete: Several folders only: a sample without a file of each of them cannot be packed; see `on_error`.
         symlinks: `inside` (the tree), `follow` or `skip`.
         dots: The key ends at the `first` dot of a name, or the `last`; None: the first, unless names look torn.
         label_from_folder: Add the field `cls`, the number of the top folder.
@@ -177,6 +178,7 @@ class CreateOptions(OutputOptions):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hidden: bool = False
+    complete: bool = False
     symlinks: Symlinks = "inside"
     dots: Dots | None = None
     label_from_folder: bool = False
@@ -273,8 +275,8 @@ class VerifyOptions:
     Attributes:
         quick: Read no shards: names, sizes, sidecars, numbering.
         decode: Decode every image and JSON field, too, and check that labels are numbers.
-        source: What the dataset was made from, a folder, a manifest, or of `reshard` a dataset or a list of them:
-            compared by key; None: nothing is.
+        source: What the dataset was made from, compared by key: a folder or a list of them, an archive, a manifest, or
+            of `reshard` a dataset or a list of them; None: nothing is compared.
         target: Readers that the names must be safe for.
         sample: Read only this share of the shards' bytes, `0.1` or `10%`, in whole shards and one at least; None: all.
         seed: Decides which shards these are: seeds in a row take other ones, until all were read; None: 0.

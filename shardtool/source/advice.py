@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError, printable
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
 from shardtool.values import counted
 from shardtool.wording import either, option
@@ -41,6 +41,17 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
     raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+
+
+def check_archive(path: str) -> None:
+    """Check that an archive is no shard with its index, which has more to go by than its files.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    folder, name = os.path.split(path)
+    if read_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
+        raise InvalidRequest(path, "a shard", expected=_EXPECTED, remedy=f"{_again()}.")
 
 
 def shards_note(entries: Entries) -> str:

@@ -130,6 +130,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
     text = {
         "no-field": "file left out, without an ending that could name a field",
         _EMPTY: "sample left out, without a field",
+        "incomplete": "sample left out, without a file of each folder",
         "duplicate": "sample left out, of a key that another one has",
     }
     return [

@@ -1,13 +1,16 @@
-"""Which source is it? A folder, a manifest or datasets. What each needs is imported only where it is the one."""
+"""Which source is it? Folders, an archive, a manifest or datasets. What each needs is imported only for that one."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
+from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
-from shardtool.source.advice import check_folder
+from shardtool.shard_names import format_of
+from shardtool.source.advice import check_archive, check_folder
 from shardtool.storage.reading import entries_in
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +37,16 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         from shardtool.source.shards.source import ShardSource
 
         return ShardSource(source, options, outputs[0].format)
+    if isinstance(source, list | tuple):
+        return _open_folders(source, options, outputs)
+    if options.complete:
+        raise InvalidRequest(option("complete"), "there is one source", expected="several folders, or not this option")
+    if (archive := _archive(source)) is not None:
+        check_archive(archive[0])
+        options.check_for(manifest=False)
+        from shardtool.source.archive.source import ArchiveSource
+
+        return ArchiveSource(*archive, options)
     is_manifest = _is_manifest(source)
     options.check_for(manifest=is_manifest)
     if is_manifest:
@@ -44,6 +57,42 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
     check_folder(os.fspath(source))
     return FolderSource(os.fspath(source), options, outputs)
+
+
+def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
+    """Return several folders as one source.
+
+    Raises:
+        InvalidRequest: They are none.
+    """
+    for one in sources or [None]:
+        is_path = isinstance(one, str | os.PathLike)
+        if not is_path or not os.path.isdir(one):
+            where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
+            expected = "one source, or several folders whose files share their keys"
+            remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
+            if is_path and _archive(one) is not None:
+                remedy = "An archive is a source by itself."
+                check_archive(os.fspath(one))
+            raise InvalidRequest(where, found, expected=expected, remedy=remedy)
+    if len(sources) == 1:
+        return open_source(sources[0], options, outputs)
+    options.check_for(manifest=False)
+    from shardtool.source.folder.several import FoldersSource
+
+    return FoldersSource([os.fspath(one) for one in sources], options, outputs)
+
+
+def _archive(source: object) -> tuple[str, str] | None:
+    """Return the path of an archive, and that of a folder in it, empty or ending in a slash; None: it is none."""
+    if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
+        return None
+    path, folder = os.fspath(source).rstrip("/"), ""
+    while path and not os.path.lexists(path):
+        path, name = os.path.split(path)
+        folder = f"{name}/{folder}"
+    is_named = path.lower().endswith(".zip") or format_of(os.path.basename(path)) == "tar"
+    return (path, folder) if is_named and os.path.isfile(path) else None
 
 
 def _is_manifest(source: object) -> bool:

@@ -83,6 +83,12 @@ def _unsound(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(found)
 
 
+def may_repeat(keys: Names) -> bool:
+    """Tell whether keys may occur more than once: their hashes do."""
+    ordered = np.sort(hashes(keys))
+    return bool(np.any(ordered[1:] == ordered[:-1]))
+
+
 def repeated(keys: Names) -> dict[bytes, list[int]]:
     """Return the keys that occur more than once, with their places.
 

@@ -21,8 +21,9 @@ def create(
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
-        source: A folder tree, where files that share a key are one sample; or a manifest, a row per sample: a file,
-            `-` for standard input, or a table in memory (pandas, pyarrow, anything with the Arrow C stream interface).
+        source: A folder tree, where files that share a key are one sample, or a list of several, whose files share
+            keys; a zip or tar of files; or a manifest, a row per sample or file: a file, `-` for standard input, or a
+            table in memory (pandas, pyarrow, anything with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
         options: See `CreateOptions`.
         observer: Gets the progress, and what the user should know.

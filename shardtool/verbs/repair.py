@@ -220,7 +220,9 @@ class _Mending:
             return
         kept.discard()
         self.changed = True
-        self.done.append(f"{listing(wrong)}: made again from {self.options.source}")
+        source = self.options.source
+        sources = listing([*map(str, source)]) if isinstance(source, list | tuple) else source
+        self.done.append(f"{listing(wrong)}: made again from {sources}")
 
     def _check_plan(self, file: DatasetFile, output: Given, options: CreateOptions) -> None:
         """Check that the source would give the shards that the dataset file lists, before anything is touched."""

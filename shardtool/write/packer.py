@@ -18,7 +18,7 @@ from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reaso
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
-from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.values import FILE, INLINE, SPAN, placed, to_text
 from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
 from shardtool.write.spans import SpanReader
@@ -87,6 +87,8 @@ class Packer:
         self.inline = split_names(self.content.inline)
         self.mtimes = numbers("q", samples.mtimes).tolist()
         self.paths = split_names(samples.paths) if samples.paths else None
+        if samples.folders and self.paths is not None:
+            self.paths = [placed(path, samples.folders) for path in self.paths]
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
@@ -132,8 +134,13 @@ class Packer:
             raise Failed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`."""
+        """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`.
+
+        Of an archive, it is the name of the member, behind a colon.
+        """
         file = self.files[self.file_of_row[row]]
+        if file.form:
+            return file.path + b":" + name
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
@@ -171,11 +178,7 @@ class Packer:
         return crc
 
     def _span_blocks(self, row: int) -> Iterator[memoryview]:
-        view, size, offset = self.view, self.sizes[row], self.offsets[row]
-        for done in range(0, size, len(view)):
-            block = view[: min(len(view), size - done)]
-            self.spans.fill(self.file_of_row[row], offset + done, block)
-            yield block
+        return self.spans.blocks(self.file_of_row[row], self.offsets[row], self.sizes[row], self.view)
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
         view, size, done = self.view, self.sizes[row], 0
@@ -228,8 +231,12 @@ class Packer:
             )
             raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         key = to_text(self.keys[sample])
-        if any(file.path == failed.path for file in self.files):
-            path = path.rpartition("/")[2]  # no folder of this machine goes into an output
+        for file in self.files:  # no folder of this machine goes into an output
+            if failed.path == file.path or failed.path.startswith(file.path + b":"):
+                path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
+        for name, folder in self.task.samples.folders.items():
+            if failed.path.startswith(folder):
+                path = to_text(name + b"/" + failed.path[len(folder) :])
         self.skipped[sample] = Skipped(key, path, failed.code, failed.message)
         if streamed:
             raise StartAgain

@@ -1,4 +1,4 @@
-"""Reads spans of the files that a shard's samples lie in: shards of a dataset, or a spool.
+"""Reads spans of the files that a shard's samples lie in: shards of a dataset, an archive, or a spool.
 
 Strategy: what follows the last span is read ahead, more and more of it, so that samples in the order of their
 file cost one system call for many; what lies elsewhere is read by itself, straight to where it is wanted. Regions of
@@ -13,7 +13,8 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from shardtool.errors import OutputFailed, SampleFailed
+from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
+from shardtool.format import zip_read
 from shardtool.storage.reading import SpanSource
 from shardtool.values import to_text
 from shardtool.wording import option
@@ -21,6 +22,8 @@ from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
 from shardtool.write.task import Failed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtool.values import SpanFile
 
 _LEAST_AHEAD = 4096
@@ -107,6 +110,12 @@ class SpanReader:
             self.read(file, offset, into)
             return
         size, at = len(into), offset - self._start
+        if self._files[file].form == "zip":
+            done = 0
+            for block in self._unpacked(file, offset, size):
+                into[done : done + len(block)] = block
+                done += len(block)
+            return
         if file == self._file and at >= 0 and at + size <= self._held:
             into[:] = reading_window()[at : at + size]
         elif file == self._file and 0 <= offset - self._end <= _NEAR and size < BUFFER_SIZE:
@@ -116,6 +125,40 @@ class SpanReader:
             self._read(file, offset, into)
             self._file, self._held, self._ahead = file, 0, 0
         self._end = offset + size
+
+    def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
+        """Yield a span of any size block by block; `view` holds each of them.
+
+        Raises:
+            OSError: It cannot be read, or is damaged.
+            Failed: The file is not the one that the plan saw.
+        """
+        if self._files[file].form == "zip":
+            for unpacked in self._unpacked(file, offset, size):
+                yield memoryview(unpacked)
+            return
+        for done in range(0, size, len(view)):
+            block = view[: min(len(view), size - done)]
+            self.fill(file, offset + done, block)
+            yield block
+
+    def _unpacked(self, file: int, offset: int, size: int) -> Iterator[bytes | memoryview]:
+        """Yield the payload of a zip's member.
+
+        Raises:
+            OSError: It is damaged, or cannot be read.
+            Failed: The file is not the one that the plan saw.
+        """
+        source = self._open.get(file) or self._opened(file)
+
+        def read(start: int, length: int) -> memoryview:
+            held = memoryview(bytearray(min(length, max(0, self._files[file].size - start))))
+            return held[: source.read(held, start)]
+
+        try:
+            yield from zip_read.payload(read, offset, size, to_text(self.path(file)))
+        except CorruptShard as error:
+            raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
         """Check that the files are still what the plan saw, now that they were read.

@@ -58,6 +58,13 @@ def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path
     assert read_tree(place) == before
 
 
+def test_several_shards(place: Path) -> None:
+    """Shards one by one, as a shell makes them of a glob, are told apart from folders, and get the same advice."""
+    create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
+    ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
+    assert (ran.code, "`shardtool reshard` packs the samples of shards into other shards." in ran.err) == (2, True)
+
+
 def test_what_the_advice_names_works(place: Path) -> None:
     """What a remedy says to give is taken."""
     for words in (["create", "imgs", OUTPUT, "--include", "*.jpg"], ["reshard", "s-*.tar", "new/r-{0..}.tar"]):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
+    from shardtool.entries.entries import FieldSpans
+    from shardtool.names import Texts
     from shardtool.skipped import Skipped
     from shardtool.source.folder.scan import ScanPart
 
@@ -37,18 +39,17 @@ _FIELD_LIMIT = 2**16 - 1
 _WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
 
-def collect(root: bytes, parts: list[ScanPart], skipped: list[Skipped]) -> tuple[Entries, tuple[Skipped, ...]]:
+def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples that were found below `root`, and what else there is.
 
     Args:
         root: Ending in a slash.
-        parts: What `scan` returned, in key order.
-        skipped: What the top of the tree holds besides samples.
+        parts: What `share_out` and `scan` found, in key order.
 
     Raises:
         InvalidRequest: Too many different fields.
     """
-    skipped = sorted([*skipped, *(one for part in parts for one in part.skipped)], key=lambda one: to_bytes(one.path))
+    skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
     if len(names) > _FIELD_LIMIT:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
@@ -161,8 +162,24 @@ def label_from_folder(
             size=np.insert(rows.size, at, labels.lengths()),
             mtime_ns=np.insert(rows.mtime_ns, at, 0),
             changed_ns=np.insert(rows.changed_ns, at, 0),
+            paths=None if rows.paths is None else _with_empty(rows.paths, at),
         ),
         values=FieldValues(inline={"cls": labels}, numbers={"cls": "int64"}, classes={"cls": names}),
+        spans=None if entries.spans is None else _with_nowhere(entries.spans, at),
+    )
+
+
+def _with_nowhere(spans: FieldSpans, at: NDArray[np.int64]) -> FieldSpans:
+    """Return spans with one for a row that is none before each of the places `at`."""
+    return replace(spans, offset=np.insert(spans.offset, at, 0), expected=np.insert(spans.expected, at, -1))
+
+
+def _with_empty(paths: Texts, at: NDArray[np.int64]) -> Names:
+    """Return paths with an empty one before each of the places `at`."""
+    found = paths.span(0, len(paths)).split(b"\0")[:-1]
+    before = np.bincount(at, minlength=len(found))
+    return Names.parse(
+        b"".join([b"\0" * more + path + b"\0" for more, path in zip(before.tolist(), found, strict=True)])
     )
 
 
@@ -252,7 +269,10 @@ def table_of(entries: Entries) -> pa.Table:
     for first, names in keys.chunks():
         last = first + len(names)
         codes = entries.rows.code[entries.first[first:last]].tolist()
-        paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
+        if entries.rows.paths is None:
+            paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
+        else:
+            paths = entries.rows.paths.gather(entries.first[first:last]).split(b"\0")[:-1]
         folders = [name.rpartition(b"/")[0] for name in names]
         sizes = np.add.reduceat(entries.rows.size[: entries.first[last]], entries.first[first:last])
         texts = [

@@ -72,6 +72,10 @@ class ScanRules:
         """Whether any name must be looked at."""
         return bool(self.include or self.exclude or self.own)
 
+    def hides(self, name: bytes) -> bool:
+        """Tell whether a file or folder of that name is passed over."""
+        return (name.startswith(b".") or name in _LEFT_BEHIND) and not self.hidden
+
     def takes_file(self, prefix: bytes, name: bytes) -> bool:
         """Tell whether a file is wanted."""
         if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
@@ -223,7 +227,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
         for entry in listing:
             name = entry.name
             if (name[0] == _DOT or name in _LEFT_BEHIND) and not rules.hidden:
-                _pass_over(rules, prefix, name, part)
+                pass_over(rules, prefix, name, part)
                 continue
             link = False
             if entry.is_file(follow_symlinks=False):
@@ -256,7 +260,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
     return files, frozenset(links), folders, linked
 
 
-def _pass_over(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
+def pass_over(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
     """Count a hidden name, where an operating system has left it behind and nothing else passes it over."""
     if (name in _LEFT_BEHIND or name.startswith(_OF_MACS)) and rules.takes_file(prefix, name):
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1

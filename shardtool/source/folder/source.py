@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.skipped import Skipped
+
+    Found = tuple[Entries, tuple[Skipped, ...], list[str]]  # samples, what was left out, notes
 
 
 class FolderSource(Source):
@@ -37,30 +41,14 @@ class FolderSource(Source):
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
         self._source, self._options = source, options
-        self._root = source_root(source)
-        places = [(inside(pattern.folder, self._root), pattern) for pattern in outputs]
-        own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
-        self._rules = ScanRules(
-            options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first", own
-        )
+        self._tree = open_tree(source, options, outputs)
 
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
-        """List the tree in the workers, while a thread imports what comes next."""
-        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.pack.rounds",), daemon=True)
-        top = ScanPart()
-        tasks = share_out(self._root, self._rules, TASKS, top)
-        ahead.start()
-        found: dict[int, ScanPart] = {}
-        for number, part in pool.map(scan, tasks):
-            found[number] = part
-            observer.listed(len(part.counts))
-        parts = [found[number] for number in sorted(found)]
-        ahead.join()
+        """List the samples of the tree."""
         from shardtool.source.folder import samples as folder
 
+        entries, skipped, notes = self._list(pool, observer)
         options = self._options
-        notes = _left_behind_notes([top, *parts])
-        entries, skipped = folder.collect(self._root, parts, top.skipped)
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
         notes += filter(None, [shards_note(entries)])
         chosen = None
@@ -73,9 +61,9 @@ class FolderSource(Source):
 
             depth = 1 if options.split_from_folder else 0
             known = open_classes(options.classes_from)
-            entries = folder.label_from_folder(entries, known, depth=depth, skipped=skipped)
+            entries = folder.label_from_folder(entries, known, depth=depth, skipped=self._below_folders(skipped))
             notes += filter(None, [folder.split_note(entries)])
-        if options.dots is None:
+        if options.dots is None and not entries.folders:
             folder.check_torn(entries)
         if chosen is not None and options.where is not None:
             entries = entries.take(chosen)
@@ -86,6 +74,18 @@ class FolderSource(Source):
             entries, unsafe = skip_unsafe_names(entries)
             skipped += unsafe
         return Listing(entries, skipped, self._name, tuple(notes))
+
+    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+        """Return the samples that files make."""
+        parts = self._tree.scan(pool, observer)
+        from shardtool.source.folder.samples import collect
+
+        entries, skipped = collect(self._tree.root, parts)
+        return entries, skipped, left_behind_notes(parts)
+
+    def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
+        """Return what was left out, with its paths below the folders that paths start with."""
+        return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return `key`, `path`, `folder` or `size` of each sample."""
@@ -99,7 +99,41 @@ class FolderSource(Source):
         return folder.table_of(listed.entries).column(name)
 
 
-def _left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A folder to list; `root` ends in a slash."""
+
+    root: bytes
+    rules: ScanRules
+
+    def scan(self, pool: LocalPool, observer: Observer) -> list[ScanPart]:
+        """Return what the tree holds, its top first; listed in the workers, while a thread imports what comes next."""
+        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.pack.rounds",), daemon=True)
+        top = ScanPart()
+        tasks = share_out(self.root, self.rules, TASKS, top)
+        ahead.start()
+        found: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan, tasks):
+            found[number] = part
+            observer.listed(len(part.counts))
+        ahead.join()
+        return [top.packed(), *(found[number] for number in sorted(found))]
+
+
+def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree:
+    """Return a source folder, in which outputs are passed over.
+
+    Raises:
+        InvalidRequest: There is no such folder.
+    """
+    root = source_root(source)
+    places = [(inside(pattern.folder, root), pattern) for pattern in outputs]
+    own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
+    dots = options.dots or "first"
+    return Tree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
+
+
+def left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
     """Note files that operating systems leave in folders; they are passed over, as hidden names are."""
     found = sum((part.left_behind for part in parts), Counter[bytes]())
     if not found:

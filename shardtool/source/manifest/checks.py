@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, Roles, meta_clash
@@ -21,11 +22,12 @@ from shardtool.values import NAME_LIMIT, counted
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from numpy.typing import NDArray
 
     from shardtool.names import Names
+    from shardtool.source.grouping import Groups
 
 _SHOWN = 3  # keys and paths in a message
 
@@ -182,30 +184,85 @@ def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[st
         rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {field!r}", remedy=remedy)
 
 
-def check_keys(rows: Rows, column: str | None, found: Names, bad: NDArray[np.int64]) -> None:
-    """Refuse keys that are no sound names, or not each one's own.
+def check_keys(rows: Rows, column: str | None, bad: NDArray[np.int64]) -> None:
+    """Refuse keys that are no sound names.
 
     Args:
         rows: The rows of the table.
         column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
-        found: The keys.
         bad: The places of those that are no sound names.
 
     Raises:
         InvalidRequest: There are such keys.
     """
-    remedy = f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
     if column is not None and len(bad):
         problem = (
             f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
             f"{rows.examples(rows.columns[column], bad)},"
         )
         expected = f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
-        rows.refuse(bad, problem, expected=expected, remedy=remedy)
-    twice = keys.repeated(found)
+        rows.refuse(bad, problem, expected=expected, remedy=_other_key())
+
+
+def check_endings_differ(rows: Rows, column: str | None, found: Names, fields: NDArray[np.int64]) -> None:
+    """Refuse keys that two rows have whose files would be the same field.
+
+    Args:
+        rows: The rows of the table.
+        column: Where the keys come from; see `check_keys`.
+        found: The keys.
+        fields: A number for each field of each key.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    order = np.argsort(fields, kind="stable")
+    again = np.flatnonzero(np.diff(fields[order]) == 0)
+    if len(again):
+        check_unique(rows, column, found, np.union1d(order[again], order[again + 1]))
+
+
+def check_agreement(rows: Rows, columns: Iterable[str], groups: Groups) -> None:
+    """Refuse values that differ among the rows of a key, for a sample has one.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    first = number_array(groups.first[groups.of_part])
+    for name in columns:
+        column = rows.columns[name]
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        wanted = column.take(first)
+        if not column.equals(wanted):
+            bad = [at for at in range(len(column)) if not column[at].equals(wanted[at])]
+            problem = f"column {name!r}: another value than in the first row of the same key"
+            remedy = f"Leave it out of {option('meta')}, or of {option('values')}."
+            rows.refuse(np.array(bad, np.int64), problem, expected="one value for all files of a sample", remedy=remedy)
+
+
+def _other_key() -> str:
+    return f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
+
+
+def check_unique(rows: Rows, column: str | None, found: Names, which: NDArray[np.int64] | None = None) -> None:
+    """Refuse keys that are not each one's own.
+
+    Args:
+        rows: The rows of the table.
+        column: Where the keys come from; see `check_keys`.
+        found: The keys.
+        which: The places of those to look at; None: all.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    twice = keys.repeated(found if which is None else found.take(which))
+    if which is not None:
+        twice = {key: which[places].tolist() for key, places in twice.items()}
     if twice:
         first = [*twice.items()][:_SHOWN]
         some = [f"'{short(printable(key))}' ({rows.named(np.array(at, np.int64))})" for key, at in first]
         problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
         expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
-        raise InvalidRequest(rows.where, problem, expected=expected, remedy=remedy)
+        raise InvalidRequest(rows.where, problem, expected=expected, remedy=_other_key())

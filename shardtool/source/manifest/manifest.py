@@ -23,6 +23,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.source.folder.scan import ALWAYS
+from shardtool.source.grouping import find_groups, grouped
 from shardtool.source.manifest import binary_columns as spool
 from shardtool.source.manifest import checks
 from shardtool.source.manifest import paths as places
@@ -37,7 +38,7 @@ from shardtool.table.json_text import ColumnTexts, render_rows, render_values
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
-from shardtool.values import FILE, INLINE, SPAN
+from shardtool.values import FILE, INLINE, SPAN, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Manifest:
         self._read([name for name in self._light if name in wanted])
         self._count = len(next(iter(self._columns.values()))) if self._columns else self._source.count()
         self._keys = Names.of([])
+        self._by_file = False  # whether rows are files, of which several make a sample
         self._paths: list[pa.Array] = []
         self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
         self._endings: places.Endings | None = None
@@ -201,8 +203,18 @@ class Manifest:
             spans=self._spans(layout, len(texts)) if binary else None,
             metadata=self._metadata(),
         )
+        if self._by_file:
+            entries = self._by_key(entries)
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
         return entries, skipped
+
+    def _by_key(self, entries: Entries) -> Entries:
+        """Return the samples that rows of files make."""
+        groups = find_groups(entries.keys, by_key=False)
+        rows, samples = counted(len(entries), "row"), counted(len(groups.first), "sample")
+        self.notes.append(f"{rows}, a file each, that share keys: {samples}")
+        self.keep(groups.first)
+        return grouped(entries, groups)
 
     def write_binary(self, file: Writable) -> None:
         """Write all bytes that the table holds, where the offsets of `entries` say, from 0 on.
@@ -275,7 +287,15 @@ class Manifest:
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
             found, bad = keys.gather(keys.row_numbers(numbers))
-        checks.check_keys(rows, roles.key or next(iter(roles.paths()), None), found, bad)
+        column = roles.key or next(iter(roles.paths()), None)
+        checks.check_keys(rows, column, bad)
+        if roles.path is None or roles.files or roles.binary or self._endings is None:
+            checks.check_unique(rows, column, found)
+        elif keys.may_repeat(found):
+            groups = find_groups(found, by_key=False)
+            self._by_file = len(groups.first) < len(found)
+            checks.check_endings_differ(rows, column, found, groups.of_part * _FIELD_LIMIT + self._endings.codes)
+            checks.check_agreement(rows, [*roles.meta, *roles.values()], groups)
         return found
 
     def _measure(self, rows: Rows) -> list[NDArray[np.int64]]:
@@ -318,6 +338,11 @@ class Manifest:
                 Skipped(self._keys[sample].decode(), path, code, f"{message}, row {int(numbers[sample]) + 1:,}")
             )
         good = np.flatnonzero(first < 0)
+        if self._by_file:  # a sample that lost a field is left out whole
+            groups = find_groups(self._keys, by_key=False)
+            lost = np.zeros(len(groups.first), np.bool_)
+            lost[groups.of_part[bad]] = True
+            good = np.flatnonzero(~lost[groups.of_part])
         self.keep(good)
         self._keys = self._keys.take(good)
         self._paths = [column.take(number_array(good)) for column in self._paths]

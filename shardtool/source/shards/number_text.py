@@ -90,7 +90,7 @@ def read_texts(task: TextTask) -> list[Texts]:
     texts: list[list[bytes]] = [[b""] * len(column[0]) for column in columns]
     found = [Texts() for _ in task.wanted]
     with open_shard(task.path) as shard:
-        if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != task.file[1:]:
+        if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != (task.file.size, task.file.mtime_ns):
             raise CorruptShard(task.path, "changed while it was read", remedy="Run the command again.")
         for offset, length, crc, number, at in places:
             one = task.wanted[number]

@@ -35,7 +35,8 @@ def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[
     """List a tree the way `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
-    return collect(start, [scan(task) for task in share_out(start, rules, parts, top)], top.skipped)
+    found = [scan(task) for task in share_out(start, rules, parts, top)]
+    return collect(start, [top.packed(), *found])
 
 
 def _rows(entries: Entries) -> list[KeyField]:

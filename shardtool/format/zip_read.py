@@ -1,0 +1,212 @@
+"""Zip archives, read: from bytes to members and their payloads. What they claim is bounded by what is there.
+
+Reads what image sets are handed around in: stored and deflated members, zip64, data descriptors. The central directory
+says what there is; the CRC-32 that stands with the payload is compared with its bytes. Encrypted members, other
+methods and archives in several parts are listed or refused, never guessed at. Nothing here opens a file: bytes come
+from a function.
+
+Source: PKWARE, APPNOTE.TXT 6.3.10.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.errors import CorruptShard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Read = Callable[[int, int], bytes | memoryview]
+
+STORED, DEFLATED = 0, 8
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
+_END_MARK, _END_64_MARK, _LOCATOR_64_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
+_COMMENT_LIMIT = 2**16 - 1
+_ENCRYPTED, _DESCRIBED = 1, 8  # flags
+_IN_ZIP64, _ZIP64 = 2**32 - 1, 1  # a number that stands in the extra field of this kind
+_UNIX = 3  # the system whose file modes a member has
+_MOST_A_BYTE = 1032  # what a byte of a deflate stream can unpack to
+_BLOCK = 2**18
+_NAMES_ROOM = 512  # bytes that a name and extra field rarely exceed
+
+
+class ZipMember(NamedTuple):
+    """A member of a zip.
+
+    Attributes:
+        name: As it is written.
+        offset: Where its local header starts.
+        size: Bytes of the payload.
+        packed: Bytes that it takes in the file.
+        method: How it is compressed: `STORED`, `DEFLATED`, or another, which is not read.
+        encrypted: Whether it is.
+        mode: Its Unix mode, type included; 0: unknown.
+    """
+
+    name: bytes
+    offset: int
+    size: int
+    packed: int
+    method: int
+    encrypted: bool
+    mode: int
+
+
+class _Directory(NamedTuple):
+    """Where the central directory is.
+
+    Attributes:
+        start: Where it starts in the file.
+        end: Where it ends.
+        before: Bytes before the archive, from which its own places do not count.
+    """
+
+    start: int
+    end: int
+    before: int
+
+
+def members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
+    """Yield the members of a zip, in the order of its central directory; folders too, whose names end in a slash.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        size: Bytes of the file.
+        where: The archive's name, for messages.
+
+    Raises:
+        CorruptShard: It is no whole zip.
+    """
+    directory = _find_directory(read, size, where)
+    at = directory.start
+    while at < directory.end:
+        head = bytes(read(at, _CENTRAL.size))
+        if len(head) < _CENTRAL.size or not head.startswith(_CENTRAL_MARK):
+            raise CorruptShard(where, "no entry of a zip's directory", offset=at)
+        found = _CENTRAL.unpack(head)
+        _, made, _, flags, method, _, _, _, packed, length, names, extras, comment, disk, _, outside, offset = found
+        name = bytes(read(at + _CENTRAL.size, names))
+        extra = bytes(read(at + _CENTRAL.size + names, extras))
+        if _IN_ZIP64 in (length, packed, offset):
+            length, packed, offset = _with_zip64(extra, (length, packed, offset), where, at)
+        offset += directory.before
+        if disk or offset + _LOCAL.size + packed > directory.start or length > packed * _MOST_A_BYTE:
+            raise CorruptShard(where, "a member that claims more bytes than there are", offset=at)
+        mode = outside >> 16 if made >> 8 == _UNIX else 0
+        yield ZipMember(name, offset, length, packed, method, bool(flags & _ENCRYPTED), mode)
+        at += _CENTRAL.size + names + extras + comment
+
+
+def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
+    """Yield the payload of a stored or deflated member block by block; it is right only where this comes to its end.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        offset: Where its local header starts.
+        size: The bytes that it must have.
+        where: The archive's name, for messages.
+
+    Raises:
+        CorruptShard: It is damaged.
+    """
+    head = bytes(read(offset, min(_BLOCK, _LOCAL.size + _NAMES_ROOM + size)))
+    if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MARK):
+        raise CorruptShard(where, "no header of a member", offset=offset)
+    _, _, flags, method, _, _, wanted, _, _, names, extra = _LOCAL.unpack_from(head)
+    if method not in (STORED, DEFLATED) or flags & _ENCRYPTED:
+        raise CorruptShard(where, "a member that is encrypted, or compressed otherwise than listed", offset=offset)
+    start = _LOCAL.size + names + extra
+    source = _Packed(read, head[start:], offset + max(start, len(head)))
+    done = crc = 0
+    for block in _inflated(source, size) if method == DEFLATED else _stored(source, size):
+        done += len(block)
+        if done > size:
+            raise CorruptShard(where, f"a member of more than {size:,} bytes", offset=offset)
+        crc = zlib.crc32(block, crc)
+        yield block
+    if done < size:
+        raise CorruptShard(where, f"a member of {done:,} bytes, not {size:,}", offset=offset)
+    if crc != wanted and not (flags & _DESCRIBED and crc in source.described()):
+        raise CorruptShard(where, "a member that does not have the checksum which stands with it", offset=offset)
+
+
+class _Packed:
+    """The bytes of a member as they lie in the file, in sequence; `data` are those at hand."""
+
+    def __init__(self, read: Read, data: bytes, at: int) -> None:
+        self._read, self.data, self._at = read, data, at
+
+    def more(self) -> bool:
+        """Get bytes where none are at hand; return whether there are any."""
+        if not self.data:
+            self.data = bytes(self._read(self._at, _BLOCK))
+            self._at += len(self.data)
+        return bool(self.data)
+
+    def described(self) -> set[int]:
+        """Return what may be the CRC-32 of the descriptor that follows, which may start with a mark."""
+        found = self.data[:8] + bytes(self._read(self._at, 8))
+        return {int.from_bytes(one[:4], "little") for one in (found, found.removeprefix(_DESCRIPTOR_MARK))}
+
+
+def _stored(source: _Packed, size: int) -> Iterator[bytes]:
+    while size and source.more():
+        block, source.data = source.data[:size], source.data[size:]
+        size -= len(block)
+        yield block
+
+
+def _inflated(source: _Packed, size: int) -> Iterator[bytes]:
+    """Yield what a deflate stream holds: no more than a byte beyond `size`, and nothing where it is damaged."""
+    unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+    while not unpack.eof and size >= 0 and source.more():
+        try:
+            block = unpack.decompress(source.data, min(_BLOCK, size + 1))
+        except zlib.error:
+            return
+        source.data = unpack.unused_data or unpack.unconsumed_tail
+        size -= len(block)
+        yield block
+
+
+def _find_directory(read: Read, size: int, where: str) -> _Directory:
+    start = max(0, size - _END.size - _COMMENT_LIMIT)
+    tail = bytes(read(start, size - start))
+    at = tail.rfind(_END_MARK, 0, max(0, len(tail) - _END.size + len(_END_MARK)))
+    if at < 0:
+        raise CorruptShard(where, "no zip, or one that is cut: it has no end", expected="the end of a zip's directory")
+    _, disk, first_disk, _, _, length, offset, _ = _END.unpack_from(tail, at)
+    end = start + at
+    if disk or first_disk:
+        raise CorruptShard(where, "a part of a zip that lies in several files", remedy="Join them: `zip -s 0`.")
+    locator = bytes(read(max(0, end - _LOCATOR_64.size), _LOCATOR_64.size))
+    if locator.startswith(_LOCATOR_64_MARK) and len(locator) == _LOCATOR_64.size:
+        end -= _LOCATOR_64.size + _END_64.size
+        found = bytes(read(max(0, end), _END_64.size))
+        if end < 0 or len(found) < _END_64.size or not found.startswith(_END_64_MARK):
+            raise CorruptShard(where, "no end of a large zip's directory", offset=max(0, end))
+        length, offset = _END_64.unpack(found)[-2:]
+    if length > end or offset > end - length:
+        raise CorruptShard(where, "a directory that claims more bytes than there are", offset=end)
+    return _Directory(end - length, end, end - length - offset)
+
+
+def _with_zip64(extra: bytes, numbers: tuple[int, ...], where: str, at: int) -> tuple[int, ...]:
+    """Return the numbers of a directory's entry, those that are too large for it from its extra field."""
+    place = 0
+    while place + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, place)
+        body = extra[place + 4 : place + 4 + length]
+        if kind == _ZIP64 and len(body) >= 8 * numbers.count(_IN_ZIP64):
+            large = iter(struct.unpack_from(f"<{len(body) // 8}Q", body))
+            return tuple(next(large) if number == _IN_ZIP64 else number for number in numbers)
+        place += 4 + length
+    raise CorruptShard(where, "a large member without its size", offset=at)

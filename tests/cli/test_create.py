@@ -1,0 +1,25 @@
+"""Laws of `create SOURCE... OUTPUT`: which arguments are sources, and which are the output."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardtool.cli.create import divide_arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sources", "output"),
+    [
+        ("imgs out-{000..}.tar", "imgs", ["out-{000..}.tar"]),
+        ("images masks out-{000..}.tar", ["images", "masks"], ["out-{000..}.tar"]),
+        ("imgs a.tar b.tar c.tar", "imgs", ["a.tar", "b.tar", "c.tar"]),
+        ("images masks o-0.tar o-1.tar", ["images", "masks"], ["o-0.tar", "o-1.tar"]),
+        ("a.tar o-0.tar o-1.tar", "a.tar", ["o-0.tar", "o-1.tar"]),
+        ("a.tar b.tar out.tar", ["a.tar", "b.tar"], ["out.tar"]),
+        ("- out.tfrecord", "-", ["out.tfrecord"]),
+        ("images masks", "images", ["masks"]),
+    ],
+)
+def test_the_last_argument_is_the_output(arguments: str, sources: object, output: list[str]) -> None:
+    """The last argument is the output, with shards' names before it; no archive among sources is taken for output."""
+    assert divide_arguments(tuple(arguments.split())) == (sources, output)

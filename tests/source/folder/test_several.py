@@ -1,0 +1,184 @@
+"""Laws of several folders as one source: files that share a key are one sample, and nothing of this machine is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, Observer, SampleFailed, VerifyOptions, create, dry_run, verify
+from tests.helpers import flip, members, read_tree, shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_IMAGES = {"cat/1.png": b"i1", "cat/2.png": b"i22", "dog/3.png": b"i333", "dog/3.json": b"{}"}
+_MASKS = {"cat/1.png": b"m", "cat/2.png": b"mm", "dog/3.png": b"mmm"}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Give folders whose files share keys and endings."""
+    return [write_tree(tmp_path / "images", _IMAGES), write_tree(tmp_path / "masks", _MASKS)]
+
+
+def _pack(sources: Any, folder: Path, **options: Any) -> dict[str, bytes]:
+    """Pack with one worker; return what is in the shards."""
+    create(sources, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 1, "max_count": 2, **options}))
+    return dict(members(*shards(folder)))
+
+
+def test_files_that_share_a_key_are_one_sample(folders: list[Path], tmp_path: Path) -> None:
+    """Every file is there once; endings that two folders have are called by their folder, others are not."""
+    found = _pack(folders, tmp_path / "out")
+    wanted = {name.replace(".png", ".images.png"): data for name, data in _IMAGES.items()}
+    wanted |= {name.replace(".png", ".masks.png"): data for name, data in _MASKS.items()}
+    assert found == wanted
+    assert [*found] == sorted(found)
+    assert json.loads((tmp_path / "out" / "out.json").read_bytes())["shardtool"]["made"]["source"] == "images,masks"
+
+
+def test_endings_that_differ_stay_as_they_are(tmp_path: Path) -> None:
+    """Where no ending is that of two folders, fields are the endings alone."""
+    one, two = write_tree(tmp_path / "a", {"x.jpg": b"1"}), write_tree(tmp_path / "b", {"x.png": b"2"})
+    assert _pack((one, two), tmp_path / "out") == {"x.jpg": b"1", "x.png": b"2"}
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Folders that are called alike are called by the folders above them, too."""
+    sources = [write_tree(tmp_path / side / "images", {"x.png": side.encode()}) for side in ("left", "right")]
+    found = _pack(sources, tmp_path / "out")
+    assert found == {"x.left_images.png": b"left", "x.right_images.png": b"right"}
+
+
+def test_the_same_bytes_wherever_folders_lie(folders: list[Path], tmp_path: Path) -> None:
+    """Neither where the folders lie nor how many workers there are is in any file."""
+    _pack(folders, tmp_path / "here", label_from_folder=True)
+    elsewhere = tmp_path / "far" / "away" / "masks"
+    shutil.copytree(folders[1], elsewhere)
+    _pack([folders[0], elsewhere], tmp_path / "there", label_from_folder=True, workers=2)
+    assert read_tree(tmp_path / "here") == read_tree(tmp_path / "there")
+
+
+def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], tmp_path: Path) -> None:
+    """Classes are the folders below each source; queries see the paths with the sources' names; names are made safe."""
+    found = _pack(folders, tmp_path / "labels", label_from_folder=True)
+    assert [found[f"{key}.cls"] for key in ("cat/1", "cat/2", "dog/3")] == [b"0", b"0", b"1"]
+    found = _pack(folders, tmp_path / "asked", where="path == 'images/cat/2.png'", exclude=("*.json",))
+    assert [*found] == ["cat/2.images.png", "cat/2.masks.png"]
+    found = _pack(folders, tmp_path / "portable", portable=True)
+    assert sorted(found.values()) == sorted([*_IMAGES.values(), *_MASKS.values()])
+
+
+def test_samples_without_a_part_are_named(folders: list[Path], tmp_path: Path) -> None:
+    """A sample that a folder has no file of is packed, with a note; if asked, refused, or left out."""
+    (folders[1] / "cat" / "2.png").unlink()
+    plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=1))
+    wanted = "1 sample without a file of each folder, packed with what they have: cat/2 (1 without one of masks; "
+    assert any(note.startswith(wanted) for note in plan.notes)
+    with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file of its key in masks\)"):
+        _pack(folders, tmp_path / "strict", complete=True)
+    found = _pack(folders, tmp_path / "out", complete=True, on_error="skip")
+    assert not any(name.startswith("cat/2") for name in found)
+    rows = (tmp_path / "out" / "out.skipped").read_text().splitlines()
+    assert [json.loads(row)["code"] for row in rows] == ["incomplete"]
+
+
+def test_a_lost_file_takes_its_sample_along(folders: list[Path], tmp_path: Path) -> None:
+    """A file that cannot be packed takes the parts in other folders along, and is listed by the name of its folder."""
+    broken = folders[1] / "cat" / "2.png"
+    broken.unlink()
+    broken.symlink_to("nothing")
+    found = _pack(folders, tmp_path / "out", on_error="skip", label_from_folder=True)
+    assert {name.partition(".")[0] for name in found} == {"cat/1", "dog/3"}
+    row = json.loads((tmp_path / "out" / "out.skipped").read_text())
+    assert (row["key"], row["path"], row["code"]) == ("cat/2", "masks/cat/2.png", "dangling-link")
+
+
+@dataclass
+class _Removing(Observer):
+    """Removes a file when packing starts."""
+
+    path: Path
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Remove it."""
+        assert (samples, shards) == (3, 1), size
+        self.path.unlink()
+
+
+def test_a_file_that_vanishes_is_listed_by_its_folder(folders: list[Path], tmp_path: Path) -> None:
+    """What fails while it is packed is listed below the name of its folder, not by a path of this machine."""
+    options = CreateOptions(workers=1, on_error="skip")
+    create(folders, f"{tmp_path}/out.tar", options, observer=_Removing(folders[1] / "cat" / "2.png"))
+    row = json.loads((tmp_path / "out.skipped").read_text())
+    assert (row["key"], row["path"], row["code"]) == ("cat/2", "masks/cat/2.png", "vanished")
+
+
+def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
+    """A finished run is kept; a changed part is found by `verify`, renewed by `resume`; a shard is made again."""
+    out = tmp_path / "out"
+    _pack(folders, out)
+    before = read_tree(out)
+    resumed = create(folders, f"{out}/out-{{00..}}.tar", CreateOptions(max_count=2, workers=1, if_exists="resume"))
+    assert read_tree(out) == before
+    assert resumed.to_json()["kept"] == 2
+    options = VerifyOptions(source=folders, workers=1)
+    assert verify(out, options).sound
+    flip(out / "out-01.tar", 600)
+    report = verify(out, VerifyOptions(source=folders, workers=1, repair=True))
+    assert report.sound
+    assert read_tree(out) == before
+    (folders[1] / "cat" / "2.png").write_bytes(b"MM")
+    assert [(one.code, one.key, one.field) for one in verify(out, options).findings] == [
+        ("source-differs", "cat/2", "masks.png")
+    ]
+    _pack(folders, out, if_exists="resume")
+    assert verify(out, options).sound
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["images", "other"], "no key is in two of the folders: images has 'cat/1', other has 'z'"),
+        (["images", "empty"], "no files in empty"),
+        (["images", "images"], "the same folder as images"),
+        (["images", "images/cat"], "lies in images"),
+        (["images", "nothing"], "nothing: one of 2 sources, and no folder"),
+        (["images", "images/cat/1.png"], "--include *.jpg takes some"),
+        (
+            ["images", "masks.zip"],
+            "masks.zip: one of 2 sources, and no folder; expected one source, or several folders",
+        ),
+        (["images", "masks.zip"], "An archive is a source by itself."),
+    ],
+)
+def test_folders_that_make_no_samples(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
+    """Folders that share no key, or lie in each other, and what is no folder, are refused; nothing is written."""
+    assert folders
+    write_tree(tmp_path / "other", {"z.txt": b""})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "masks.zip").touch()
+    ran = typed("create", *names, "out.tar", cwd=tmp_path)
+    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert not [*tmp_path.glob("out*")]
+
+
+def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> None:
+    """`complete` is refused where there are no several folders, and a list of one is that one."""
+    with pytest.raises(InvalidRequest, match="there is one source"):
+        _pack(folders[0], tmp_path / "out", complete=True)
+    with pytest.raises(InvalidRequest, match="one of 0 sources"):
+        _pack([], tmp_path / "out")
+    assert _pack(folders[1:], tmp_path / "out") == _MASKS
+
+
+def test_fields_that_would_be_one_are_refused(tmp_path: Path) -> None:
+    """No file is lost to another that would be the same field."""
+    one = write_tree(tmp_path / "a", {"x.png": b"1", "x.b.png": b"2"})
+    two = write_tree(tmp_path / "b", {"x.png": b"3"})
+    with pytest.raises(InvalidRequest, match=r"files of two folders that would be the field 'b.png'"):
+        _pack([one, two], tmp_path / "out")

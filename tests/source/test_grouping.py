@@ -1,0 +1,102 @@
+"""Laws of parts that become samples: those of one key are one sample, and no file is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
+from shardtool.names import Names
+from shardtool.source.grouping import find_groups
+from tests.helpers import members, shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FILES = {"a/1.jpg": b"1", "a/1.txt": b"{}", "a/2.jpg": b"22", "b/3.jpg": b"3", "b/3.txt": b"[]"}
+
+
+@given(st.lists(st.binary(min_size=1, max_size=2).filter(lambda name: b"\0" not in name), max_size=12), st.booleans())
+@settings(max_examples=15)
+def test_groups_are_those_of_equal_keys(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
+    """Parts belong together where their keys are the same; samples stand in the order of keys, or of first parts."""
+    groups = find_groups(Names.of(keys), by_key=by_key)
+    wanted = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
+    assert groups.first.tolist() == [keys.index(key) for key in wanted]
+    assert groups.of_part.tolist() == [wanted.index(key) for key in keys]
+
+
+def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder: Path) -> dict[str, bytes]:
+    """Pack paths that come from standard input; return what is in the shards."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    create("-", f"{folder}/out.tar", CreateOptions(root=source, workers=1))
+    return dict(members(*shards(folder)))
+
+
+@pytest.mark.parametrize("end", ["\n", "\0"])
+def test_a_list_of_paths_makes_the_samples_of_a_folder(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same files give the same samples, in any order of the list: samples stand where their first files do."""
+    source = write_tree(tmp_path / "in", _FILES)
+    paths = ["b/3.txt", "a/1.jpg", "a/2.jpg", "b/3.jpg", "a/1.txt"]
+    found = _list_paths(monkeypatch, source, "".join(path + end for path in paths), tmp_path / "list")
+    assert found == _FILES
+    assert [*found] == ["b/3.jpg", "b/3.txt", "a/1.jpg", "a/1.txt", "a/2.jpg"]
+    create(source, f"{tmp_path}/folder.tar", CreateOptions(workers=1))
+    said = [
+        json.loads(path.read_text())["shardtool"] for path in (tmp_path / "list/out.json", tmp_path / "folder.json")
+    ]
+    assert said[0]["fingerprint"] == said[1]["fingerprint"]
+
+
+def _table(**columns: Any) -> pa.Table:
+    return pa.table({
+        "id": [7, 8, 7, 9, 9],
+        "path": ["a/1.jpg", "a/2.jpg", "a/1.txt", "b/3.jpg", "b/3.txt"],
+        **columns,
+    })  # fmt: skip
+
+
+def test_rows_of_files_with_keys_and_values(tmp_path: Path) -> None:
+    """Rows that share a key in a column are one sample, with the values that all of its rows have; splits hold."""
+    source = write_tree(tmp_path / "in", _FILES)
+    table = _table(label=["x", "y", "x", None, None], score=[1.5, 2.0, 1.5, np.nan, np.nan])
+    options = CreateOptions(root=source, workers=1, meta="none", values=("cls=label",), where="id < 9")
+    create(table, f"{tmp_path}/out.tar", options)
+    assert dict(members(tmp_path / "out.tar")) == {
+        "7.cls": b"x", "7.jpg": b"1", "7.txt": b"{}", "8.jpg": b"22", "8.cls": b"y",
+    }  # fmt: skip
+    assert verify(tmp_path / "out.json", VerifyOptions(source=table, root=source, workers=1)).sound
+    split = CreateOptions(root=source, workers=1, split_column="part", meta="none")
+    create(_table(part=["p", "q", "p", "q", "q"]), f"{tmp_path}/{{split}}.tar", split)
+    assert [name for name, _ in members(tmp_path / "q.tar")] == ["8.jpg", "9.jpg", "9.txt"]
+
+
+def test_rows_of_one_key_that_do_not_agree(tmp_path: Path) -> None:
+    """Rows of a sample that say different things of it, or name the same field, are refused by their numbers."""
+    source = write_tree(tmp_path / "in", _FILES)
+    for values in ([1, 1, 2, 1, 1], [[1], [1], [1], [2], None]):
+        with pytest.raises(
+            InvalidRequest, match=r"column 'w': another value than in the first row of the same key in row"
+        ):
+            create(_table(w=values), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1, meta="w"))
+    again = pa.table({"path": ["a/1.jpg", "a/1.txt", "a/1.jpg"]})
+    with pytest.raises(InvalidRequest, match=r"1 key more than once: 'a/1' \(rows 1, 3\)"):
+        create(again, f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1))
+
+
+def test_a_missing_file_takes_its_sample_along(tmp_path: Path) -> None:
+    """A sample of which one file is gone is left out whole."""
+    source = write_tree(tmp_path / "in", _FILES)
+    (source / "a" / "1.txt").unlink()
+    create(_table(), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1, on_error="skip", meta="none"))
+    assert [name for name, _ in members(tmp_path / "out.tar")] == ["8.jpg", "9.jpg", "9.txt"]
