@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -93,6 +94,19 @@ class Names:
         buffers = [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]  # the NUL at the end of each sorts lowest
         names = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
         return np.asarray(pc.sort_indices(names).to_numpy(), np.int64)
+
+    def hashes(self, person: bytes = b"", salt: bytes = b"") -> NDArray[np.uint64]:
+        """Return the BLAKE2b (RFC 7693) of each name, of 8 bytes, little-endian: the same everywhere.
+
+        Args:
+            person: The personalization, which makes hashes for one use independent of those for others.
+            salt: The salt.
+        """
+        found = [np.zeros(0, np.uint64)]
+        for _, names in self.chunks():
+            digests = [blake2b(name, digest_size=8, person=person, salt=salt).digest() for name in names]
+            found.append(np.frombuffer(b"".join(digests), "<u8"))
+        return np.concatenate(found)
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places of the names, equal ones together and in their order, and where each such run starts."""

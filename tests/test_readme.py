@@ -75,20 +75,15 @@ def blocks(text: str) -> Iterator[Block]:
 def place(tmp_path: Path) -> Path:
     """Return a folder that holds `sample_data`, like a clone."""
     shutil.copytree(ROOT / "sample_data", tmp_path / "clone" / "sample_data")
-    command = tmp_path / "bin" / "shardtool"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {warm.command()[0]} "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
     return tmp_path / "clone"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, place: Path) -> None:
     """Whoever types a document's code, in order, sees what the document shows."""
-    path = f"{place.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {
         **os.environ,
-        "PATH": path,
+        "PATH": warm.put_on_path(place.parent / "bin"),
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "COLUMNS": "100",

@@ -118,6 +118,15 @@ def command() -> tuple[str, list[int]]:
     return f"{sys.executable} -IS {client} {socket_fd}", [socket_fd]
 
 
+def put_on_path(folder: Path) -> str:
+    """Make `shardtool` a command in `folder`; return the search path of a shell that finds it there first."""
+    folder.mkdir()
+    script = folder / "shardtool"
+    script.write_text(f'#!/bin/sh\nexec {command()[0]} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
     ours.close()
     process.wait()

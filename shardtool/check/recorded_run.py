@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 
 TAKEN_AGAIN = frozenset({
-    "max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "seed", "where", "split",
-    "split_column", "stratify", "group_by", "portable",
+    "max_size", "max_count", "shards", "equal_count", "shards_multiple_of", "oversize", "place", "shuffle",
+    "seed", "where", "split", "split_column", "stratify", "group_by", "portable",
     "include", "exclude", "hidden", "complete", "symlinks", "dots", "label_from_folder", "split_from_folder",
     "key", "path", "files", "binary", "values", "classes", "meta", "size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",

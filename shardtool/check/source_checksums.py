@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.dataset.walk import payload_crc
-from shardtool.errors import CorruptShard
+from shardtool.errors import CorruptShard, is_out_of_memory
+from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
+from shardtool.pack.read_cost import opening_s, reads_at_once
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
@@ -37,10 +39,11 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to sum: their paths, and whether each is read through a link."""
+    """Files to sum: their paths, whether each is read through a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
+    reads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,37 @@ def sum_task(task: Files | Spans) -> list[int]:
     Raises:
         CorruptShard: A shard cannot be read.
     """
-    return _sum_files(task) if isinstance(task, Files) else _sum_spans(task)
+    if isinstance(task, Spans):
+        return _sum_spans(task)
+    return _sum_files(task) if task.reads == 1 else _sum_at_once(task)
+
+
+def _sum_at_once(task: Files) -> list[int]:
+    """Do what `_sum_files` does, several files at a time, for where opening one takes long."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    reads = task.reads
+    parts = [Files(task.paths[at::reads], task.links[at::reads], reads) for at in range(reads)]
+    found = [-1] * len(task.paths)
+    try:
+        with ThreadPoolExecutor(reads) as threads:
+            for at, sums in enumerate(threads.map(_sum_files, parts)):
+                found[at::reads] = sums
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _sum_files(Files(task.paths, task.links))  # without threads, which takes less
+    # By itself, for it may be that too many were open.
+    bad = [at for at, crc in enumerate(found) if crc < 0]
+    again = _sum_files(Files(tuple(task.paths[at] for at in bad), bytes(task.links[at] for at in bad)))
+    for at, crc in zip(bad, again, strict=True):
+        found[at] = crc
+    return found
 
 
 def _sum_files(task: Files) -> list[int]:
-    buffer = memoryview(bytearray(_BLOCK))
+    """Return the CRC-32C of each file, one after the other; -1 for one that cannot be read."""
+    buffer = memoryview(bytearray(_BLOCK // task.reads))
     found = []
     for path, link in zip(task.paths, task.links, strict=True):
         crc = 0
@@ -71,7 +100,9 @@ def _sum_files(task: Files) -> list[int]:
             for got in read_blocks(path, buffer, READ_FOLLOWING if link else READ_PLAIN):
                 if isinstance(got, int):
                     crc = crc32c(buffer[:got], crc)
-        except OSError:
+        except OSError as error:
+            if is_out_of_memory(error):
+                raise
             crc = -1
         found.append(crc)
     return found
@@ -118,10 +149,12 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     spans = np.flatnonzero(kinds == SPAN)
     tasks: list[tuple[Rows, Files | Spans]] = []
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    busy = min(-(-len(files) // _FILES_A_TASK), cores())
+    reads = reads_at_once(opening_s(entries), busy) if busy else 1
     for at in range(0, len(files), _FILES_A_TASK):
         chunk = files[at : at + _FILES_A_TASK]
         paths = tuple(entries.place(row) for row in rows[chunk].tolist())
-        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK))))
+        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK), reads)))
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
         tasks += _of_shards(entries, rows, spans[sums[spans] < 0])

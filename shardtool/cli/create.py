@@ -135,7 +135,8 @@ def create(  # noqa: PLR0913 - an option each
 
     \b
       out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size, --max-count)
-      out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, at most 1,000
+      out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, or with fewer
+                                samples, at most 1,000; --shards N makes N under any pattern
       out-%06d.tar              the same as out-{000000..}.tar
 
     Beside each shard lies its index, out-000000.index (Parquet); out.json lists them all, and is
@@ -151,7 +152,9 @@ def create(  # noqa: PLR0913 - an option each
       find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
+      shardtool create ./imgs 'out-{000000..}.tar' --shards 64
       shardtool create ./imgs 'out-{000000..}.tar' --resume
+      shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"

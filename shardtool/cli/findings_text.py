@@ -15,6 +15,7 @@ from shardtool.values import counted, show_size
 if TYPE_CHECKING:
     from shardtool.check.findings import Finding
     from shardtool.check.look import Report
+    from shardtool.errors import ShardError
 
 _NO_XML = re.compile("[\ufffe\uffff]")
 
@@ -45,9 +46,14 @@ def _text_of_one(report: Report) -> str:
         for code, count in report.counts.items():
             lines.append(f"{count:>7,}  {code}: {KINDS[code].meaning}. {_cure(code, printable(report.dataset))}")
         lines.append("")
-    lines += [f"repaired: {printable(one)}" for one in report.repaired]
+    return "\n".join(lines + _looked(report))
+
+
+def _looked(report: Report) -> list[str]:
+    """Return what was mended, what was looked at and what was not, and whether it is sound."""
+    lines = [f"repaired: {printable(one)}" for one in report.repaired]
     lines += [f"not checked: {printable(one)}" for one in report.unchecked]
-    return "\n".join(lines + _total(report))
+    return lines + _total(report)
 
 
 def _cure(code: str, dataset: str) -> str:
@@ -102,7 +108,25 @@ def _suite(report: Report, name: str) -> list[str]:
         body = escape(_NO_XML.sub("?", f"{one}\n{one.remedy}"))
         lines.append(f"    <failure type={_attribute(one.code)} message={_attribute(one.message)}>{body}</failure>")
         lines.append("  </testcase>")
-    return [*lines, "</testsuite>"]
+    looked = "\n".join(_looked(report))
+    return [*lines, f"  <system-out>{escape(_NO_XML.sub('?', looked))}</system-out>", "</testsuite>"]
+
+
+def junit_error(dataset: str, error: ShardError) -> str:
+    """Return a test suite with a case that ended with an error: what wants a report finds one, whatever happened."""
+    from xml.sax.saxutils import escape
+
+    message, body = _attribute(error.found), escape(_NO_XML.sub("?", printable(str(error))))
+    return "\n".join(
+        [
+            '<?xml version="1.0" encoding="UTF-8"?>',
+            '<testsuite name="shardtool verify" tests="1" failures="0" errors="1" skipped="0">',
+            f'  <testcase classname="shardtool" name={_attribute(dataset)}>',
+            f"    <error type={_attribute(error.code)} message={message}>{body}</error>",
+            "  </testcase>",
+            "</testsuite>",
+        ]
+    )
 
 
 def _attribute(text: str) -> str:

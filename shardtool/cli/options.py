@@ -114,6 +114,7 @@ def shards(command: Command) -> Command:
         command,
         click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]"),
         click.option("--max-count", type=Whole("max_count"), metavar="N", help="Samples in a shard at most."),
+        click.option("--shards", type=Whole("shards"), metavar="N", help="Exactly so many shards; of each split."),
         click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one."),
         click.option(
             "--shards-multiple-of",
@@ -123,6 +124,7 @@ def shards(command: Command) -> Command:
             help="So that ranks x workers divide them.",
         ),
         chosen(OutputOptions, "oversize", "A sample that fits in no shard: an error, a shard of its own, or left out."),
+        chosen(OutputOptions, "place", "By order, or by the hash of the key: a new file changes one shard."),
         click.option("--shuffle", is_flag=True, help="One global random order."),
         click.option(
             "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."

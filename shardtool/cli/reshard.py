@@ -140,7 +140,7 @@ def reshard(  # noqa: PLR0913 - an option each
     \b
     Examples:
       shardtool reshard out.json 'big-{000000..}.tar' --max-size 5GB
-      shardtool reshard out.json 'out-{000000..}.tfrecord'
+      shardtool reshard out.json 'out-{000000..}.tfrecord' --shards 64
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1 --memory 2GB
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label

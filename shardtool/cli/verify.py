@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Whole, chosen, common, target
+from shardtool.errors import ShardError
 from shardtool.request.options import VerifyOptions
 
 _FOUND, _UNREADABLE = 3, 4
@@ -85,7 +86,7 @@ def verify(  # noqa: PLR0913 - an option each
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
     """
-    from shardtool.cli.findings_text import rendered
+    from shardtool.cli.findings_text import junit_error, rendered
     from shardtool.cli.output import show
     from shardtool.cli.results_text import Terminal
     from shardtool.verbs.verify import verify as run
@@ -93,11 +94,15 @@ def verify(  # noqa: PLR0913 - an option each
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
+    style = "json" if as_json else style
     try:
         report = run(given, VerifyOptions(source=source, **options), observer=terminal)
+    except ShardError as error:
+        if style == "junit":
+            show(junit_error(" ".join(dataset), error))
+        raise
     finally:
         terminal.close()
-    style = "json" if as_json else style
     if not (quiet and style == "text" and report.sound):
         show(rendered(report, style))
     if report.sound:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _LOOKED_AT = 8  # files of a series: some may be empty
+_MARKS = "{<%"  # of a range in a pattern
 EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 
 
@@ -163,13 +164,14 @@ def _of_pattern(text: str) -> Found:
     try:
         pattern = parse_pattern(text)
     except InvalidRequest as error:
-        if not any(mark in text for mark in "{<%"):
+        if not any(mark in text for mark in _MARKS):
             what = "no such file" if is_shard_name(os.path.basename(text)) else "no such file or folder"
             raise InvalidRequest(text, what, expected=EXPECTED) from None
         raise error from None
     found = _existing(pattern)
     if not found:
-        raise InvalidRequest(text, "no shards of that pattern", expected=EXPECTED)
+        what = "no shards of that pattern" if any(mark in text for mark in _MARKS) else "no such file"
+        raise InvalidRequest(text, what, expected=EXPECTED)
     shards = [os.path.join(pattern.folder, name) for name in found]
     file = os.path.join(pattern.folder, pattern.dataset_file)
     own = is_dataset_file(file)

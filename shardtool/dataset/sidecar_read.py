@@ -155,6 +155,26 @@ def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = 
         raise CorruptShard(where, f"no sidecar: {found}", remedy=made_again()) from None
 
 
+def is_small(data: bytes, metadata: pa.Table, size: int) -> bool:
+    """Tell, without decoding it, whether a reader surely takes the metadata of a sidecar of ours.
+
+    Args:
+        data: The sidecar's bytes.
+        metadata: Its metadata.
+        size: Bytes of its shard.
+    """
+    if any(pt.is_dictionary(column.type) for column in metadata.columns):
+        return False
+    extents = read_extents(data, read_footer(data))
+    memory = sum(one.memory for one in extents if one.leaf.top not in OWN_COLUMNS)
+    return bool(max(memory, metadata.nbytes) <= most_metadata(size + len(data)))
+
+
+def most_metadata(size: int) -> int:
+    """Return the memory that the metadata of a shard may take which has, with its sidecar, `size` bytes."""
+    return _METADATA_SLACK + _FACTOR * size
+
+
 def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
     """Check that a sidecar is about the shard beside it.
 
@@ -231,7 +251,7 @@ def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: 
     if bad := [name for name in more if name.startswith("__")]:
         raise ValueError(f"columns that no sidecar has: {listing(bad)}")
     extents = read_extents(data, footer)
-    most = _METADATA_SLACK + _FACTOR * (size + len(data))
+    most = most_metadata(size + len(data))
     most_index = _INDEX_SLACK + _FACTOR * len(data) + 2 * size
     _check_counts(extents, own, footer.rows, min(_FEW + _PER_BYTE * len(data), fact.size // _LEAST_FIELD + 1))
     _check_index(extents, most_index)

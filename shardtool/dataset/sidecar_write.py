@@ -20,11 +20,15 @@ from shardtool.dataset.sidecar import (
     types_of,
     with_shard,
 )
+from shardtool.dataset.sidecar_read import is_small, read_sidecar
 from shardtool.entries.arrow import coded_strings, number_array, string_array, strings
+from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, heads_and_tails
 from shardtool.names import Names
+from shardtool.pattern import sidecar_name
 from shardtool.values import source_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,11 +118,27 @@ def index_of(shard: Written) -> ShardIndex:
 
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
-    """Return the sidecar's bytes, and its columns with their types."""
+    """Return the sidecar's bytes, and its columns with their types.
+
+    Raises:
+        InvalidRequest: Its metadata takes more memory than a reader gives it.
+    """
     table = _table(index)
     data = encode_table(table, shard)
+    if index.columns and not is_small(data, table.select([*index.columns]), shard.size):
+        _check_readable(data, shard)
     # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
     return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else with_shard(table.schema))
+
+
+def _check_readable(data: bytes, shard: ShardFact) -> None:
+    """Refuse a sidecar that would be taken for a trap: text that many samples share, longer than they are."""
+    try:
+        read_sidecar(data, sidecar_name(shard.name), shard.size)
+    except CorruptShard as error:
+        found = error.found.removeprefix("no sidecar: ")
+        remedy = f"Leave long columns out, or pack them: {option('values', 'txt=COLUMN')}."
+        raise InvalidRequest(shard.name, found, remedy=remedy) from None
 
 
 def encode_table(table: pa.Table, shard: ShardFact, version: int = FORMAT_VERSION) -> bytes:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import shake_128
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.sidecar import ShardFact
+from shardtool.dataset.sidecar_read import most_metadata
+from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import memory_for
 from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import made
-from shardtool.pack.resume import Resumed, find_changes, refusal, with_shards
+from shardtool.pack.resume import Resumed, find_changes, refusal, shards_before, with_shards
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
 from shardtool.source.base import check_some, skipped_notes
-from shardtool.values import parse_size
+from shardtool.values import output_text, parse_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
@@ -64,20 +69,36 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
-    max_size = None if options.max_size is None else parse_size(options.max_size)
-    bounds = Bounds(max_size, options.max_count, options.equal_count, options.shards_multiple_of, options.oversize)
     seed = options.seed if options.shuffle else None
     plans = tuple(
-        make_plan(entries, target.output.pattern_left, bounds, seed, which=part, estimate=estimate)
+        make_plan(entries, target.output.pattern_left, _bounds(options, target), seed, which=part, estimate=estimate)
         for target, part in zip(targets, samples.parts, strict=True)
     )
     _check_appended(request, targets, plans, notes)
     changes = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
     _check_exports(request, targets, plans)
+    if request.transform is None and not samples.binary:  # sizes are known, and where payloads lie
+        for target, plan in zip(targets, plans, strict=True):
+            _check_metadata(target, plan)
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
     return Plans((first, *plans[1:]), changes)
+
+
+def _bounds(options: OutputOptions, target: Target) -> Bounds:
+    """Return what limits the shards of a target."""
+    by_hash = options.place == "hash"
+    return Bounds(
+        max_size=None if options.max_size is None else parse_size(options.max_size),
+        max_count=options.max_count,
+        shards=options.shards,
+        equal_count=options.equal_count,
+        multiple_of=options.shards_multiple_of,
+        oversize=options.oversize,
+        by_hash=by_hash,
+        before=shards_before(target.output) if by_hash else None,
+    )
 
 
 def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
@@ -155,7 +176,8 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
     if request.format == "tar":
         notes.add(*map(str, _misreads(samples.entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
-    notes.add(*loader_notes(outputs, [int(plan.sizes.sum()) for plan in plans]))
+    if request.options.shards is None:
+        notes.add(*loader_notes(outputs, [int(plan.sizes.sum()) for plan in plans]))
     notes.add(*name_notes(outputs, request.options.readers))
     if "huggingface" in request.options.readers:
         notes.add(*folder_notes(outputs, request.exports))
@@ -190,3 +212,26 @@ def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[
     for target, plan in zip(targets, plans, strict=True):
         shards = target.output.first + plan.shards
         check_exports(target.pattern, shards, request.exports, patterns, overwrite=overwrite)
+
+
+def _check_metadata(target: Target, plan: Plan) -> None:
+    """Refuse metadata that no reader takes, if that shows of the shard that has the most of it for its size.
+
+    That one's sidecar is made, with other checksums. Whatever this does not see, is refused when it is written.
+    """
+    metadata = plan.entries.metadata
+    if metadata is None or not plan.shards:
+        return
+    a_row, excess = metadata.nbytes / max(1, len(metadata)), []
+    for shard, size in enumerate(plan.sizes.tolist()):
+        first, last = plan.span(shard)
+        taken = metadata.slice(first, last - first).nbytes if plan.order is None else a_row * (last - first)
+        excess.append(taken - most_metadata(size))
+    worst = max(range(plan.shards), key=excess.__getitem__)
+    if excess[worst] <= 0:
+        return
+    samples, name = shard_samples(plan, worst), target.output.pattern.shard(target.output.first + worst)
+    paths = samples.paths if plan.entries.source_paths else b""
+    crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # as hard to compress as others
+    index = index_of(Written(plan.format, samples.content, plan.metadata(worst), crcs, (), paths))
+    encode(index, ShardFact(output_text(name), int(plan.sizes[worst]), 0, ""))

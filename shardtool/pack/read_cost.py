@@ -1,17 +1,20 @@
-"""What reading costs here: a sample at its place, and a byte in sequence. Measured, for no two disks are alike."""
+"""What reading costs here: a sample at its place, a byte in sequence, a file. Measured, for no two disks are alike."""
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.values import FILE, LINK
 from shardtool.write.spans import open_span_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardtool.entries.entries import Entries
     from shardtool.values import SpanFile
 
 PROBES = 64  # places read at
@@ -22,6 +25,13 @@ _MOST_READ = 2**20  # bytes at each place: from there on, there is little betwee
 _SEQUENCE = 4 * 2**20
 _STEP = 2**18
 _MILLISECOND = 1e-3
+_TRIED = 12  # files
+_LOOKED_AT = 256  # rows, to find these
+_STRIDE = 2_654_435_761  # between them, around the end: a prime, so that they are of all fields and folders
+_HEAD = 4096  # bytes of each: a file's first come with it
+_SLOW_S = 0.5e-3  # a thread costs a tenth of that a file, and a disk of this machine answers before
+_READS = 16  # files that one worker reads at the same time
+_ALL_READS = 64  # that all workers read: more is of no use to most servers, and takes memory
 _LONG = 9.95  # from there on, two digits stand before the point
 
 
@@ -80,6 +90,30 @@ def _time_sequence(planned: SpanFile, start: int) -> float:
         for at in range(first, min(first + _SEQUENCE, planned.size), _STEP):
             done += source.read(into, at)
         return (time.perf_counter() - begun) / max(1, done)
+
+
+def opening_s(entries: Entries) -> float:
+    """Return the seconds that it takes to open a file and read its start: the median of a few; 0 where none is read.
+
+    What is wrong with a file is found when it is packed.
+    """
+    rows, into = entries.rows, memoryview(bytearray(_HEAD))
+    times: list[float] = []
+    end = time.monotonic() + _MOST_S
+    for row in (at * _STRIDE % len(rows.kind) for at in range(min(_LOOKED_AT, len(rows.kind)))):
+        if len(times) == _TRIED or time.monotonic() > end:
+            break
+        if (kind := int(rows.kind[row])) in (FILE, LINK):
+            begun = time.perf_counter()
+            with suppress(OSError):
+                read_file(entries.place(row), into, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+            times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2] if times else 0.0
+
+
+def reads_at_once(file_s: float, workers: int) -> int:
+    """Return how many files each of `workers` is to read at the same time, if opening one takes `file_s` seconds."""
+    return 1 if file_s < _SLOW_S else max(1, min(_READS, _ALL_READS // workers))
 
 
 def show_time(seconds: float) -> str:

@@ -83,6 +83,20 @@ class _Earlier:
     sidecar_crc: int | None
 
 
+def shards_before(output: Destination) -> int | None:
+    """Return how many shards a run by hash that is resumed has made, or was to make; None where that is not known."""
+    if not output.resumes or output.appends:
+        return None
+    if (file := _dataset_file(output)) is not None:
+        by_hash = file.made.options.get("place") == "hash"
+        return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
+    name = sidecar_name(output.pattern.shard(0))
+    try:
+        return read_facts(output.folder.read(name), name).shards if name in output.existing else None
+    except (OSError, CorruptShard):
+        return None
+
+
 def find_changes(resumed: Sequence[Resumed]) -> Changes | None:
     """Return which samples a run would add and remove; None where no earlier one has left anything."""
     before = [(one, shard) for one in resumed for shard in _earlier_shards(one.output)]

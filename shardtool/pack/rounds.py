@@ -20,10 +20,12 @@ from shardtool.dataset.sidecar_write import Written, encode, encode_table, index
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
+from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes
+from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
@@ -123,6 +125,7 @@ class Packing:
     def _tasks(self) -> Iterator[ShardTask]:
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
+        reads = self._reads()
         if manner.transform is not None:
             work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
         for shard in range(plan.shards):
@@ -131,9 +134,18 @@ class Packing:
             decision = decide(planned, self.output, manner)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, manner.options.on_error
-            yield ShardTask(
-                shard, name, plan.format, folder, planned.samples, on_error, self.mtime_ns, decision.todo, work
-            )
+            how = self.mtime_ns, decision.todo, work, reads
+            yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
+
+    def _reads(self) -> int:
+        """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
+        if self.manner.transform and self.manner.transform.function:
+            return 1
+        file_s = opening_s(self._round.entries)
+        reads = reads_at_once(file_s, min(self._round.shards, self.manner.options.workers or cores()))
+        if reads > 1:
+            self.observer.log(f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time")
+        return reads
 
     def _rest(self) -> NDArray[np.int64]:
         """Return the places of the samples that found no room in this round's shards."""
@@ -162,6 +174,11 @@ class Packing:
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
         again = option("if_exists", "append-resume" if self.output.appends else "overwrite")
+        options, shards = self.manner.options, needed - self.output.first
+        if options.shards is not None or options.place == "hash":
+            found = f"{shards:,} shards or more, now that the sizes are known"
+            remedy = f"Raise {option('shards')} or {option('max_size')}, and run it with {again}."
+            raise InvalidRequest(pattern.text, found, expected=f"{self.plan.shards:,}, as planned", remedy=remedy)
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known"
             remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}."

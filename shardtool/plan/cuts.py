@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest
+from shardtool.values import counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.pattern import ShardPattern
     from shardtool.values import Oversize
 
 NO_LIMIT = 2**62
@@ -26,16 +26,30 @@ class Bounds:
     Attributes:
         max_size: Bytes of the finished file; None: no such bound was asked for.
         max_count: Samples in a shard, at most; None: no bound.
+        shards: The number of shards; None: as many as the names or the bounds say.
         equal_count: Whether shards hold equally many samples, give or take one.
         multiple_of: The number of shards is a multiple of this.
         oversize: What becomes of a sample that fits in no shard: an error, a shard of its own, or left out.
+        by_hash: Whether samples go into shards by the hash of their keys.
+        before: The number of shards by hash that are there, which stays while it can.
     """
 
     max_size: int | None = None
     max_count: int | None = None
+    shards: int | None = None
     equal_count: bool = False
     multiple_of: int = 1
     oversize: Oversize = "error"
+    by_hash: bool = False
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The number of shards that was asked for, and by what: an option, or the pattern."""
+
+    count: int
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +96,38 @@ def bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray
     raise InvalidRequest(option("shards_multiple_of"), found, remedy=remedy)
 
 
-def exactly(total: NDArray[np.int64], pattern: ShardPattern, bounds: Bounds) -> NDArray[np.int64]:
-    """Return the ends of as many shards as the pattern has names."""
-    count, samples = pattern.count or 0, len(total) - 1
-    if count % bounds.multiple_of:
-        problem = f"{pattern.text} asks for {count:,} shards"
+def check_multiple(asked: Asked, bounds: Bounds) -> None:
+    """Refuse a number of shards that is not the multiple that it is to be.
+
+    Raises:
+        InvalidRequest: It is not.
+    """
+    if asked.count % bounds.multiple_of:
+        problem = f"{asked.where} asks for {counted(asked.count, 'shard')}"
         raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
+
+
+def exactly(total: NDArray[np.int64], asked: Asked, limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as many shards as were asked for, within the bounds.
+
+    Raises:
+        InvalidRequest: There are fewer samples, or so many shards cannot hold them.
+    """
+    check_multiple(asked, bounds)
+    count, samples, runs = asked.count, len(total) - 1, Runs(total, limits.planned, limits.max_count)
     if count > samples:
-        found = f"{count:,} shards for {samples:,} samples"
-        remedy = (
-            "Name fewer shards, leave the range open (out-{000000..}.tar), or bound the shards with "
-            f"{option('max_size')}."
-        )
-        raise InvalidRequest(pattern.text, found, expected="at least one sample a shard", remedy=remedy)
+        found, remedy = f"{count:,} shards for {counted(samples, 'sample')}", f"At most {option('shards', samples)}."
+        raise InvalidRequest(asked.where, found, expected="at least one sample a shard", remedy=remedy)
     if bounds.equal_count:
-        return np.arange(1, count + 1, dtype=np.int64) * samples // count
-    return Runs(total, NO_LIMIT, None).divide(count)
+        ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
+        if runs.hold(ends):
+            return ends
+    elif len(runs.fill()) <= count:
+        return runs.divide(count)
+    found = f"{counted(count, 'shard')} cannot hold {counted(samples, 'sample')} within the bounds"
+    holding = option("shards", len(bounded(total, limits, bounds)))
+    remedy = f"Choose {holding}, or raise {option('max_size')} or {option('max_count')}."
+    raise InvalidRequest(asked.where, found, remedy=remedy)
 
 
 class Runs:

@@ -4,7 +4,8 @@ A `Plan` is pure: entries and bounds in, columns out, no file opened. Because th
 record is known beforehand, a shard is a task of its own with a known name and size, which is what
 makes workers, resume and "no shard is ever larger than asked" simple.
 
-Samples keep their order, or are put into one global random order; shards are contiguous runs of it.
+Samples keep their order, or are put into one global random order, or into one by the hashes of their keys; shards are
+contiguous runs of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, bounded, exactly, running
+from shardtool.plan.cuts import NO_LIMIT, Asked, Bounds, Limits, Runs, bounded, exactly, running
+from shardtool.plan.hashed import HashedSamples
 from shardtool.plan.shuffle import shuffled
 from shardtool.skipped import Skipped
 from shardtool.values import INLINE, Oversize, counted, show_size, source_name, to_text
@@ -136,7 +138,8 @@ def make_plan(
 
     Args:
         entries: The samples, one or more.
-        pattern: The shards' names: their number is the most, or, where nothing bounds a shard, what is asked for.
+        pattern: The shards' names: their number is the most, or, where nothing bounds a shard and there are as many
+            samples, what is asked for.
         bounds: What limits a shard.
         shuffle_seed: Puts the samples into the random order of that seed.
         which: The samples to plan, where it is not all of them, in order.
@@ -147,8 +150,8 @@ def make_plan(
     """
     shard_format = pattern.format
     trailer = TRAILER_SIZE[shard_format]
-    exact = bounds.max_size is None and bounds.max_count is None and pattern.count is not None
-    max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and not exact else None)
+    asked = _asked(pattern, bounds, len(entries) if which is None else len(which))
+    max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and asked is None else None)
     room = max_size - trailer if max_size else NO_LIMIT
     stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
     skipped: tuple[Skipped, ...] = ()
@@ -164,19 +167,45 @@ def make_plan(
         sizes = sample_sizes(shard_format, payloads)
         fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
         which, skipped, notes = _fit(entries, sizes, fit, bounds.oversize, which)
-    count = len(entries) if which is None else len(which)
-    order = which
-    if shuffle_seed is not None:
-        order = shuffled(count, shuffle_seed)
-        order = order if which is None else which[order]
-    total = running(sizes if order is None else sizes[order])
-    ends = exactly(total, pattern, bounds) if exact else bounded(total, limits, bounds)
-    if pattern.count is not None and len(ends) > pattern.count:
-        remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
-        raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {len(ends):,} shards", remedy=remedy)
+    chosen = sizes if which is None else sizes[which]
+    order: NDArray[np.int64] | None = None
+    if bounds.by_hash:
+        keys = entries.keys if which is None else entries.keys.take(which)
+        order, ends, changed = HashedSamples(keys, chosen, limits, bounds).divide(asked, shuffle_seed)
+        notes, total = (*notes, *changed), running(chosen[order])
+    else:
+        order = None if shuffle_seed is None else shuffled(len(chosen), shuffle_seed)
+        total = running(chosen if order is None else chosen[order])
+        ends = bounded(total, limits, bounds) if asked is None else exactly(total, asked, limits, bounds)
+    order = which if order is None else order if which is None else which[order]
+    notes = (*notes, *_check_names(pattern, bounds, len(ends), len(chosen)))
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, skipped, (*notes, *rounded))
+
+
+def _asked(pattern: ShardPattern, bounds: Bounds, samples: int) -> Asked | None:
+    """Return the number of shards that is asked for; None: as many as the bounds need."""
+    if bounds.shards is not None:
+        return Asked(bounds.shards, option("shards", bounds.shards))
+    if bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
+        return None
+    return Asked(pattern.count or 0, pattern.text)
+
+
+def _check_names(pattern: ShardPattern, bounds: Bounds, shards: int, samples: int) -> tuple[str, ...]:
+    """Refuse more shards than there are names, and note where a range could not be filled."""
+    if pattern.count is None:
+        return ()
+    if shards > pattern.count:
+        remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
+        raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {shards:,} shards", remedy=remedy)
+    if shards == pattern.count or (bounds.max_size, bounds.max_count, bounds.shards) != (None, None, None):
+        return ()
+    made = f"{counted(shards, 'shard')} of at most {show_size(DEFAULT_MAX_SIZE)}"
+    why = f"exactly {pattern.count:,} take at least {pattern.count:,} samples, here {samples:,}"
+    most = "" if bounds.by_hash else f" ({option('shards', samples)} makes the most)"
+    return (f"{pattern.text}: {made}; {why}{most}",)
 
 
 def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from shardtool.values import (
     ImageFormat,
     OnError,
     Oversize,
+    Place,
     ResizeMode,
     StartMethod,
     Symlinks,
@@ -55,10 +56,13 @@ class OutputOptions:
     Attributes:
         max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
         max_count: Samples in a shard at most.
+        shards: The number of shards, exactly; with splits, of each; of an append, of the new ones.
         equal_count: Shards hold equally many samples, give or take one.
         shards_multiple_of: The number of shards is a multiple of this.
         oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
-        shuffle: Put the samples into one global random order.
+        place: Samples go into shards in `order`, or by the `hash` of their keys: then one sample more or less changes
+            one shard, in which samples stand in the order of their keys.
+        shuffle: Put the samples into one global random order; with `hash`, those of each shard.
         seed: The seed of that order, and of splits.
         where: Only samples that this query takes, such as `bi == 'dog' and width > 256`.
         split: Shares: `{"train": 0.8, "val": 0.2}`, or text such as `train=0.8,val=0.1,test=0.1`.
@@ -78,9 +82,11 @@ class OutputOptions:
 
     max_size: str | int | None = None
     max_count: int | None = None
+    shards: int | None = None
     equal_count: bool = False
     shards_multiple_of: int = 1
     oversize: Oversize = "error"
+    place: Place = "order"
     shuffle: bool = False
     seed: int = 0
     where: str | None = None
@@ -105,6 +111,10 @@ class OutputOptions:
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
+        if self.place == "hash":
+            other = option("equal_count") if self.equal_count else option("oversize", self.oversize)
+            if self.equal_count or self.oversize == "alone":
+                raise InvalidRequest(option("place", "hash"), f"used with {other}", expected="one of them")
         of_split = [name for name in ("stratify", "group_by") if getattr(self, name)]
         if of_split and not self.split:
             raise InvalidRequest(

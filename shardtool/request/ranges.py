@@ -16,6 +16,7 @@ MOST_WORKERS = 1024  # a process each
 _MOST_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
 RANGES: dict[str, tuple[int, int]] = {
     "max_count": (1, _MOST_SAMPLES),
+    "shards": (1, _MOST_SAMPLES),
     "head": (1, _MOST_SAMPLES),
     "shards_multiple_of": (1, 10**6),
     "seed": (-(2**63), 2**63 - 1),

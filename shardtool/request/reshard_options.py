@@ -64,6 +64,9 @@ class ReshardOptions(OutputOptions):
             raise InvalidRequest(option(given), f"no {option(other)}", expected=expected)
         if self.sort_by is not None and self.shuffle:
             raise InvalidRequest(option("sort_by"), f"used with {option('shuffle')}", expected="one order")
+        if self.sort_by is not None and self.place == "hash":
+            found = f"used with {option('place', 'hash')}, by which samples stand in the order of their keys"
+            raise InvalidRequest(option("sort_by"), found, expected="one order")
         if self.descending and self.sort_by is None:
             raise InvalidRequest(option("descending"), f"no {option('sort_by')}", expected="a column to sort by")
         check_classes_from(self.classes_from, option("classes", ("FIELD",)), self.classes)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table import arrays
 from shardtool.table.columns import BAD_FIELD, no_such
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldValues
+    from shardtool.names import Texts
 
 _SHOWN = 100  # names in a message
 _READERS_OWN = re.compile(r"__.*__")  # WebDataset puts `__key__` and `__url__` beside a sample's fields
@@ -35,7 +37,12 @@ _PATHS = "source_paths"  # the column of a portable dataset that has a value per
 
 
 def select_fields(
-    entries: Entries, select: tuple[str, ...] = (), drop: tuple[str, ...] = (), rename: tuple[tuple[str, str], ...] = ()
+    entries: Entries,
+    select: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    rename: tuple[tuple[str, str], ...] = (),
+    *,
+    to_format: str = "tar",
 ) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples with some of their fields, under other names, and those that keep none, which are left out.
 
@@ -45,6 +52,7 @@ def select_fields(
         drop: Fields that do not.
         rename: Old and new names of fields that stay, all at once: two can change places, and two become one where no
             sample has both.
+        to_format: What the samples will be written as: in a tar, numbers are text, so that they become one with text.
 
     Raises:
         InvalidRequest: A field that no sample has, names that contradict each other or cannot be fields, or no sample
@@ -70,10 +78,10 @@ def select_fields(
         first=first,
         fields=fields,
         rows=replace(taken.rows, code=code),
-        values=entries.values.renamed(becomes),
+        values=_values(entries.values, becomes),
         metadata=_with_paths_of(entries, rows, first),
     )
-    _check_merged(entries, found, becomes)
+    _check_merged(entries, found, becomes, to_format)
     where, why = option("select_fields" if select else "drop_fields"), "none of the fields that were selected"
     return without_empty(found, where, "no sample keeps a field", why)
 
@@ -109,21 +117,49 @@ def _becoming(
     return {name: name for name in stay} | dict(rename)
 
 
-def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str]) -> None:
-    """Refuse fields that get the same name where a sample has two of them, or one is a number, label or list."""
-    for new, count in Counter(becomes.values()).items():
-        if count == 1:
-            continue
-        merged = [name for name in becomes if becomes[name] == new]
+def _merged(becomes: dict[str, str]) -> dict[str, list[str]]:
+    """Return the names that several fields get, and what these were called."""
+    old: dict[str, list[str]] = {}
+    for name, new in becomes.items():
+        old.setdefault(new, []).append(name)
+    return {new: names for new, names in old.items() if len(names) > 1}
+
+
+def _values(values: FieldValues, becomes: dict[str, str]) -> FieldValues:
+    """Return what is known of the fields under their new names: of several that become one, what holds for all."""
+    found = values.renamed(becomes)
+    inline, numbers = {**found.inline}, {**found.numbers}
+    for new, names in _merged(becomes).items():
+        columns = [values.inline[name] for name in names if name in values.inline]
+        if len(columns) > 1:
+            inline[new] = _one_column(columns)
+        if len({values.numbers.get(name) for name in names}) > 1:
+            numbers.pop(new, None)
+    return replace(found, inline=inline, numbers=numbers)
+
+
+def _one_column(columns: list[Texts]) -> Names:
+    """Return the text of each sample, which all columns but one have as nothing."""
+    count = len(columns[0])
+    texts = [Names.parse(column.span(0, count)) for column in columns]
+    which = np.argmax([one.lengths() for one in texts], axis=0)
+    return Names.parse(b"".join(one.span(0, count) for one in texts)).take(which * count + np.arange(count))
+
+
+def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str], to_format: str) -> None:
+    """Refuse fields that get the same name where a sample has two of them, or what one is would be lost."""
+    values = entries.values
+    for new, merged in _merged(becomes).items():
         owners, code = np.repeat(np.arange(len(found)), found.counts()), found.fields.index(new)
         ours = owners[found.rows.code == code]
         twice = ours[1:][ours[1:] == ours[:-1]]
-        values = entries.values
-        typed = [name for name in merged if name in {*values.inline, *values.classes, *values.lists}]
-        if len(twice) or typed:
+        typed = [name for name in merged if name in {*values.classes, *values.lists}]
+        unlike = to_format == "tfrecord" and len({values.numbers.get(name) for name in merged}) > 1
+        if len(twice) or typed or unlike:
             whose = f" of {printable(found.key(int(twice[0])))!r}" if len(twice) else ""
             problem = f"{_quoted(merged)}{whose} would all be called {new!r}"
-            expected = "each its own name, or fields that no sample has both of: no numbers, labels or lists"
+            kinds = ", and no numbers beside text in TFRecords" if unlike else ""
+            expected = f"each its own name, or fields that no sample has both of: no labels or lists{kinds}"
             remedy = f"Rename the others too, or leave them out with {option('drop_fields')}."
             raise InvalidRequest(option("rename_fields"), problem, expected=expected, remedy=remedy)
 

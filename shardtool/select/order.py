@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,11 +49,7 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
         InvalidRequest: `share` is no such number.
     """
     last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
-    taken = [np.zeros(0, np.bool_)]
-    for _, names in keys.chunks():
-        hashes = np.frombuffer(b"".join([blake2b(name, digest_size=8).digest() for name in names]), "<u8")
-        taken.append(hashes <= last)
-    return np.flatnonzero(np.concatenate(taken))
+    return np.flatnonzero(keys.hashes() <= last)
 
 
 def _share(share: float | str) -> Fraction:

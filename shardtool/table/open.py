@@ -23,6 +23,7 @@ from shardtool.table.limits import check_shape
 from shardtool.table.row_names import Rows, mixed_types
 from shardtool.table.text import DelimitedTable, read_json_lines, read_list
 from shardtool.values import counted, is_utf8
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _STDIN = "stdin"
+_NESTED = ("list", "dict", "tuple", "ndarray")
 
 
 class Table(Protocol):
@@ -202,9 +204,20 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        paths = [at for at in range(len(columns)) if any(isinstance(one, os.PathLike) for one in frame.iloc[:, at])]
+        if paths:
+            return _from_pandas(name, _with_text(frame, paths))
         for at, column in enumerate(columns):
             _check_values(name, column, frame, at)
         raise
+
+
+def _with_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
+    """Return a DataFrame with text in place of path objects in some columns."""
+    found: pd.DataFrame = frame.copy(deep=False)
+    for at in columns:
+        found.isetitem(at, [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in frame.iloc[:, at]])
+    return found
 
 
 def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
@@ -212,7 +225,7 @@ def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
     values = frame.iloc[:, at]
     try:
         pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         kinds: dict[str, list[int]] = {}
         for row, (value, missing) in enumerate(zip(values.tolist(), values.isna(), strict=True), 1):
             if not missing:
@@ -221,7 +234,12 @@ def _check_values(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
             raise mixed_types(name, column, kinds) from None
         held = printable(next(iter(kinds), "nothing"))
         found = f"column {column!r} holds {held} in {counted(len(values), 'row')}"
-        raise InvalidRequest(name, found, expected="values that Arrow knows") from None
+        if next(iter(kinds), "") not in _NESTED:
+            raise InvalidRequest(name, found, expected="values that Arrow knows") from None
+        found += f" whose parts differ in type: {str(error).splitlines()[0]}"
+        as_json = f"{option('values', {'json': column})} with {option('meta', 'none')}"
+        remedy = f"Make it text, frame[{column!r}].map(json.dumps): {as_json} takes it for the field json."
+        raise InvalidRequest(name, found, expected="parts of one type in all rows", remedy=remedy) from None
 
 
 def check_sound(where: str, name: str, column: pa.ChunkedArray) -> None:

@@ -18,9 +18,10 @@ from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reaso
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
-from shardtool.values import FILE, INLINE, SPAN, placed, to_text
+from shardtool.values import FILE, INLINE, LINK, SPAN, placed, to_text
 from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
+from shardtool.write.read_ahead import PlannedFile, ReadAhead
 from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
@@ -92,6 +93,8 @@ class Packer:
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
+        self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
+        self.read_file = self.ahead.read if self.ahead else read_file
         self.file_of_row: list[int] = []
         if self.files:
             for file, count in zip(numbers("I", samples.spans.file), self.counts, strict=True):
@@ -104,6 +107,8 @@ class Packer:
     def close(self) -> None:
         """Close what was opened for reading."""
         self.spans.close()
+        if self.ahead:
+            self.ahead.close()
 
     def result(self, staged: Staged | None) -> ShardResult:
         """Return the result of the finished shard."""
@@ -182,7 +187,11 @@ class Packer:
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
         view, size, done = self.view, self.sizes[row], 0
-        for got in read_blocks(self.root + path, view, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING):
+        whole, flags = self.root + path, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
+        if self.ahead and (blocks := self.ahead.blocks(whole, size, flags, view)):
+            yield from blocks
+            return
+        for got in read_blocks(whole, view, flags):
             if not isinstance(got, int):
                 if done != size or got.st_size != size or got.st_mtime_ns != self.mtimes[row]:
                     raise changed(path, size, done, got)
@@ -207,10 +216,24 @@ class Packer:
             self.read_span(row, payload)
             return b""
         path = name if self.paths is None else self.paths[row]
-        got, fact = read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+        got, fact = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
         if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
             raise changed(path, size, got, fact)
         return path
+
+    def _planned_files(self) -> Iterator[PlannedFile]:
+        """Yield the files that are read, in order, but for those of samples that are left out by then."""
+        end = 0
+        for sample, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
+            row, end = end, end + count
+            if sample in self.skipped:
+                continue
+            for at in range(row, end):
+                kind = self.kinds[at]
+                if kind in (FILE, LINK):
+                    path = key + self.endings[self.codes[at]] if self.paths is None else self.paths[at]
+                    flags = READ_PLAIN if kind == FILE else READ_FOLLOWING
+                    yield PlannedFile(self.root + path, flags, self.sizes[at], self.mtimes[at])
 
     def skip(self, sample: int, failed: Failed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""

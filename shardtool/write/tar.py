@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, changed, unreadable
 from shardtool.write.task import Failed, numbers
@@ -34,7 +34,7 @@ class TarPacker(Packer):
         view, limit, skipped, expected = self.view, len(self.view), self.skipped, self.expected
         root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
-        needs, counts = numbers("q", self.task.samples.needs), self.counts
+        needs, counts, read_file = numbers("q", self.task.samples.needs), self.counts, self.read_file
         used, end = 0, row
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):

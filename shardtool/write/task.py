@@ -96,6 +96,7 @@ class ShardTask:
         mtime_ns: The modification time that the file gets.
         todo: Whether to write it, or to keep what an earlier run has left.
         work: What is done to the samples; None: nothing, they are packed as they are.
+        reads: How many files are read at the same time.
     """
 
     shard: int
@@ -107,6 +108,7 @@ class ShardTask:
     mtime_ns: int
     todo: Keep | Compare | Write = Write()
     work: Work | None = None
+    reads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ and what is left of the task goes back to the parent, which gives it a name afte
 from __future__ import annotations
 
 from array import array
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
@@ -46,8 +47,8 @@ def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult
         OutputFailed: The file cannot be written.
     """
     with task.folder.stage(task.name) as output:
-        packer = TransformPacker(task, work, output, report)
-        packer.run()
+        with closing(TransformPacker(task, work, output, report)) as packer:
+            packer.run()
         return packer.result(output.finish(task.mtime_ns))
 
 
@@ -55,8 +56,8 @@ def measure_samples(task: ShardTask) -> list[int]:
     """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
     if task.work is None:
         return []
-    packer = TransformPacker(task, task.work, Nowhere(), no_report)
-    return packer.measure()
+    with closing(TransformPacker(task, task.work, Nowhere(), no_report)) as packer:
+        return packer.measure()
 
 
 class TransformPacker(Packer):

@@ -86,3 +86,19 @@ def test_special_files(tmp_path: Path) -> None:
             open_shard(str(tmp_path / name))
     with pytest.raises(OSError, match="plain"):
         read_small(str(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize(
+    ("given_", "found"),
+    [
+        ("none.tar", "no such file"),
+        ("none-%03d.tar", "no shards of that pattern"),
+        ("none-{0..3}.tar", "no shards of that pattern"),
+        ("none", "no such file or folder"),
+    ],
+)
+def test_what_is_not_there_is_called_what_was_given(given_: str, found: str, tmp_path: Path) -> None:
+    """A name of one file is not called a pattern, which the user did not give."""
+    with pytest.raises(InvalidRequest) as caught:
+        find_dataset(tmp_path / given_)
+    assert caught.value.found == found

@@ -97,6 +97,7 @@ def test_a_number_that_was_asked_for_is_not_noted(tmp_path: Path) -> None:
     """Whoever asks for three shards gets three, and no advice."""
     source = _sparse(tmp_path / "large", 20_000_000, 16)
     assert not [note for note in _notes(source, "o-{0..2}.tar") if FEW in note]
+    assert not [note for note in _notes(source, shards=3) if FEW in note]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,12 +142,17 @@ def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
     assert max(exact) <= (bounds.max_size or 0)
 
 
-def _plan_or_reason(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | str:
-    """Return the plan, or which part of the request was refused."""
+def _plan_or_error(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | InvalidRequest:
     try:
         return make_plan(made_entries(samples), OPEN, bounds, seed)
     except InvalidRequest as error:
-        return error.where
+        return error
+
+
+def _plan_or_reason(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | str:
+    """Return the plan, or which part of the request was refused."""
+    plan = _plan_or_error(samples, bounds, seed)
+    return plan.where if isinstance(plan, InvalidRequest) else plan
 
 
 @given(SAMPLES, st.integers(1, 6), st.integers(1024, 5000), st.integers(1, 9))
@@ -220,7 +227,11 @@ def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) 
     ("output", "bounds", "where"),
     [
         ("out-{0..8}.tar", Bounds(max_count=1), "out-{0..8}.tar"),
-        ("out-{0..10}.tar", Bounds(), "out-{0..10}.tar"),
+        ("out-{0..}.tar", Bounds(shards=11), "shards=11"),
+        ("out-{0..3}.tar", Bounds(shards=5), "out-{0..3}.tar"),
+        ("out-{0..}.tar", Bounds(shards=4, multiple_of=3), "shards_multiple_of"),
+        ("out-{0..}.tar", Bounds(shards=4, max_count=2), "shards=4"),
+        ("out-{0..}.tar", Bounds(shards=2, max_size=5000, equal_count=True), "shards=2"),
         ("out-{0..3}.tar", Bounds(multiple_of=3), "shards_multiple_of"),
         ("out-{0..}.tar", Bounds(max_count=9, multiple_of=11), "shards_multiple_of"),
         ("out-{0..}.tar", Bounds(max_size=2047), "max_size"),
@@ -234,6 +245,31 @@ def test_refusals(output: str, bounds: Bounds, where: str) -> None:
         make_plan(made_entries([[1]] * 10), parse_pattern(output), bounds)
     assert caught.value.where == where
     assert caught.value.found
+
+
+@given(SAMPLES, st.integers(1, 40), st.none() | st.integers(1, 9), st.booleans())
+def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int | None, equal_count: bool) -> None:  # noqa: FBT001 - a parameter
+    """`shards` makes exactly so many, within the bounds; or else its message names a number that the bounds allow."""
+    bounds = Bounds(max(_sizes(samples)) + 3000, max_count, shards=count, equal_count=equal_count)
+    plan = _plan_or_error(samples, bounds)
+    if isinstance(plan, InvalidRequest):
+        assert plan.where == f"shards={count}"
+        other = int(re.findall(r"shards=(\d+)", plan.remedy)[0])
+        plan, count = make_plan(made_entries(samples), OPEN, replace(bounds, shards=other)), other
+    assert plan.shards == count
+    assert max(_check_whole(plan, samples)) <= (bounds.max_size or 0)
+    assert max(map(len, _places(plan))) <= (max_count or len(samples))
+
+
+@given(SAMPLES, st.integers(1, 60))
+def test_a_range_with_more_names_than_samples(samples: Sizes, more: int) -> None:
+    """The default bound then says how many of the names are used, from the first on, and a note says it."""
+    count = len(samples) + more
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds())
+    assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, Bounds()).ends.tolist()
+    assert [f"exactly {count} take at least {count} samples, here {len(samples)}" in note for note in plan.notes] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("bounds", [Bounds(max_count=1), Bounds(max_size=2048), Bounds()])

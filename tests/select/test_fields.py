@@ -111,8 +111,9 @@ def test_fields_change_places() -> None:
 def test_a_name_can_follow_a_field_that_goes() -> None:
     """A field can take the name of one that is dropped, or not selected."""
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2))
-    for change in ({"drop": ("jpg",)}, {"select": ("cls",)}):
-        (found,) = samples_of(select_fields(entries, **change, rename=(("cls", "jpg"),))[0])
+    changes: list[tuple[tuple[str, ...], tuple[str, ...]]] = [((), ("jpg",)), (("cls",), ())]
+    for select, drop in changes:
+        (found,) = samples_of(select_fields(entries, select, drop, (("cls", "jpg"),))[0])
         assert {name: payload.size for name, payload in found.fields.items()} == {"jpg": 1}
 
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -21,7 +22,6 @@ from tests.helpers import ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _ROWS = [
     {"id": "007", "path": "a/1.jpg", "n": 1, "x": 1.5, "text": 'say "a, b"\nNA'},
@@ -331,6 +331,22 @@ def test_a_frame_of_mixed_types() -> None:
     assert "column 'x' holds object in 1 row" in _error(pd.DataFrame({"x": [object()]}))
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
     assert "columns of the same name: a" in _error(twice)
+
+
+def test_a_frame_of_path_objects() -> None:
+    """What `Path.rglob` gives is paths, as their text would be; the frame itself stays as it is."""
+    frame = pd.DataFrame({"path": [Path("a/1.jpg"), None, "b.jpg"], "mask": map(Path, ("x", "y", "z")), "n": [1, 2, 3]})
+    table = open_table(frame, ()).read(["path", "mask", "n"], [])
+    assert table.to_pydict() == {"path": ["a/1.jpg", None, "b.jpg"], "mask": ["x", "y", "z"], "n": [1, 2, 3]}
+    assert frame.path[0] == Path("a/1.jpg")
+
+
+def test_a_frame_of_lists_that_differ() -> None:
+    """Annotations of several kinds in one column, as COCO has them, are an error that says how they become JSON."""
+    kinds = [[{"segmentation": [[1.0, 2.0]]}], [{"segmentation": {"counts": [1], "size": [1, 1]}}]]
+    said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
+    assert "column 'objects' holds list in 2 rows whose parts differ in type: cannot mix list and non-list" in said
+    assert "frame['objects'].map(json.dumps): values={'json': 'objects'} with meta='none' takes it" in said
 
 
 def test_numbers_in_text() -> None:

@@ -18,6 +18,7 @@ from shardtool import (
     InvalidRequest,
     ReshardOptions,
     VerifyOptions,
+    create,
     export,
     index,
     inspect,
@@ -25,7 +26,7 @@ from shardtool import (
     verify,
 )
 from tests import tfrecords
-from tests.helpers import flip, members, shards, typed
+from tests.helpers import flip, members, shards, typed, write_tree
 from tests.tfrecords import BYTES, INT64
 
 if TYPE_CHECKING:
@@ -127,6 +128,36 @@ def test_one_finding_a_field(tmp_path: Path) -> None:
     (found,) = verify(tmp_path, ONE).findings
     assert (found.code, found.field) == ("key-unsafe", "../x")
     assert found.found.endswith("in 7 samples")
+
+
+def test_the_advice_for_names_of_tensorflow_can_be_followed(numbered: Path, tmp_path: Path) -> None:
+    """Of fields that no tar can hold, the error names the image, and what it could be called; then it is packed."""
+    out = f"{tmp_path}/out-{{0..}}.tar"
+    with pytest.raises(InvalidRequest, match=r"image/encoded.*rename_fields=\{'image/encoded': 'jpg'\}"):
+        reshard(numbered, out)
+    names = {"image/encoded": "jpg", "image/class/label": "cls"}
+    reshard(numbered, out, ReshardOptions(rename_fields=names, drop_fields=("image/filename",)))
+    assert dict(members(*shards(tmp_path)))["n0144/n0144_2.v2.jpg"] == b"\xff\xd8 2"
+
+
+def test_labels_of_tensorflow_and_of_tars_become_one_field(tmp_path: Path) -> None:
+    """In a tar, a number is the text that it is; in TFRecords, fields become one only where both are such numbers."""
+    values = {"theirs": ("label", 7), "ours": ("cls", -3)}
+    for name, (field, number) in values.items():
+        features = [(b"key", BYTES, name.encode()), (field.encode(), INT64, tfrecords.varint(number))]
+        (tmp_path / f"{name}.tfrecord").write_bytes(tfrecords.frame(tfrecords.example(features)))
+    tree = write_tree(tmp_path / "tree", {"a.cls": b"12", "b.cls": b"0"})
+    create(tree, f"{tmp_path}/tar-0.tar")
+    renamed = ReshardOptions(rename_fields={"label": "cls"}, select_fields=("label", "cls"), workers=1)
+    records = [tmp_path / f"{name}.tfrecord" for name in values]
+    reshard([*records, tmp_path / "tar-0.tar"], f"{tmp_path}/out/all-0.tar", renamed)
+    expected = [("theirs.cls", b"7"), ("ours.cls", b"-3"), ("a.cls", b"12"), ("b.cls", b"0")]
+    assert members(tmp_path / "out/all-0.tar") == expected
+    reshard(records, f"{tmp_path}/out/both-0.tfrecord", renamed)
+    ((_, one), (_, two)) = tfrecords.records((tmp_path / "out/both-0.tfrecord").read_bytes())
+    assert {feature.value for data in (one, two) for feature in tfrecords.parse_example(data)} >= {7, -3}
+    with pytest.raises(InvalidRequest, match=r"would all be called 'cls'.*no numbers beside text in TFRecords"):
+        reshard([records[0], tmp_path / "tar-0.tar"], f"{tmp_path}/out/mixed-0.tfrecord", renamed)
 
 
 def _tar(first: int) -> bytes:

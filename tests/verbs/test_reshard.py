@@ -41,6 +41,8 @@ from shardtool import (
     reshard_dry_run,
     verify,
 )
+from shardtool.dataset import sidecar_read
+from shardtool.pack import plans
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound
@@ -478,6 +480,28 @@ def test_samples_that_keep_no_field(place: Path) -> None:
     assert [(row["key"], row["code"]) for row in skipped(place / "out" / "out.json")] == [("b", "no-field")]
     assert (result.samples, result.skipped) == (2, 1)
     assert "1 sample left out, without a field: b" in result.notes
+
+
+def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
+    monkeypatch.setattr(sidecar_read, "_METADATA_SLACK", 2**20)  # 32 times that would take the test a second
+    names = [f"{at:03}" for at in range(300)]
+    options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
+    create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
+    short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
+    source, found = (
+        place / "in" / "out.json",
+        r"out-000.tfrecord: 6,000,000 bytes of metadata, more than \d,\d{3},\d{3}",
+    )
+    for shuffle in (False, True):
+        error = refused(source, place / "out", join=long, on="key", ending="tfrecord", shuffle=shuffle)
+        assert re.search(found, str(error))
+        assert not (place / "out").exists()  # it was refused when it was planned
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "most_metadata", lambda _: 2**40)  # as if no plan could tell
+        assert re.search(found, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
+    run(source, place / "out", "tfrecord", join=short, on="key")
+    is_sound(place / "out" / "out.json")
 
 
 @pytest.mark.parametrize("of", ["tar", "tfrecord"])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
+_ENCODED = "image/encoded"  # what TensorFlow calls an image
 
 
 class ShardSource(Source):
@@ -97,7 +98,8 @@ class ShardSource(Source):
         from shardtool.select.fields import select_fields
 
         renames = pairs("rename_fields", options.rename_fields)
-        entries, empty = select_fields(listed.entries, options.select_fields, options.drop_fields, renames)
+        chosen = options.select_fields, options.drop_fields, renames
+        entries, empty = select_fields(listed.entries, *chosen, to_format=self._format)
         return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
     def _joined(self, listed: Listing) -> Listing:
@@ -188,8 +190,9 @@ def _check_tar(listed: Listing) -> None:
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
-        remedy = f"Rename it ({option('rename_fields', {bad[0]: 'jpg'})}), or {option('drop_fields')}."
-        raise InvalidRequest(listed.name, found, expected="an ending, such as jpg", remedy=remedy)
+        renamed = {_ENCODED: "jpg"} if _ENCODED in bad else {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
+        remedy = f"Rename them ({option('rename_fields', renamed)}), or {option('drop_fields')}."
+        raise InvalidRequest(listed.name, found, expected="endings, such as jpg or cls", remedy=remedy)
 
 
 def _unchecked(entries: Entries) -> list[str]:

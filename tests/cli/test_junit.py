@@ -1,0 +1,43 @@
+"""Laws of the JUnit XML that `verify` prints, which CI systems read."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+from tests.helpers import Ran, flip, shards, typed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _suite(ran: Ran) -> ET.Element:
+    return ET.fromstring(ran.out)  # noqa: S314 - our own
+
+
+def test_a_report_says_what_was_not_read(small: Path, tmp_path: Path) -> None:
+    """A case that passed is not all: how much was looked at, and what was not, stands below it."""
+    typed("create", small, "out-{000..002}.tar", "--quiet", cwd=tmp_path)
+    ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
+    assert ran.code == 0
+    said = _suite(ran).findtext("system-out") or ""
+    assert "not checked: 2 shards of 3" in said
+    assert said.endswith("sound")
+    for shard in shards(tmp_path):
+        flip(shard, 600)
+    ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
+    assert ran.code == 3
+    assert (_suite(ran).findtext("system-out") or "").splitlines()[-1].startswith("not sound: ")
+
+
+def test_what_ends_verify_is_an_error_in_the_report(tmp_path: Path) -> None:
+    """A dataset that is not there leaves no empty report, which CI would take for one of no tests, or for no XML."""
+    ran = typed("verify", "out.json", "--format", "junit", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.startswith("shardtool: out.json: no such file")
+    suite = _suite(ran)
+    assert (suite.get("tests"), suite.get("errors"), suite.get("failures")) == ("1", "1", "0")
+    (case,) = suite.iter("testcase")
+    (error,) = case
+    assert (case.get("name"), error.tag, error.get("type")) == ("out.json", "error", "invalid-request")
+    assert error.text == ran.err.removeprefix("shardtool: ").rstrip("\n")

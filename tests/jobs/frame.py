@@ -1,0 +1,19 @@
+"""A DataFrame with `path` and the labels `bi` and `multi`: they become numbers, and each split has the same shares."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from shardtool import CreateOptions, create, verify
+
+photos = pd.read_csv("sample_data/photos.csv")
+options = CreateOptions(
+    root="sample_data",
+    values={"cls": "bi", "multi.cls": "multi"},
+    classes=("cls", "multi.cls"),
+    split={"train": 0.8, "val": 0.2},
+    stratify="multi",
+    shuffle=True,
+)
+made = create(photos[photos.width >= 200], "shards/{split}-{000000..}.tar", options)
+assert verify(made.dataset_file).sound

@@ -1,0 +1,23 @@
+"""The dicts `partition` and `labels` of many PyTorch and Keras tutorials: a split's names, and a name's label."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from shardtool import CreateOptions, create, verify
+
+# {"partition": {"train": ["id-1", ...], "validation": [...]}, "labels": {"id-1": 0, ...}}
+dicts = json.loads(Path("dicts.json").read_text(encoding="utf-8"))
+partition, labels = dicts["partition"], dicts["labels"]
+
+rows = [
+    {"key": name, "path": f"data/{name}.npy", "label": labels[name], "split": split}
+    for split, names in partition.items()
+    for name in names
+]
+options = CreateOptions(values={"cls": "label"}, split_column="split", meta="none", shuffle=True)
+made = create(pd.DataFrame(rows), "shards/{split}-{000000..}.tar", options)
+assert verify(made.dataset_file).sound

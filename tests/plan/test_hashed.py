@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.pattern import ShardPattern, parse_pattern
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_samples import shard_samples
+from tests.made import made_entries
+
+OPEN = parse_pattern("out-{000..}.tar")
+KEYS = st.sets(st.integers(0, 10**6), min_size=1, max_size=200).map(lambda numbers: [b"%07d" % n for n in numbers])
+SEEDS = st.none() | st.integers(0, 5)
+_SAMPLE = 1024  # a header and a block
+
+
+def _plan(keys: list[bytes], seed: int | None = None, pattern: ShardPattern = OPEN, **asked: Any) -> Plan:
+    return make_plan(made_entries([[1]] * len(keys), keys), pattern, Bounds(by_hash=True, **asked), seed)
+
+
+def _keys(plan: Plan) -> list[list[bytes]]:
+    """Return the keys of each shard, as a worker would get them."""
+    return [shard_samples(plan, shard).content.keys.split(b"\0")[:-1] for shard in range(plan.shards)]
+
+
+def _number(key: bytes, count: int) -> int:
+    digest = blake2b(key, digest_size=8, person=b"shardtool place").digest()
+    return int.from_bytes(digest, "little") % count
+
+
+@given(KEYS, SEEDS, st.none() | st.integers(4, 40))
+def test_the_hash_of_the_key_says_the_shard(keys: list[bytes], seed: int | None, max_count: int | None) -> None:
+    """Each sample lies in the shard that its key's hash says, in the order of keys, and none is empty or too full."""
+    try:
+        plan = _plan(keys, seed, max_count=max_count)
+    except InvalidRequest as error:
+        assert error.where == "place='hash'"  # noqa: PT017 - few samples may leave one empty with any number
+        return
+    found = _keys(plan)
+    wanted: list[list[bytes]] = [[] for _ in range(plan.shards)]
+    for key in sorted(keys):
+        wanted[_number(key, plan.shards)].append(key)
+    assert [sorted(shard) for shard in found] == wanted
+    assert all(0 < len(shard) <= (max_count or 1000) for shard in found)
+    if seed is None:
+        assert found == wanted
+
+
+@given(KEYS, st.integers(0, 10**6), SEEDS)
+def test_one_key_more_changes_one_shard(keys: list[bytes], more: int, seed: int | None) -> None:
+    """In the others nothing moves, shuffled or not; and no order of the source matters."""
+    key = b"%07d+" % more
+    plan = _plan(keys, seed, max_count=max(4, len(keys) // 8)) if len(keys) > 100 else _plan(keys, seed)
+    before, after = _keys(plan), _keys(_plan([key, *reversed(keys)], seed, shards=plan.shards))
+    at = _number(key, plan.shards)
+    assert [one for one in after[at] if one != key] == before[at]
+    assert after[:at] + after[at + 1 :] == before[:at] + before[at + 1 :]
+
+
+def test_a_number_of_shards_stays_while_it_can() -> None:
+    """Where it is free, it leaves room to grow; once it holds no more, another is chosen, and a note says so."""
+    keys = [b"%05d" % at for at in range(2000)]
+    shards = _plan(keys[:1000], max_size=50 * _SAMPLE).shards
+    assert _plan(keys[:1010], max_size=50 * _SAMPLE, before=shards).shards == shards
+    grown = _plan(keys, max_size=50 * _SAMPLE, before=shards)
+    assert grown.shards > shards
+    assert [f"{shards} shards by hash cannot hold" in note for note in grown.notes] == [True]
+    assert _plan(keys[:3], before=10**15).shards == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"shards": 900}, "shards by hash without one of"),
+        ({"shards": 2000}, "2,000 shards for 1,000 samples"),
+        ({"shards": 20, "max_count": 50}, "samples in one of 20 shards"),
+        ({"shards": 20, "max_size": 52 * _SAMPLE}, "in one of 20 shards by hash; expected at most"),
+        ({"shards": 900, "multiple_of": 30}, "shards by hash without one of"),
+    ],
+)
+def test_a_number_that_cannot_be(asked: dict[str, Any], found: str) -> None:
+    """A number of shards of which one is empty, or over a bound, is refused; the remedy names one that is not."""
+    keys = [b"%05d" % at for at in range(1000)]
+    with pytest.raises(InvalidRequest, match=found) as caught:
+        _plan(keys, **asked)
+    number = int(re.findall(r"shards=(\d+)", caught.value.remedy)[0])
+    assert _plan(keys, **{**asked, "shards": number}).shards == number
+
+
+def test_no_number_can_be() -> None:
+    """Samples so large that any number of shards leaves one over the bounds, or empty, are refused."""
+    keys = [b"%05d" % at for at in range(40)]
+    with pytest.raises(InvalidRequest, match=r"^place='hash': 40 samples.*Choose place='order', or larger shards"):
+        _plan(keys, max_count=1)
+
+
+@pytest.mark.parametrize(("names", "shards"), [("{00..19}", 20), ("{0000..4999}", 1)])
+def test_a_range_says_the_number(names: str, shards: int) -> None:
+    """A closed range without a bound is the number of shards, where there are as many samples."""
+    plan = _plan([b"%05d" % at for at in range(1000)], pattern=parse_pattern(f"out-{names}.tar"))
+    assert (plan.shards, len(plan.notes)) == (shards, shards == 1)
+
+
+def test_the_multiple_holds() -> None:
+    """With a number that is free, too, it is a multiple of what is asked for."""
+    plan = _plan([b"%05d" % at for at in range(1000)], max_count=60, multiple_of=8)
+    assert plan.shards % 8 == 0

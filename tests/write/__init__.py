@@ -1,0 +1,1 @@
+"""Laws of packing a shard, in a worker."""

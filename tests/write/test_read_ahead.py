@@ -1,0 +1,171 @@
+"""Laws of reading several files at the same time, where opening one takes long."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool.errors import SampleFailed
+from shardtool.pattern import parse_pattern
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_samples import shard_samples
+from shardtool.storage.reading import READ_PLAIN
+from shardtool.storage.staging import Folder
+from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.pack_shard import pack_shard
+from shardtool.write.packer import no_report
+from shardtool.write.read_ahead import PlannedFile, ReadAhead
+from shardtool.write.task import Compare, ShardTask
+from tests.made import flat_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shardtool.write.task import ShardResult
+
+SAMPLES = 40
+LARGE = 20  # its place; it does not fit the buffer, and its first file is read ahead, its second is not
+READS = 4
+SIZES = {(LARGE, 0): BUFFER_SIZE + 5, (LARGE, 1): READS * BUFFER_SIZE, (3, 1): 0}
+
+
+def _replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "vanishes": lambda path: path.unlink(),
+    "shrinks": lambda path: os.truncate(path, 10),
+    "grows": lambda path: os.truncate(path, path.stat().st_size + 10),
+    "is touched": lambda path: os.utime(path, ns=(1, 1)),
+    "becomes a folder": lambda path: _replaced(path, os.mkdir),
+    "becomes a fifo": lambda path: _replaced(path, os.mkfifo),
+    "becomes a link": lambda path: _replaced(path, lambda gone: gone.symlink_to("/etc/passwd")),
+}
+
+
+@pytest.fixture(name="source")
+def _source(tmp_path: Path) -> Path:
+    """Write samples of two files each, most of them small."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for at in range(SAMPLES):
+        for field, ending in enumerate(("a", "b")):
+            path = source / f"s{at:02}.{ending}"
+            path.write_bytes(bytes([at + field]) * SIZES.get((at, field), 1000 + at))
+            os.utime(path, ns=(10**18, 10**18))
+    return source
+
+
+def _task(source: Path, ending: str) -> ShardTask:
+    files = sorted(source.iterdir())
+    entries = flat_entries(
+        [b"s%02d" % at for at in range(SAMPLES)],
+        [2] * SAMPLES,
+        ("a", "b"),
+        root=os.fsencode(source) + b"/",
+        code=[0, 1] * SAMPLES,
+        size=[path.stat().st_size for path in files],
+        mtime_ns=[10**18] * len(files),
+    )
+    plan = make_plan(entries, parse_pattern(str(source.parent / f"out-{{000..}}.{ending}")), Bounds())
+    folder = Folder(str(source.parent))
+    return ShardTask(0, f"out-000.{ending}", plan.format, folder, shard_samples(plan, 0), "skip", 0)
+
+
+def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:
+    """Return the bytes of a shard, and what is said of it."""
+    result = pack_shard(task, no_report)
+    assert result.staged is not None
+    task.folder.publish(result.staged)
+    with open(task.folder.full_path(task.name), "rb") as file:
+        return file.read(), replace(result, staged=None)
+
+
+def _failure(task: ShardTask) -> str:
+    with pytest.raises(SampleFailed) as failed:
+        pack_shard(replace(task, on_error="stop"), no_report)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_nothing_shows(fault: str | None, ending: str, source: Path) -> None:
+    """Bytes, checksums, what is left out and why, and the error that ends a run are those of one file at a time."""
+    task = _task(source, ending)
+    if fault is not None:
+        for name in ("s00.b", "s03.a", "s04.a", "s04.b", f"s{LARGE}.a", f"s{SAMPLES - 1}.b"):
+            FAULTS[fault](source / name)
+    alone, together = _packed(task), _packed(replace(task, reads=READS))
+    assert together == alone
+    assert [at for at, _ in alone[1].skipped] == ([] if fault is None else [0, 3, 4, LARGE, SAMPLES - 1])
+    assert threading.active_count() == 1
+    if fault is not None:
+        assert _failure(replace(task, reads=READS)) == _failure(task)
+
+
+def test_a_shard_that_is_there_is_compared(source: Path) -> None:
+    """Reading the source again, several files at a time, finds that a shard is right, and that it is not."""
+    task = replace(_task(source, "tar"), reads=READS)
+    _packed(task)
+    assert pack_shard(replace(task, todo=Compare()), no_report).compared
+    (source / "s07.a").unlink()
+    assert not pack_shard(replace(task, todo=Compare()), no_report).compared
+
+
+def _planned(source: Path) -> Iterator[PlannedFile]:
+    for path in sorted(source.iterdir()):
+        yield PlannedFile(os.fsencode(path), READ_PLAIN, path.stat().st_size, path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("left_out", [set[int](), {0}, {1, 2, 3, 10}, set(range(0, SAMPLES, 2))])
+def test_memory(left_out: set[int], tmp_path: Path) -> None:
+    """Files held and in flight never take more than the bound, whichever of them are asked for."""
+    for at in range(SAMPLES):
+        (tmp_path / f"{at:02}").write_bytes(bytes([at]) * (1 + at * BUFFER_SIZE // SAMPLES))
+    ahead, most = ReadAhead(_planned(tmp_path), 2), 0
+    for at, file in enumerate(_planned(tmp_path)):
+        if at in left_out:
+            continue
+        into = memoryview(bytearray(file.size))
+        assert ahead.read(file.path, into, file.flags)[0] == file.size
+        assert into == bytes([at]) * file.size
+        most = max(most, ahead.held + file.size)
+    ahead.close()
+    assert BUFFER_SIZE < most <= ahead.memory == 2 * BUFFER_SIZE
+
+
+def test_few_descriptors(source: Path) -> None:
+    """Where fewer files may be open than would be read at the same time, all are read as well."""
+    task = _task(source, "tar")
+    alone, before = _packed(task), resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, before[1]))
+    try:
+        together = _packed(replace(task, reads=64))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert together == alone
+
+
+@pytest.mark.parametrize("possible", [0, 1])
+def test_few_threads(possible: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fewer threads can be started, or none, all files are read as well."""
+    task, start, left = _task(source, "tar"), threading.Thread.start, iter(range(possible))
+    alone = _packed(task)
+
+    def start_a_few(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_a_few)
+    assert _packed(replace(task, reads=READS)) == alone
