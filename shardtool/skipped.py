@@ -10,8 +10,8 @@ from typing import Literal
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
-    "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image", "image-too-large",
-    "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
+    "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
+    "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
@@ -26,6 +26,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "vanished": "the file was listed, and is gone",
     "changed": "the size or modification time is another than when the source was listed",
     "corrupt": "a payload of a shard does not have the checksum in its index",
+    "damaged": "a part of a shard that cannot be read, or a sample that may have lost fields there",
     "special-file": "a fifo, socket or device, or a link to one; in a tar or zip, a member that is no plain file",
     "link-outside": "a link out of the source, under --symlinks inside",
     "link-loop": "a link to a folder that it lies in",

@@ -29,6 +29,7 @@ IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append",
 
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
+OnKnown = Literal["error", "first"]  # a sample whose key the dataset that is appended to has
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 

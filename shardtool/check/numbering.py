@@ -42,9 +42,10 @@ def check_numbering(subject: Subject) -> Findings:
     names = _names_in(subject)
     if file is not None:
         listed, there = {one.name for one in file.shards}, {case.name for case in subject.cases}
-        findings.add(-1, *_extra(file, names, listed))
+        extra = [*_extra(file, names, listed)]
+        findings.add(-1, *extra)
         for number, case in enumerate(subject.cases):
-            if case.name not in listed:
+            if case.name not in listed.union(one.file for one in extra):
                 findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
         findings.add(-1, *(Finding("shard-missing", name, "not there") for name in sorted(listed - there)))
         findings.add(-1, *_skipped(subject.found.folder, file))

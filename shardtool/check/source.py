@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """A dataset and its source; if samples were appended, the shards and the source of the first run.
+    """A dataset and its source; if samples of others were appended, the shards and the source of the first run.
 
     Args:
         subject: The dataset.
@@ -112,15 +112,21 @@ class Comparison:
             )
         if made.choosing:
             unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
-        if file is not None and file.appends:
+        if file is not None and file.appends and not self._grown:
             before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
             what = f"{option('source')} is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
+    @property
+    def _grown(self) -> bool:
+        """Whether all that was appended is what was new in the same source, so that it has all samples."""
+        file = self.subject.file
+        return file is not None and all(run.is_new_of(file.made) for run in file.made.appended)
+
     def _first_shards(self, surveys: Surveys) -> Surveys:
         """Return, in order, the shards that hold samples of the source: not those that were appended."""
         file, found = self.subject.file, sorted(surveys)
-        if file is not None and file.appends:
+        if file is not None and file.appends and not self._grown:
             names = {one.name for one in file.shards[: file.appends[0]]}
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.check.findings import Finding, Findings, finding_of
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
+from shardtool.dataset.unfinished import recorded_dots
 from shardtool.errors import CorruptShard, reason
 from shardtool.pattern import sidecar_name
 from shardtool.storage.reading import plain_size, read_small
@@ -78,6 +79,7 @@ class Subject:
         own: Whether there is a dataset file of ours, damaged or not.
         file: What that says; None where there is none, or it is damaged.
         cases: Its shards.
+        dots: The dot at which keys end in the names of members.
     """
 
     given: Given
@@ -85,16 +87,12 @@ class Subject:
     own: bool
     file: DatasetFile | None
     cases: tuple[Case, ...]
+    dots: Dots
 
     @property
     def name(self) -> str:
         """The name of the dataset file, or else of the folder."""
         return base_name(self.found.dataset_file or self.found.folder or ".")
-
-    @property
-    def dots(self) -> Dots:
-        """The dot at which keys end in the names of members."""
-        return self.file.made.dots if self.file else "first"
 
     @property
     def classes(self) -> dict[str, int]:
@@ -129,7 +127,8 @@ def open_subject(given: Given) -> tuple[Subject, Findings]:
         wanted = own and (file is None or entry is not None)
         sidecar = sidecar_name(name)
         cases.append(Case(output_text(name), path, sidecar, found.sidecar(path), entry, wanted, plain_size(path)))
-    return Subject(given, found, own, file, tuple(cases)), findings
+    dots: Dots = recorded_dots(found) if file is None else file.made.dots
+    return Subject(given, found, own, file, tuple(cases), dots), findings
 
 
 def _read_dataset_file(found: Found) -> tuple[bool, DatasetFile | None, Findings]:

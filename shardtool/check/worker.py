@@ -6,6 +6,7 @@ pyarrow for that, and the workers do not.
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -32,6 +33,7 @@ JSON_LIMIT = (
     8_000_000  # the objects that it stands for take up to 22 times its bytes: `[],` is a list of 56 and its place
 )
 _NUMBER_LIMIT = 100  # digits
+_WHOLE = re.compile(rb"[+-]?[0-9]+")  # readers take the text for an int: neither 3.5 nor 1e3 is one
 _NUMBER_BYTES = 2**12  # with the white space around them
 _MOST = 100  # findings of a shard: the rest says nothing new
 
@@ -223,12 +225,8 @@ def _number(data: bytes, classes: int | None) -> str:
     text = data.strip()
     if len(data) > _NUMBER_BYTES:
         return f"more than {_NUMBER_BYTES:,} bytes"
-    try:
-        value = float(text) if len(text) <= _NUMBER_LIMIT else None
-    except ValueError:
-        value = None
-    if value is None:
+    if not _WHOLE.fullmatch(text) or len(text) > _NUMBER_LIMIT:
         return repr(printable(text[:40]))
-    if classes is not None and not (value.is_integer() and 0 <= value < classes):
+    if classes is not None and not 0 <= int(text) < classes:
         return f"{printable(text)}, of {classes:,} classes"
     return ""

@@ -102,6 +102,9 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
     "--map", metavar="MODULE:FUNCTION", help="Call this with each sample, a dict; it returns one, some or None."
 )
 @running
+@chosen(
+    CreateOptions, "on_duplicate", "With --append, a sample whose key is there: an error, or the first stays as it is."
+)
 @common
 def create(  # noqa: PLR0913 - an option each
     arguments: tuple[str, ...],
@@ -150,6 +153,7 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --shards 64
       shardtool create ./imgs 'out-{000000..}.tar' --resume
+      shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls

@@ -71,6 +71,7 @@ def index(  # noqa: PLR0913 - an option each
     from shardtool.cli.results_text import Terminal
     from shardtool.errors import printable
     from shardtool.values import counted
+    from shardtool.verbs.export import check_names, export
     from shardtool.verbs.index import index as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
@@ -80,6 +81,8 @@ def index(  # noqa: PLR0913 - an option each
     file = dataset[0]
     try:
         if not only_export:
+            if formats:
+                check_names(dataset, formats)
             result = run(dataset, IndexOptions(output=output, overwrite=overwrite, **options), observer=terminal)
             document, file = result.to_json(), result.dataset_file
             kept = f" ({result.kept:,} were right already)" if result.kept else ""
@@ -88,8 +91,6 @@ def index(  # noqa: PLR0913 - an option each
                 f"dataset file  {printable(result.dataset_file)}"
             )
         if formats:
-            from shardtool.verbs.export import export
-
             how = ExportOptions(output=output, overwrite=overwrite, workers=options["workers"])
             exported = export(file, formats, how, observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()

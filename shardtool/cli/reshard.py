@@ -143,6 +143,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
       shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --where "width > 256" --sort-by width
       shardtool reshard more.json 'out-{000000..}.tar' --append
+      shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
     from shardtool.cli.results_text import carry_out
     from shardtool.request.reshard_options import ReshardOptions

@@ -158,6 +158,9 @@ def carry_out(
 
 def summary(result: CreateResult) -> str:
     """Return what is printed of a finished run."""
+    if result.appended and not result.appended.samples:
+        held = f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}"
+        return printable(f"nothing new: {result.dataset_file} stays as it is, {held}")
     new = result.appended or result
     rate = new.size / max(result.seconds, 1e-9)
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""

@@ -165,13 +165,21 @@ class DatasetFile:
 
 def shard_names(data: bytes) -> list[str] | None:
     """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
-    if not any(mark in data for mark in _MARKS):
+    if not any(mark in data for mark in _MARKS) and not _is_rewritten(data):
         return None
     try:
         names = [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
     return [name.encode("utf-8", "replace").decode() for name in names]  # half of a surrogate pair is no name at all
+
+
+def _is_rewritten(data: bytes) -> bool:
+    """Tell whether JSON is what a dataset file of ours says, written anew by another program."""
+    try:
+        return b'"shardtool"' in data and "format_version" in json.loads(data)["shardtool"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def tells_of_appends(data: bytes) -> bool:
@@ -195,7 +203,8 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         CorruptShard: It is none of a version that this program knows, its checksum differs, or it says what cannot be.
     """
     if not all(mark in data for mark in _MARKS):
-        raise CorruptShard(name, "no dataset file of shardtool")
+        rewritten = "a dataset file that another program wrote anew, so that its bytes cannot be checked"
+        raise CorruptShard(name, rewritten if _is_rewritten(data) else "no dataset file of shardtool")
     body = data[:-_CHECKSUM_SIZE]
     if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
         raise CorruptShard(name, "its checksum is not that of its bytes", remedy=made_again())

@@ -21,6 +21,7 @@ from shardtool.dataset.find import find_dataset, sidecar_path
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.sidecar import SCHEMA, UNREAD, Tally
 from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
+from shardtool.dataset.unfinished import recorded_dots
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, strings
 from shardtool.errors import CorruptShard, reason
@@ -130,7 +131,7 @@ def open_dataset(given: Given) -> OpenedDataset:
     if found.dataset_file is not None:
         data = read_small(found.dataset_file)
         file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
-    dots = file.made.dots if file else "first"
+    dots: Dots = file.made.dots if file else recorded_dots(found)
     shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
     return OpenedDataset(found, file, tuple(shards))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FETCH = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
 _WINDOW = 2**20
+_STEP = 2**14  # bytes that are unpacked at once: what lies before damage in them cannot be read
 _HOP = 2**12  # what is read at a place that lies far from the last one
 _NEAR = 2**16
 _STARTS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # of compressed files
@@ -226,6 +227,7 @@ class PackedFile:
             file.close()
             raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot unpack") from None
         self._start, self._window = 0, b""
+        self._failed: Exception | None = None
         self._held: IO[bytes] | None = None
         self._held_start = self._held_end = 0
 
@@ -276,16 +278,31 @@ class PackedFile:
         try:
             while offset >= self._start + len(self._window):
                 self._start += len(self._window)
-                self._window = self._stream.read(_WINDOW)
+                self._window = self._unpacked(_WINDOW)
                 if not self._window:
                     return b""
             at = offset - self._start
-            while len(self._window) < at + length and (more := self._stream.read(max(_WINDOW, length))):
+            while len(self._window) < at + length and (more := self._unpacked(max(_WINDOW, length))):
                 self._window = self._window[at:] + more
                 self._start, at = offset, 0
         except (OSError, ValueError) as error:
             raise CorruptShard(self.path, f"cannot be decompressed: {error}", offset=offset) from None
         return self._window[at : at + length]
+
+    def _unpacked(self, length: int) -> bytes:
+        """Return what comes next, up to damage if there is any, in steps that are always the same."""
+        if self._failed is not None:
+            raise self._failed
+        parts, got = [], 0
+        try:
+            while got < length and (part := self._stream.read(_STEP)):
+                parts.append(part)
+                got += len(part)
+        except (OSError, ValueError) as error:
+            self._failed = error
+            if not parts:
+                raise
+        return b"".join(parts)
 
 
 def unopened(path: str, error: OSError, remedy: str = "") -> CorruptShard:

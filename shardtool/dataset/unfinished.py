@@ -23,7 +23,9 @@ from shardtool.wording import create_again
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shardtool.dataset.find import Found
     from shardtool.dataset.sidecar import ShardFact
+    from shardtool.values import Dots
 
 EXPECTED = "all of them, and their dataset file"
 
@@ -101,3 +103,21 @@ def _fact_beside(shard: str) -> ShardFact | None:
         return read_facts(data, path)
     except (OSError, ShardError):
         return None
+
+
+def recorded_dots(found: Found) -> Dots:
+    """Return where keys end in members' names, as far as the sidecars show: where a key has a dot, at the last one.
+
+    Args:
+        found: Shards without a dataset file of ours that says it.
+    """
+    from shardtool.dataset.sidecar_read import read_sidecar
+
+    for shard in found.shards:
+        try:
+            keys = read_sidecar(read_small(found.sidecar(shard)), shard, None, metadata=False).rows.all_keys()
+        except (OSError, ShardError):
+            continue
+        if any(b"." in key.rpartition(b"/")[2][1:] for key in keys):
+            return "last"
+    return "first"

@@ -10,8 +10,10 @@ import os
 import re
 from array import array
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataset.salvage import Lost, broken_samples, walk_members, walk_records, what_is_wrong
 from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misnamed, shard_kind
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
@@ -52,11 +54,13 @@ class SurveyTask:
         path: The path of the shard.
         checksum: Whether payloads are read, for their CRC-32C and that of the file.
         dots: Where the key of a member's name ends.
+        salvage: Whether the walk goes on behind damage, with the samples that are whole.
     """
 
     path: str
     checksum: bool = False
     dots: Dots = "first"
+    salvage: bool = False
 
 
 class Odd(NamedTuple):
@@ -120,6 +124,8 @@ class Survey:
             that is no single value.
         whole: Rows of a TFRecord's fields whose payload is all that a list holds: see `tfrecord_read.Feature`.
         error: Where the walk ended too early; what stands before it is here.
+        lost: The parts of the shard that could not be read, where the walk went on behind them.
+        broken: The samples that are not whole for that, which are not among the others: place, key and reason.
     """
 
     path: str
@@ -146,6 +152,8 @@ class Survey:
     unlike: dict[int, Unlike] = field(default_factory=dict)
     whole: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
+    lost: list[Lost] = field(default_factory=list)
+    broken: list[tuple[int, bytes, str]] = field(default_factory=list)
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: Kind = "bytes") -> int:
@@ -156,6 +164,10 @@ class Survey:
             self.kinds.append(kind)
         return code
 
+    def fields(self) -> list[frozenset[int]]:
+        """Return the codes of the fields of each sample."""
+        return [frozenset(self.codes[first:end]) for first, end in pairwise([0, *accumulate(self.counts)])]
+
 
 def survey(task: SurveyTask) -> Survey:
     """Walk a shard; a damaged one up to the damage.
@@ -165,7 +177,7 @@ def survey(task: SurveyTask) -> Survey:
         InvalidRequest: Its name has the ending of no format.
     """
     kind = shard_kind(task.path)
-    plain = SummedFile if task.checksum else ShardFile
+    plain = SummedFile if task.checksum and not task.salvage else ShardFile
     with PackedFile(task.path, kind.packing) if kind.packing else plain(task.path) as shard:
         found = Survey(task.path, kind.format, shard.size)
         try:
@@ -180,9 +192,36 @@ def survey(task: SurveyTask) -> Survey:
                 found.crc = shard.crc()
             except CorruptShard as error:
                 found.error = found.error or error
+    if found.lost and found.format == "tar":
+        _take_out_broken(found, task.dots)
     if task.checksum and "float" not in found.kinds and len(found.names) <= _NAMES_LIMIT:
         found.digest = _digest(found)
     return found
+
+
+def _take_out_broken(found: Survey, dots: Dots) -> None:
+    """Take the samples out that are not whole, for a part of the shard is lost."""
+    names = [_divided(one.name, dots)[0] for one in found.lost]
+    ends = [0, *accumulate(found.counts)]
+    fields = found.fields()
+    cut = [found.offsets[at] + found.lengths[at] for at in (end - 1 for end in ends[1:])]
+    broken = broken_samples(found.keys, found.starts, fields, cut, zip(found.lost, names, strict=True), found.size)
+    found.broken = [(found.starts[at], found.keys[at], reason) for at, reason in broken.items()]
+    rows = [row for at, (first, end) in enumerate(pairwise(ends)) if at not in broken for row in range(first, end)]
+    kept = [at for at in range(len(found.keys)) if at not in broken]
+    found.keys = [found.keys[at] for at in kept]
+    for name in ("starts", "sizes", "counts"):
+        setattr(found, name, array(getattr(found, name).typecode, [getattr(found, name)[at] for at in kept]))
+    for name in ("codes", "offsets", "lengths", *(("crcs",) if found.crcs else ())):
+        setattr(found, name, array(getattr(found, name).typecode, [getattr(found, name)[at] for at in rows]))
+
+
+def _divided(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
+    """Return the key and the field in a member's name; no field where it names none."""
+    name = name.removeprefix(b"./")
+    base = name.rfind(b"/") + 1
+    at = name.find(b".", base + 1) if dots == "first" else name.rfind(b".", base + 1)
+    return (name, b"") if at < 0 else (name[:at], name[at + 1 :])
 
 
 def _digest(found: Survey) -> int:
@@ -277,7 +316,8 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if len(found.differ) < _MOST:
             found.differ.append((offset, what))
 
-    for path, offset, start, size, is_file, end, kind, link in tar_read.walk(shard.read, shard.path, note):
+    walk = walk_members(shard, note, found.lost) if task.salvage else tar_read.walk(shard.read, shard.path, note)
+    for path, offset, start, size, is_file, end, kind, link in walk:
         name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
@@ -305,7 +345,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if checksum:
             _sum_member(shard, found, start, size, end)
         if end > look_at:
-            if end > size_limit:
+            if end > size_limit and not task.salvage:
                 cut = f"the file ends in {printable(name)}, {size:,} bytes long"
                 raise CorruptShard(shard.path, cut, offset=start, remedy=tar_read.REMEDY)
             look_at = min(kept.look(end), size_limit)
@@ -329,36 +369,49 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
     stem = _stem(shard.path)
     kept, look_at = _Kept(shard, found), _KEPT_STEP
     hold = shard.hold if isinstance(shard, PackedFile) else None
-    for number, record in enumerate(tfrecord_read.walk(shard.read, shard.path, hold)):
+    walk = walk_records(shard, hold, found.lost) if task.salvage else tfrecord_read.walk(shard.read, shard.path, hold)
+    for number, record in enumerate(walk):
         if record.offset > look_at:
             look_at = kept.look(record.offset)
-        held = record.size <= tfrecord_read.HELD_LIMIT
-        data = shard.read(record.data, record.size) if held else tfrecord_read.Far(shard.read, record)
+        try:
+            _add_record(shard, task, found, record, b"%b/%09d" % (stem, number))
+        except CorruptShard as error:
+            if not task.salvage:
+                raise
+            found.lost.append(Lost(record.offset, record.end, what_is_wrong(error)))
+
+
+def _add_record(
+    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey, record: tfrecord_read.Record, no_key: bytes
+) -> None:
+    """Note a record; `no_key` is its key where none is given: these differ from those of other shards."""
+    held = record.size <= tfrecord_read.HELD_LIMIT
+    data = shard.read(record.data, record.size) if held else tfrecord_read.Far(shard.read, record)
+    if task.checksum:
+        crc = crc32c(data) if not isinstance(data, tfrecord_read.Far) else payload_crc(shard, *record[1:3])
+        tfrecord_read.check_crc(record, crc, shard.path)
+    features = tfrecord_read.features(data, record.data, shard.path)
+    key_feature, key = _key_feature(features, shard.path), no_key
+    if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
+        at = key_feature.offset - record.data
+        key = bytes(data[at : at + key_feature.size])
+        if key_feature.name == _FILE_NAME:
+            key = _FILE_ENDING.sub(b"", key)
+    number = len(found.keys)
+    found.keys.append(key)
+    found.starts.append(record.offset)
+    found.sizes.append(record.end - record.offset)
+    rest = [feature for feature in features if feature is not key_feature or feature.name != b"__key__"]
+    found.counts.append(len(rest))
+    for feature in sorted(rest, key=lambda one: one.name):
+        code = found.code(feature.name, feature.kind)
+        if feature.values != 1 or feature.kind != found.kinds[code]:
+            _note_unlike(found, number, code, feature)
+        found.codes.append(code)
+        found.offsets.append(feature.offset)
+        found.lengths.append(feature.size)
         if task.checksum:
-            crc = crc32c(data) if not isinstance(data, tfrecord_read.Far) else payload_crc(shard, *record[1:3])
-            tfrecord_read.check_crc(record, crc, shard.path)
-        features = tfrecord_read.features(data, record.data, shard.path)
-        key_feature = _key_feature(features, shard.path)
-        key = b"%b/%09d" % (stem, number)  # none is given: these differ from those of other shards
-        if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
-            at = key_feature.offset - record.data
-            key = bytes(data[at : at + key_feature.size])
-            if key_feature.name == _FILE_NAME:
-                key = _FILE_ENDING.sub(b"", key)
-        found.keys.append(key)
-        found.starts.append(record.offset)
-        found.sizes.append(record.end - record.offset)
-        rest = [feature for feature in features if feature is not key_feature or feature.name != b"__key__"]
-        found.counts.append(len(rest))
-        for feature in sorted(rest, key=lambda one: one.name):
-            code = found.code(feature.name, feature.kind)
-            if feature.values != 1 or feature.kind != found.kinds[code]:
-                _note_unlike(found, number, code, feature)
-            found.codes.append(code)
-            found.offsets.append(feature.offset)
-            found.lengths.append(feature.size)
-            if task.checksum:
-                _sum_feature(shard, found, data, record, feature)
+            _sum_feature(shard, found, data, record, feature)
 
 
 def _sum_feature(

@@ -74,18 +74,18 @@ class Member(NamedTuple):
     link: bytes = b""
 
 
-def walk(read: Read, where: str, note: Note = _ignore) -> Iterator[Member]:
+def walk(read: Read, where: str, note: Note = _ignore, offset: int = 0) -> Iterator[Member]:
     """Yield the members of a tar, in order.
 
     Args:
         read: Gives the bytes at (offset, length): fewer only at the end of the file.
         where: The shard's name, for messages.
         note: Called with the place of a header that readers do not read alike, and why.
+        offset: Where the first of them starts.
 
     Raises:
         CorruptShard: A block is no header, or the file ends too early.
     """
-    offset = 0
     while True:
         block = bytes(read(offset, BLOCK))
         if len(block) < BLOCK or block == _ZERO:

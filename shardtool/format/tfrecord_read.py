@@ -74,7 +74,7 @@ class Feature(NamedTuple):
     whole: bool = False
 
 
-def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
+def walk(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[Record]:
     """Yield the records of a TFRecord file, in order, without reading their data; `check_data` does.
 
     Args:
@@ -82,11 +82,11 @@ def walk(read: Read, where: str, hold: Hold | None = None) -> Iterator[Record]:
         where: The shard's name, for messages.
         hold: Keeps the bytes at (offset, length) at hand until the next are asked for, where `read` gives them in
             sequence only; for records that are too large to be held in memory.
+        offset: Where the first of them starts.
 
     Raises:
         CorruptShard: The length's checksum differs, or the file ends too early.
     """
-    offset = 0
     while head := bytes(read(offset, FRAME_HEAD)):
         if len(head) < FRAME_HEAD:
             found = f"{len(head)} bytes"

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from hashlib import shake_128
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import Written, encode, index_of
@@ -13,12 +15,20 @@ from shardtool.errors import memory_for
 from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import made
-from shardtool.pack.resume import Resumed, find_changes, refusal, shards_before, with_shards
+from shardtool.pack.resume import (
+    Resumed,
+    find_changes,
+    plan_notes,
+    refusal,
+    shards_before,
+    splits_gone,
+    with_shards,
+)
 from shardtool.pack.targets import check_source_stays
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.publish.append import Appended, append_notes, begin, check_appended, export_notes
+from shardtool.publish.append import Appended, append_notes, begin, check_appended
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import share
 from shardtool.source.base import check_some, skipped_notes
@@ -28,7 +38,6 @@ from shardtool.wording import flag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -50,10 +59,12 @@ class Plans:
     Attributes:
         each: The plan of each target.
         changes: What a run that resumes would change; None if nothing is there.
+        gone: The splits of the first run that the source has no sample of any more: they are to be removed.
     """
 
     each: tuple[Plan, ...]
     changes: Changes | None
+    gone: tuple[str, ...] = ()
 
 
 @memory_for("planning the shards")
@@ -66,6 +77,8 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     """
     options, entries, targets = request.options, samples.entries, samples.targets
     check_some(samples.listed)
+    if not targets:
+        return Plans((), None)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
         notes.add("sizes are estimates: samples are changed on the way")
@@ -75,7 +88,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         for target, part in zip(targets, samples.parts, strict=True)
     )
     _check_appended(request, targets, plans, notes)
-    changes = _changes(request, samples, plans, notes)
+    changes, gone = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
     _check_exports(request, targets, plans)
     if request.transform is None and not samples.binary:  # sizes are known, and where payloads lie
@@ -83,7 +96,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
             _check_metadata(target, plan)
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
-    return Plans((first, *plans[1:]), changes)
+    return Plans((first, *plans[1:]), changes, gone)
 
 
 def _bounds(options: OutputOptions, target: Target) -> Bounds:
@@ -114,11 +127,11 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np
 
 
 @memory_for("planning the shards")
-def check_output(request: Request, samples: Samples) -> Samples:
+def check_output(request: Request, samples: Samples, notes: Notes) -> Samples:
     """Refuse samples whose files the output would replace, or that are in the datasets that are appended to.
 
     Returns:
-        The samples, with how far each append is.
+        The samples, with how far each append is; where only new ones are wanted, these, for the datasets that get any.
 
     Raises:
         InvalidRequest: There are such samples.
@@ -127,11 +140,32 @@ def check_output(request: Request, samples: Samples) -> Samples:
     check_source_stays(samples.targets, samples.entries)
     if not any(target.output.appends for target in samples.targets):
         return samples
+    if request.takes_only_new:
+        samples = _only_new(request, samples, notes)
     keys = [samples.entries.keys if part is None else samples.entries.keys.take(part) for part in samples.parts]
     both = zip(samples.targets, keys, strict=True)
     outputs = begin([Appended(one.output, names, made(request, samples.listed, one.split)) for one, names in both])
     pairs = zip(samples.targets, outputs, strict=True)
     return replace(samples, targets=tuple(replace(target, output=output) for target, output in pairs))
+
+
+def _only_new(request: Request, samples: Samples, notes: Notes) -> Samples:
+    """Return the samples whose keys are in none of the datasets."""
+    from shardtool.publish.known_samples import known_samples
+
+    entries, targets = samples.entries, samples.targets
+    known = known_samples(entries, [one.output for one in targets], transformed=request.transform is not None)
+    notes.add(*known.notes(entries))
+    new = known.new
+    parts = [np.flatnonzero(new) if part is None else part[new[part]] for part in samples.parts]
+    both = [(target, part) for target, part in zip(targets, parts, strict=True) if len(part)]
+    untouched = tuple(target for target, part in zip(targets, parts, strict=True) if not len(part))
+    return replace(
+        samples,
+        targets=tuple(target for target, _ in both),
+        parts=tuple(part for _, part in both),
+        untouched=untouched,
+    )
 
 
 def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence[Plan], notes: Notes) -> None:
@@ -141,27 +175,33 @@ def _check_appended(request: Request, targets: Sequence[Target], plans: Sequence
             check_appended(old, plan)
             if not isinstance(target.output.append, Done):
                 notes.add(*append_notes(old, plan, changed=request.transform is not None))
+            from shardtool.publish.renewal import export_notes
+
             notes.add(*export_notes(target.output, request.exports))
 
 
-def _changes(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> Changes | None:
-    """Return what a run that resumes would change, unless it would replace the dataset by another."""
+def _changes(
+    request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes
+) -> tuple[Changes | None, tuple[str, ...]]:
+    """Return what a run that resumes would change, and the splits that go, unless it would make another dataset."""
     options = request.options
     if options.if_exists not in ("resume", "resume-overwrite"):
-        return None
+        return None, ()
     resumed = [
         Resumed(target.output, plan, made(request, samples.listed, target.split), request, samples.dots)
         for target, plan in zip(samples.targets, plans, strict=True)
     ]
     changes = find_changes(resumed)
+    notes.add(*plan_notes(resumed))
     if changes is None:
-        return None
+        return None, ()
     most = share("max_removed", options.max_removed)
     if options.if_exists == "resume" and (refused := refusal(resumed, changes, most)) is not None:
         if not request.dry:
             raise refused
         notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
-    return with_shards(changes, resumed) if request.dry else changes
+    gone = tuple(splits_gone(resumed)) if options.if_exists == "resume-overwrite" else ()
+    return with_shards(changes, resumed) if request.dry else changes, gone
 
 
 def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes: Notes) -> None:
@@ -174,7 +214,10 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
 
         notes.add(*{note: None for plan in plans if (note := sorted_note(samples.entries, plan.order))})
     if request.format == "tar":
-        notes.add(*map(str, _misreads(samples.entries, request.options)))
+        entries = samples.entries
+        if request.takes_only_new:
+            entries = entries.take(np.sort(np.concatenate([part for part in samples.parts if part is not None])))
+        notes.add(*map(str, _misreads(entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
     if request.options.shards is None:
         notes.add(*loader_notes(outputs, [int(plan.sizes.sum()) for plan in plans]))

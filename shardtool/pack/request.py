@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from shardtool._version import __version__
@@ -59,6 +59,16 @@ class Request:
     exports: Mapping[str, Export]
 
     @property
+    def appends(self) -> bool:
+        """Whether samples are added to a dataset that is there."""
+        return self.options.if_exists in ("append", "append-resume")
+
+    @property
+    def takes_only_new(self) -> bool:
+        """Whether samples that the dataset appended to has already are passed over, as `create` does if asked."""
+        return self.verb == "create" and self.options.on_duplicate == "first"
+
+    @property
     def format(self) -> str:
         """The format of the shards."""
         return output_pattern(self.names).format
@@ -102,6 +112,7 @@ def read_request(output: OutputNames, options: CreateOptions | ReshardOptions, *
         InvalidRequest: They do not.
     """
     names = tuple(os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output))
+    options = _first_of_many(names, options)
     dividing, transform = options.of_split(), None
     verb: Verb = "reshard"
     if not isinstance(options, ReshardOptions):
@@ -110,6 +121,20 @@ def read_request(output: OutputNames, options: CreateOptions | ReshardOptions, *
     exports = wanted_exports(options.export, output_pattern(names).format)
     identity = transform.identity() if transform else ""
     return Request(verb, names, options, dry, dividing, transform, identity, exports)
+
+
+def _first_of_many(names: tuple[str, ...], options: CreateOptions | ReshardOptions) -> CreateOptions | ReshardOptions:
+    """Return the options of the first run over a source that grows: there is no dataset yet to append to."""
+    if isinstance(options, ReshardOptions) or options.on_duplicate == "error":
+        return options
+    dividing, resumes = options.of_split(), options.if_exists == "append-resume"
+    splits = [name for name, _ in dividing.shares] if dividing else [_MARK]
+    for pattern in [output_pattern(names, split) for split in splits]:
+        owned = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
+        if pattern.dataset_file in owned or (owned and not resumes):
+            return options
+    unknown = dividing is not None and not splits
+    return options if unknown else replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
 
 
 def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:

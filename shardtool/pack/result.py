@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, listing, printable
+from shardtool.errors import Bug, CorruptShard, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.values import counted, output_text, to_bytes
@@ -68,6 +68,14 @@ class WrittenDataset:
         urls = pattern.closed(len(self.dataset.shards)) if pattern.format == "tar" else ""
         shard = os.path.join(pattern.folder, pattern.shard(0))
         return "" if "{" in shard or "webdataset" in unopenable(output_text(shard)) else output_text(urls)
+
+
+def unchanged(target: Target) -> WrittenDataset:
+    """Return a dataset that was to be appended to, and that there was nothing new for."""
+    old = target.output.old
+    if old is None:
+        raise Bug(target.output.dataset_file, "nothing new for a dataset that is not there")
+    return WrittenDataset(target, old, 0, 0)
 
 
 def check_content(listed: Listing, packed: Sequence[Packed]) -> None:

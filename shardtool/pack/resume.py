@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 
+_LOOKED_AT = 8  # shards of an earlier run that show whether it had the same plan
+
+
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """A dataset that a run goes on with, or one of its splits.
@@ -113,6 +116,20 @@ def with_shards(changes: Changes, resumed: Sequence[Resumed]) -> Changes:
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 
+def plan_notes(resumed: Sequence[Resumed]) -> Iterator[str]:
+    """Yield where an earlier run without an end was of another plan, as far as its first shards show."""
+    for one in resumed:
+        names = [one.output.pattern.shard(number) for number in range(min(one.plan.shards, _LOOKED_AT))]
+        left = [number for number, name in enumerate(names) if name in one.output.existing]
+        ended = one.output.pattern.dataset_file in one.output.existing
+        if left and not ended and not any(_is_as_planned(one, number, names[number]) for number in left):
+            where = one.output.pattern.shard(left[0])
+            yield (
+                f"{where}: left by an earlier run of other options, or of another source; what it has finished is "
+                "written again"
+            )
+
+
 def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> OutputExists | None:
     """Return why a run would replace a dataset by another; None where it goes on with the one that is there.
 
@@ -129,8 +146,8 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
         if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
             expected = f"the numbers of the first run: {option('classes_from', one.output.pattern.dataset_file)}"
             return _refused(one, renumbered, expected, with_shards(changes, resumed))
-    if lost := _splits_gone(resumed):
-        found = f"the source has no sample of {', '.join(lost)} any more, of which there are shards"
+    if lost := splits_gone(resumed):
+        found = f"the source has no sample of {', '.join(map(printable, lost))} any more, of which there are shards"
         return _refused(resumed[0], found, "all splits of the first run", with_shards(changes, resumed))
     if changes.samples_removed <= most * changes.samples_before:
         return None
@@ -141,7 +158,7 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
     return _refused(resumed[0], found, expected, with_shards(changes, resumed))
 
 
-def _splits_gone(resumed: Sequence[Resumed]) -> list[str]:
+def splits_gone(resumed: Sequence[Resumed]) -> list[str]:
     """Return the splits that the first run made in this folder, and that this one has no samples for."""
     file, folder = _dataset_file(resumed[0].output), resumed[0].output.folder
     if file is None or not file.made.split:
@@ -154,7 +171,7 @@ def _splits_gone(resumed: Sequence[Resumed]) -> list[str]:
             except (OSError, CorruptShard):
                 continue
             if other.made.is_split_with(file.made) and other.made.split not in known:
-                found.append(printable(other.made.split))
+                found.append(other.made.split)
     return found
 
 

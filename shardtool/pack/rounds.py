@@ -104,6 +104,7 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         self._check_shape()
         if not any(shard.samples for shard in self.entries.values()):
+            self.publisher.take_back([self.output.pattern.shard(number) for number in self.entries])
             problem = f"none of {len(plan):,} samples could be packed"
             remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
             raise SampleFailed(source_name(plan.entries.root), problem, remedy=remedy)

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from shardtool.errors import printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.pack.place import check_memory, check_method, place, temporary_file
 from shardtool.pack.request import Manner, made, output_pattern, read_request
 from shardtool.pack.samples import list_samples, spool
-from shardtool.pack.targets import lock, open_targets
+from shardtool.pack.targets import lock, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
 from shardtool.wording import option
@@ -52,11 +53,14 @@ def write_dataset(
         opened, samples = _open_and_list(request, source, pool, notes)
 
         from shardtool.pack.plans import check_output, plan_shards
-        from shardtool.pack.result import WrittenDataset, check_content, removal_notes, result
+        from shardtool.pack.result import WrittenDataset, check_content, removal_notes, result, unchanged
         from shardtool.pack.rounds import Packing
         from shardtool.pack.totals import publish_dataset
 
-        samples = check_output(request, samples)
+        samples = check_output(request, samples, notes)
+        if not samples.targets:
+            untouched = [unchanged(target) for target in samples.untouched]
+            return result(request, untouched, None, notes, time.time() - begun)
         targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []
         if samples.binary:  # workers read binary columns from a file beside the output
             publishers = lock(targets, temporary, pool, stack)
@@ -69,12 +73,13 @@ def write_dataset(
             packed.append(Packing(plan, publisher, manner, notes.observer, made_keys).pack(pool))
             notes.add(*map(str, packed[-1].misread))
         check_content(samples.listed, packed)
-        written = []
+        written = [unchanged(target) for target in samples.untouched]
         for target, one, publisher in zip(targets, packed, publishers, strict=True):
             dataset = publish_dataset(one, publisher, made(request, samples.listed, target.split))
             written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
-        notes.add(*removal_notes(request, publishers))
-        for target in targets:
+        remove_splits(request, plans.gone)
+        notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))
+        for target in targets if request.exports or request.appends else ():
             _export(request, target, pool, notes)
     return result(request, written, plans.changes, notes, time.time() - begun)
 
@@ -91,7 +96,7 @@ def plan_dataset(
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import dry_result
 
-        samples = check_output(request, samples)
+        samples = check_output(request, samples, notes)
         plans = plan_shards(request, samples, pool, notes)
     return dry_result(request, samples, plans, notes)
 
@@ -119,11 +124,13 @@ def _open_and_list(request: Request, source: object, pool: LocalPool, notes: Not
 
 
 def _export(request: Request, target: Target, pool: LocalPool, notes: Notes) -> None:
-    """Write the indexes of other tools for a dataset that is there."""
-    if request.exports:
-        from shardtool.publish.exporter import Exporter
+    """Write the indexes of other tools for a dataset that is there; those of one appended to are renewed unasked."""
+    from shardtool.publish.exporter import Exporter
+    from shardtool.publish.renewal import renew_exports
 
+    if request.exports:
         folder, name = target.output.folder, target.pattern.dataset_file
         advises = "huggingface" in request.options.readers
         exporter = Exporter(folder, name, request.exports, notes, advises=advises)
         exporter.write(folder, pool, overwrite=request.options.if_exists != "error")
+    renew_exports(target.output, request.exports, notes)

@@ -38,12 +38,14 @@ class Samples:
         targets: The datasets that they go to.
         parts: Which samples each of these gets, as their places; None: all.
         dots: The dot at which a key ends in a member's name.
+        untouched: The datasets that an append has nothing new for: they stay as they are.
     """
 
     listed: Listing
     targets: tuple[Target, ...]
     parts: tuple[NDArray[np.int64] | None, ...]
     dots: Dots
+    untouched: tuple[Target, ...] = ()
 
     @property
     def entries(self) -> Entries:

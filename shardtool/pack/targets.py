@@ -10,6 +10,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.pack.request import output_pattern
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.staging import open_folder
 from shardtool.values import to_bytes
 
@@ -99,6 +100,25 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
                 expected = "an output in another folder, or under other names"
                 remedy = "Nothing was touched. The new dataset can take its place once it is complete."
                 raise InvalidRequest(os.fsdecode(path), found, expected=expected, remedy=remedy)
+
+
+def remove_splits(request: Request, names: Sequence[str]) -> None:
+    """Remove the datasets of splits that the run has no samples for, the dataset file of each first.
+
+    Raises:
+        OutputExists: Another run is writing one of them.
+        OutputFailed: The file system refuses.
+    """
+    for name in names:
+        pattern = output_pattern(request.names, name)
+        folder = open_folder(pattern.folder)
+        with folder.lock(pattern.base):
+            beside = StaleIndexes(folder, pattern, appends=False)
+            beside.look(folder.names())
+            beside.keep_only(())
+            folder.remove([pattern.dataset_file])
+            beside.remove()
+            folder.remove(sorted(one for one in folder.names() if pattern.owns(one)))
 
 
 def lock(

@@ -19,18 +19,17 @@ from shardtool.dataset.sidecar import SCHEMA, SHARD, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
-from shardtool.interop.export_formats import EXPORTS
 from shardtool.names import Names
-from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.publish.old_dataset import Done
 from shardtool.table.keys import among, hashes
 from shardtool.values import counted, to_bytes
-from shardtool.wording import export_call, option
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.sidecar_read import Rows, Sidecar
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.run_record import RunRecord
@@ -222,11 +221,15 @@ def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
     Raises:
         CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
     """
-    return Names.parse(b"".join([_keys_of(folder, shard) for shard in shards]))
+    return Names.parse(b"".join([keys_of(read_old(folder, shard).rows) for shard in shards]))
 
 
-def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
-    """Return the keys of a shard, a NUL after each."""
+def read_old(folder: Folder, shard: ShardEntry) -> Sidecar:
+    """Return the index of a shard of a dataset that is appended to.
+
+    Raises:
+        CorruptShard: The sidecar is not the one that the dataset file lists, or cannot be read.
+    """
     where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
     fact = folder.facts([name]).get(name)
     if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
@@ -241,7 +244,11 @@ def _keys_of(folder: Folder, shard: ShardEntry) -> bytes:
     sidecar = read_sidecar(data, where, shard.size, metadata=False)
     check_shard(sidecar.fact, where, shard.name, shard.size)
     check_samples(sidecar, where, shard)
-    rows = sidecar.rows
+    return sidecar
+
+
+def keys_of(rows: Rows) -> bytes:
+    """Return the keys of a shard, a NUL after each."""
     text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
     return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
 
@@ -373,25 +380,3 @@ def _summed(old: str, new: str) -> str:
     """Return the fingerprint of the content of both; empty where one is not known."""
     total = sum_fingerprints((old, new))
     return "" if total is None else show_fingerprint(total)
-
-
-def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable[str]:
-    """Return what the user should know of other tools' indexes beside the dataset.
-
-    Args:
-        destination: The dataset.
-        renewed: The exports that this run makes itself.
-    """
-    old = destination.old
-    if old is None or not old.shards:
-        return
-    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
-    files = {
-        name: export.once.info if export.once else stem + export.suffix
-        for name, export in EXPORTS.items()
-        if export.shard_format == old.format and (export.encode or export.once) and name not in renewed
-    }
-    there = destination.folder.facts(files.values())
-    if stale := [name for name, file in files.items() if file in there]:
-        again = f"{export_call('', stale, overwrite=False)} renews them"
-        yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"

@@ -62,7 +62,7 @@ def check_exports(
         OutputExists: There are files of these names that may not be replaced.
     """
     folder = open_folder(pattern.folder)
-    names = _index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
+    names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
     for export in wanted.values():
         if export.once is not None:
             listed = listed_shards(export.once, folder) or ()
@@ -131,7 +131,7 @@ class Exporter:
         dataset = self.check()  # again: only under the lock does no other run replace it
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
-        names = _index_names([shard.name for shard in dataset.shards], self.wanted, own)
+        names = index_names([shard.name for shard in dataset.shards], self.wanted, own)
         with ExitStack() as stack:
             if any(export.once or export.readme for export in self.wanted.values()):
                 stack.enter_context(target.lock(_FOLDER_LOCK))
@@ -277,7 +277,7 @@ class Exporter:
         raise CorruptShard(where, found, expected=expected, remedy=made_again())
 
 
-def _index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
+def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
     """Return the names of all indexes of shards, by shard.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
-from shardtool.dataset.unfinished import check_finished
+from shardtool.dataset.unfinished import check_finished, recorded_dots
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name
@@ -44,6 +45,7 @@ class IndexTarget:
         dataset_file: The name of the dataset file.
         old: What a dataset file said of them so far; None where there is none, or it may be replaced.
         own: Whether that is the dataset file at this very place.
+        recorded: Where keys end in members' names, as the sidecars beside the shards show.
     """
 
     paths: tuple[str, ...]
@@ -56,6 +58,7 @@ class IndexTarget:
     dataset_file: str
     old: DatasetFile | None
     own: bool
+    recorded: Dots = "first"
 
     @property
     def base(self) -> str:
@@ -64,7 +67,7 @@ class IndexTarget:
 
     def dots(self, asked: Dots | None) -> Dots:
         """Return where keys end in members' names: what was asked for, or what the dataset file says."""
-        return asked or (self.old.made.dots if self.old else "first")
+        return asked or (self.old.made.dots if self.old else self.recorded)
 
 
 def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
@@ -98,7 +101,8 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
         if old is not None:
             _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
     own = data is not None and old is not None
-    return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own)
+    recorded: Dots = recorded_dots(found) if old is None else old.made.dots
+    return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
 
 
 def read_there(path: str) -> bytes | None:
@@ -201,8 +205,12 @@ def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFil
     """
     if shard_names(data) is None:
         if path != found.dataset_file:
-            remedy = f"Move it away, or choose another {option('output')}."
-            raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+            if _is_json(data):
+                remedy = f"Move it away, or choose another {option('output')}."
+                raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+            check_finished(found.folder, found.shards)
+            _check_replaced(path, "no JSON: cut or damaged", _ONLY_A_PLAN, overwrite=overwrite)
+            return None
         check_finished(found.folder, found.shards)
         _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
         return None
@@ -212,6 +220,14 @@ def _old(found: Found, path: str, data: bytes, *, overwrite: bool) -> DatasetFil
         check_finished(found.folder, found.shards)
         _check_replaced(path, error.found, _ONLY_A_PLAN, overwrite=overwrite)
         return None
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str, *, overwrite: bool) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
 from shardtool.dataset.feature import features_of
+from shardtool.dataset.salvage import torn_samples
 from shardtool.dataset.walk import SurveyTask, walked_text
-from shardtool.errors import OutputExists, listing, printable
+from shardtool.errors import InvalidRequest, OutputExists, listing, printable
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
 from shardtool.publish.index_target import read_there
@@ -69,6 +70,7 @@ class Indexer:
 
         Raises:
             CorruptShard: The shard is damaged.
+            InvalidRequest: The fields of a sample lie apart in it.
             OutputExists: A sidecar cannot be read.
             OutputFailed: The sidecar cannot be written.
         """
@@ -78,6 +80,7 @@ class Indexer:
 
         if found.error is not None:
             raise found.error
+        _check_together(found)
         name = self.target.names[number]
         index_name, walked = sidecar_name(name), table_of(found)
         where = self.target.folder.full_path(index_name)
@@ -181,7 +184,8 @@ class Indexer:
         target = self.target
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         samples = sum(shard.samples for shard in shards)
-        asked = {"options": {"dots": "last"}} if self.options.dots == "last" else {}
+        last = self.target.dots(self.options.dots) == "last" and target.format == "tar"
+        asked = {"options": {"dots": "last"}} if last else {}
         complete = None not in self.digests
         return DatasetFile(
             name=output_text(target.base),
@@ -225,6 +229,17 @@ class Indexer:
     def _note(self, text: str) -> None:
         self.notes.append(printable(text))
         self.observer.note(self.notes[-1])
+
+
+def _check_together(found: Survey) -> None:
+    """Refuse a tar in which the fields of samples lie apart: every reader would make several samples of one."""
+    torn = torn_samples(found.keys, found.fields()) if found.format == "tar" else []
+    if torn:
+        one, other = torn[0]
+        key, places = walked_text(found.keys[one]), f"at {found.starts[one]:,} and at {found.starts[other]:,}"
+        what = f"the fields of {counted(len(torn), 'sample')} lie apart, such as those of {key!r} {places}"
+        remedy = "`shardtool reshard` writes shards with the fields of each sample together."
+        raise InvalidRequest(found.path, what, expected="the fields of a sample next to each other", remedy=remedy)
 
 
 def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
-from shardtool.publish.old_dataset import later_files
+from shardtool.publish.old_dataset import New, Unfinished, later_files
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.staging import write_whole
@@ -159,6 +159,11 @@ class Publisher:
         self.folder.remove(stale)
         self.folder.publish(last)
         self._waiting = []
+
+    def take_back(self, shards: Sequence[str]) -> None:
+        """Remove the shards of an append that nothing came of: they would be in the way of the next one."""
+        if isinstance(self.destination.append, (New, Unfinished)):
+            self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:
         """Remove the old dataset file before the first of its shards changes; an append changes none."""

@@ -17,6 +17,7 @@ from shardtool.values import (
     IfExists,
     ImageFormat,
     OnError,
+    OnKnown,
     Oversize,
     Place,
     ResizeMode,
@@ -111,6 +112,9 @@ class OutputOptions:
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
+        if self.trust != "time" and "resume" not in self.if_exists:
+            resume = option("if_exists", "resume")
+            raise InvalidRequest(option("trust", self.trust), "nothing to resume", expected=f"{resume}, too")
         if self.place == "hash":
             other = option("equal_count") if self.equal_count else option("oversize", self.oversize)
             if self.equal_count or self.oversize == "alone":
@@ -232,6 +236,7 @@ class CreateOptions(SelectingOptions):
         probe: Images: width, height and mode go into the sidecars.
         map: A function of a module, or its name `package.module:function`: called with each sample. The run records
             the name, and workers import it.
+        on_duplicate: To append: a sample whose key the dataset has is an `error`, or stays what it was `first`.
     """
 
     include: tuple[str, ...] = ()
@@ -260,9 +265,11 @@ class CreateOptions(SelectingOptions):
     masks: tuple[str, ...] = ()
     probe: bool = False
     map: Function | None = None
+    on_duplicate: OnKnown = "error"
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        self._check_on_duplicate()
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
             raise InvalidRequest(
@@ -273,6 +280,15 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option("split_from_folder"), f"used with {option(others[0])}", expected="one of them")
         asked_by = f"{option('label_from_folder')} or {option('classes')}"
         check_classes_from(self.classes_from, asked_by, self.label_from_folder or self.classes)
+
+    def _check_on_duplicate(self) -> None:
+        if self.on_duplicate == "error":
+            return
+        first = option("on_duplicate", self.on_duplicate)
+        if self.if_exists not in ("append", "append-resume"):
+            raise InvalidRequest(first, "no dataset to compare keys with", expected=option("if_exists", "append"))
+        if self.map is not None:
+            raise InvalidRequest(first, f"used with {option('map')}, which makes keys", expected="one of them")
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 
+_OF_SHARDS = ("max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "shards", "place")
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run of a verb as a dataset file records it, or an append: plain data, never executed or opened.
@@ -68,6 +71,17 @@ class RunRecord:
         """Return this record with one more append."""
         runs = [one.document for one in (*self.appended, run.as_append_to(self))]
         return RunRecord({**self.document, "appended": runs})
+
+    def is_new_of(self, first: RunRecord) -> bool:
+        """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
+        mine, before = ({**one.options} for one in (self, first))
+        for name in _OF_SHARDS:
+            mine.pop(name, None)
+            before.pop(name, None)
+        only_new = mine.pop("on_duplicate", "") == "first"
+        return (
+            only_new and (self.verb, self.source, mine) == ("create", first.source, before) and first.verb == "create"
+        )
 
     def is_split_with(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""

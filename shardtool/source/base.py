@@ -129,12 +129,14 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
     by_code: dict[str, list[str]] = {}
     for one in skipped:
         code = _EMPTY if one.code == "no-field" and one.key else one.code
-        by_code.setdefault(code, []).append(printable(one.path or one.key))
+        name = f"{one.path} ({one.key})" if one.code == "damaged" and one.key else one.path or one.key
+        by_code.setdefault(code, []).append(printable(name))
     text = {
         "no-field": "file left out, without an ending that could name a field",
         _EMPTY: "sample left out, without a field",
         "incomplete": "sample left out, without a file of each folder",
         "duplicate": "sample left out, of a key that another one has",
+        "damaged": "damaged part or sample of a shard left out",
     }
     return [
         f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"

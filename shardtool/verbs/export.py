@@ -6,11 +6,13 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, printable
 from shardtool.execute.local import LocalPool, cores
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX
-from shardtool.publish.exporter import Exporter
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.publish.exporter import Exporter, index_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions
 from shardtool.request.results import ExportResult
@@ -19,6 +21,8 @@ from shardtool.wording import either
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardtool.values import Given
 
 
 def export(
@@ -62,3 +66,16 @@ def export(
         files, kept = exporter.write(target, pool, overwrite=options.overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
     return ExportResult(where, folder, tuple(wanted), files, kept, tuple(notes.said))
+
+
+def check_names(dataset: Given, formats: Sequence[str]) -> None:
+    """Check, before shards are indexed, that their indexes for other tools can have names of their own.
+
+    Raises:
+        InvalidRequest: They cannot, they are indexes of other shards, or there are no such shards.
+    """
+    found = find_dataset(dataset)
+    names = [os.path.basename(path) for path in found.shards]
+    wanted = wanted_exports(formats, shard_format(found.shards[0]) if names else "")
+    file = found.dataset_file or (parse_pattern(names).dataset_file if names else "")
+    index_names(names, wanted, os.path.basename(file))

@@ -110,6 +110,13 @@ def test_limits(tmp_path: Path) -> None:
     assert IMAGE_LIMIT > JSON_LIMIT
 
 
+def test_a_label_is_a_whole_number(tmp_path: Path) -> None:
+    """What readers take for an `int` is one: a text that only a float is made of stops them."""
+    labels = {"a.cls": b"3.5", "b.cls": b"1e3", "c.id": b"-7", "d.cls": b"1_0", "e.cls": b"007"}
+    found = _decoded(_tar(tmp_path / "x.tar", labels))
+    assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "abd"]
+
+
 def test_a_number_is_told_by_its_start(tmp_path: Path) -> None:
     """A label may have white space around it; one of megabytes is no number, and is not read as a whole."""
     labels = {"a.cls": b" 12\n", "b.cls": b"1" * 5_000_000, "c.cls": b"", "d.cls": b"1" + b" " * 5000}

@@ -189,3 +189,24 @@ def check_foreign(place: Path) -> None:
     assert all(size_of(sample["jpg"]) for sample in found.values())
     index = pd.concat(map(pd.read_parquet, sorted(place.glob("clean/*.index"))))
     assert index["__key__"].tolist() == list(found)
+
+
+def test_nightly(tmp_path: Path) -> None:
+    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte."""
+    nights: list[list[str]] = [["a", "b"], ["c"], [], ["0", "d"]]
+    keys: list[str] = []
+    before: dict[str, bytes] = {}
+    for names in nights:
+        (tmp_path / "inbox").mkdir(exist_ok=True)
+        for name in names:
+            (tmp_path / "inbox" / f"{name}.txt").write_text(name)
+        ran = run("nightly.sh", tmp_path)
+        assert ran == Ran(0, "", ""), ran
+        keys += names
+        tars = sorted((tmp_path / "shards").glob("*.tar"))
+        now = {path.name: path.read_bytes() for path in tars}
+        assert len(now) == len(before) + bool(names)
+        assert now.items() >= before.items()
+        assert [*samples(*tars)] == keys
+        assert 'failures="0"' in (tmp_path / "report.xml").read_text()
+        before = now

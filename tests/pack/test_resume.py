@@ -167,6 +167,22 @@ def test_a_split_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(OutputExists, match="no sample of train any more"):
         create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume"))
     assert read_tree(tmp_path / "out") == there
+    (tmp_path / "out" / "train-x.tar").touch()
+    done = create(
+        tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume-overwrite")
+    )
+    assert {path.name for path in (tmp_path / "out").glob("train*")} == {"train-x.tar"}
+    assert "split train removed" in done.notes
+    assert {*there} - {*read_tree(tmp_path / "out")} == {"train.json", "train-0.tar", "train-0.index"}
+
+
+def test_an_earlier_run_of_another_plan(place: Path) -> None:
+    """Where a run without an end had other options, a note says that what it has finished is written again."""
+    (place / "out" / "x.json").unlink()
+    assert not any("earlier run" in note for note in _pack(place, "resume").notes)
+    (place / "out" / "x.json").unlink()
+    done = _pack(place, "resume", max_count=3)
+    assert any("left by an earlier run of other options" in note for note in done.notes)
 
 
 def test_options_that_nobody_recorded(place: Path) -> None:

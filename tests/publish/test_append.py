@@ -46,10 +46,17 @@ from shardtool.pack.totals import publish_dataset
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
-from shardtool.publish.append import Appended, begin, check_appended, check_new_keys, existing_keys, export_notes
+from shardtool.publish.append import (
+    Appended,
+    begin,
+    check_appended,
+    check_new_keys,
+    existing_keys,
+)
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.old_dataset import Done, New, later_files, names_left
 from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.renewal import export_notes, exports_beside
 from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, unmerged
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
@@ -783,19 +790,29 @@ def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path
     append(new, tar_pattern)
 
 
-def test_other_tools_indexes_grow_stale(new: Path, dataset: Path, pattern: str, ending: str) -> None:
-    """Where other tools' indexes lie beside the shards, an append tells that they want to be renewed."""
+def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str, ending: str) -> None:
+    """An append renews the indexes of other tools that lie beside the shards, but none whose hashes it must read."""
     parsed = parse_pattern(pattern)
     output = look(Destination(open_folder(parsed.folder), parsed, "append"))
-    assert list(export_notes(output, ())) == []
-    formats = {"tar": ("dali-webdataset", "energon"), "tfrecord": ("dali-tfrecord", "tfrecord")}[ending]
+    assert exports_beside(output) == []
+    formats = {"tar": ["dali-webdataset", "energon"], "tfrecord": ["dali-tfrecord", "tfrecord"]}[ending]
     export(dataset, formats)
-    (note,) = export_notes(output, ())
-    assert all(name in note for name in formats)
-    (note,) = export_notes(output, formats[:1])
-    assert formats[0] not in note
-    append(new, pattern)
+    assert exports_beside(output) == formats
+    create(new, pattern, _options(if_exists="append"))
+    assert export(dataset, formats).kept == len(export(dataset, formats).files)
     assert verify(dataset).sound
+
+
+def test_hashes_are_not_read_again(new: Path, tars: Path, tar_pattern: str) -> None:
+    """The Hub's index of a dataset that grows needs a word of the user's, since every shard would be read for it."""
+    export(tars, "huggingface")
+    parsed = parse_pattern(tar_pattern)
+    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
+    (note,) = export_notes(output, ())
+    assert "huggingface" in note
+    assert list(export_notes(output, ["huggingface"])) == []
+    create(new, tar_pattern, _options(if_exists="append"))
+    export(tars, "huggingface")
 
 
 def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> None:

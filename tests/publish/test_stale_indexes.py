@@ -196,7 +196,7 @@ def test_an_index_goes_before_its_shard_changes(if_exists: str, source: Path, tm
 
 
 def test_energons_list_of_the_folder(source: Path, tmp_path: Path) -> None:
-    """`.info.json` goes where a shard has another number of samples than it tells; an append leaves it."""
+    """`.info.json` goes where a shard has another number of samples than it says, or is new; an append renews it."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("energon",))
     _pack(source, folder, shuffle=True, if_exists="overwrite")
@@ -207,9 +207,19 @@ def test_energons_list_of_the_folder(source: Path, tmp_path: Path) -> None:
     assert INFO in _indexes(folder)
     report = verify(folder / "x.json", VerifyOptions(workers=1))
     assert report.sound
-    assert any("energon" in text for text in report.unchecked)
+    assert not any("energon" in text for text in report.unchecked)
     _pack(source, folder, max_count=6, if_exists="overwrite")
     assert _indexes(folder) == set()
+
+
+def test_energons_list_knows_no_new_shard(tmp_path: Path) -> None:
+    """Where a run that resumes adds a shard and leaves the others, a list without it does not stay."""
+    folder, tree = tmp_path / "out", write_tree(tmp_path / "tree", {"a.txt": b"1", "b.txt": b"2"})
+    for more in ({}, {"c.txt": b"3"}):
+        asked = CreateOptions(max_count=2, workers=1, if_exists="resume", export=() if more else ("energon",))
+        create(write_tree(tree, more), f"{folder}/x-{{000..}}.tar", asked)
+    assert len([*folder.glob("*.tar")]) == 2
+    assert not (folder / INFO).exists()
 
 
 def _stale(folder: Path) -> None:

@@ -18,6 +18,14 @@ CLASSES: dict[str, Any] = {
 CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in kinds(kind) if choices(kind, name)]
 
 
+MORE = {
+    ("verify", "symlinks"): {"source": "x"},
+    ("create", "on_duplicate"): {"if_exists": "append"},
+    ("create", "trust"): {"if_exists": "resume"},
+    ("reshard", "trust"): {"if_exists": "resume"},
+}
+
+
 @pytest.mark.parametrize(("verb", "name"), CHOSEN)
 def test_only_these_texts(verb: str, name: str) -> None:
     """The library takes the texts of the field and refuses any other; the command line offers just these."""
@@ -25,7 +33,7 @@ def test_only_these_texts(verb: str, name: str) -> None:
     several = isinstance(getattr(kind(), name), tuple)
     for text in choices(kind, name):
         given = {name: (text,) if several else text}
-        more = {"source": "x"} if (verb, name) == ("verify", "symlinks") else {}
+        more = MORE.get((verb, name), {})
         assert getattr(kind(**given, **more), name) == given[name]
     with pytest.raises(InvalidRequest, match=option(name)):
         kind(**{name: ("odd",) if several else "odd"})

@@ -18,8 +18,10 @@ from shardtool import (
     IndexOptions,
     InvalidRequest,
     OutputExists,
+    ReshardOptions,
     create,
     index,
+    reshard,
     verify,
 )
 from tests.helpers import flip, read_tree, shards, typed, write_tree
@@ -181,3 +183,95 @@ def test_the_command(dataset: Path, ending: str) -> None:
     _bare(dataset)
     assert typed("index", f"{dataset}/out-*.{ending}", "--checksum", "--quiet").out == ""
     assert read_tree(dataset) == made
+
+
+def _made(tmp_path: Path) -> Path:
+    files = {f"{key}.txt": key.encode() for key in "abcd"}
+    create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{00..}}.tar", CreateOptions(max_count=1, workers=1))
+    return tmp_path / "o" / "x.json"
+
+
+def test_a_dataset_file_that_another_program_wrote_anew(tmp_path: Path) -> None:
+    """JSON on one line is still a dataset file of ours, and damaged: it is no index of wids."""
+    file = _made(tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_bytes())))
+    assert {one.code for one in verify(file).findings} == {"dataset-file-damaged"}
+    with pytest.raises(OutputExists, match="another program wrote anew"):
+        index(file)
+    index(file, IndexOptions(overwrite=True))
+    assert verify(file).sound
+
+
+@pytest.mark.parametrize("left", [0, 40])
+def test_a_dataset_file_that_is_cut(tmp_path: Path, left: int) -> None:
+    """What is left of a dataset file that was cut is replaced, if the user says so; other JSON of its name never is."""
+    file = _made(tmp_path)
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(OutputExists, match="no JSON: cut or damaged"):
+        index(file.parent)
+    index(file.parent, IndexOptions(overwrite=True))
+    assert verify(file).sound
+    file.write_text("{}")
+    with pytest.raises(OutputExists, match="no dataset file of shardtool"):
+        index(file.parent, IndexOptions(overwrite=True))
+
+
+def test_a_shard_more_is_taken_in(tmp_path: Path) -> None:
+    """A shard that the dataset file does not list is found once, and taken in as its remedy says."""
+    file = _made(tmp_path)
+    more = write_tree(tmp_path / "more", {"e.txt": b"e"})
+    create(more, f"{tmp_path}/p/x-{{04..}}.tar", CreateOptions(workers=1))
+    for name in ("x-04.tar", "x-04.index"):
+        (tmp_path / "p" / name).rename(file.parent / name)
+    found = verify(f"{file.parent}/x-{{00..}}.tar").findings
+    assert sorted(one.code for one in found) == ["shard-extra", "sidecar-extra"]
+    assert "'FOLDER/*.tar' --overwrite" in typed("verify", file).out
+    assert typed("index", f"{file.parent}/*.tar", "--overwrite").code == 0
+    assert verify(file).sound
+
+
+def test_a_part_of_a_run_is_said(tmp_path: Path) -> None:
+    """`reshard` takes the shards that a run without an end has left, and says that they are not all."""
+    file = _made(tmp_path)
+    for name in ("x.json", "x-03.tar", "x-03.index"):
+        (file.parent / name).unlink()
+    result = reshard(file.parent, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=1))
+    assert any("3 shards of 4 that were planned" in note for note in result.notes)
+    assert result.samples == 3
+
+
+def test_trust_is_about_what_is_resumed() -> None:
+    """`--trust size` says nothing of a run that takes nothing over."""
+    with pytest.raises(InvalidRequest, match="trust='size': nothing to resume"):
+        CreateOptions(trust="size")
+    CreateOptions(trust="size", if_exists="append-resume")
+
+
+@pytest.mark.parametrize("verb", ["verify", "index", "reshard", "inspect"])
+def test_sidecars_say_where_keys_end(tmp_path: Path, verb: str) -> None:
+    """Without the dataset file, keys with dots in the sidecars tell that keys end at the last dot of members' names."""
+    files = {"scan.2019.txt": b"1", "scan.2020.txt": b"2"}
+    options = CreateOptions(dots="last", workers=1)
+    create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{0..}}.tar", options)
+    (tmp_path / "o" / "x.json").unlink()
+    folder = tmp_path / "o"
+    if verb == "verify":
+        assert {one.code for one in verify(folder).findings} == {"dataset-file-missing"}
+    elif verb == "index":
+        assert index(folder).kept == 1
+        assert verify(folder).sound
+    elif verb == "reshard":
+        reshard(folder, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=1))
+        assert verify(tmp_path / "q" / "x.json").sound
+    else:
+        assert typed("inspect", folder, "--keys").out == "scan.2019\nscan.2020\n"
+
+
+def test_an_export_without_a_name_is_refused_before(tmp_path: Path) -> None:
+    """Where a shard's index for another tool would have the dataset file's name, nothing is written."""
+    file = _made(tmp_path)
+    shutil.copy(file.parent / "x-00.tar", tmp_path / "one.tar")
+    done = typed("index", tmp_path / "one.tar", "--export", "huggingface")
+    assert done.code == 2
+    assert "the dataset file would both be one.json" in done.err
+    assert not (tmp_path / "one.json").exists()

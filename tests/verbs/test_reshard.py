@@ -938,7 +938,8 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
     yield "upwards", tar("j.tar", ["../a.jpg"]), {}, "'../a'"
     yield "absolute", tar("k.tar", ["/etc/a.jpg"]), {}, "'/etc/a'"
     yield "control characters", tar("l.tar", ["a\nb.jpg"]), {}, r"a\\x0ab"
-    yield "apart", tar("m.tar", ["a.jpg", "b.jpg", "a.txt", "b.txt"]), {}, "lie apart"
+    apart = ["a.jpg", "b.jpg", "a.txt", "b.txt"]
+    yield "apart", tar("m.tar", apart), {}, here(*apart)
     yield "a field twice", tar("n.tar", ["a.jpg", "a.jpg"]), {}, "'jpg' twice"
     yield (
         "empty payloads",

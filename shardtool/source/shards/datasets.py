@@ -16,6 +16,7 @@ from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
+from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.source.shards.shard_columns import Shard, stat_shard
@@ -87,11 +88,22 @@ def _open(given: Given, number: int, seen: Seen) -> Dataset:
             name = output_text(os.path.basename(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
         _check_missing(given, file, {_name(one) for one in shards}, path)
+    elif path is None:
+        notes += _unfinished(found)
     opened = tuple(
         replace(_shard(one, number, file, listed.get(_name(one)), seen), index_folder=found.index_folder)
         for one in shards
     )
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
+
+
+def _unfinished(found: Found) -> list[str]:
+    """Return what the sidecars of shards without a dataset file say of a run that did not end, as notes."""
+    try:
+        check_finished(found.folder, found.shards)
+    except InvalidRequest as error:
+        return [f"{error.where}: {error.found}; only these are taken"]
+    return []
 
 
 def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry | None, seen: Seen) -> Shard:

@@ -17,25 +17,33 @@ import pyarrow as pa
 from shardtool.dataset.walk import survey
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.skipped import Skipped
 from shardtool.source.naming import has_dotted
 from shardtool.source.shards.datasets import open_datasets
 from shardtool.source.shards.numbers import find_numbers
-from shardtool.source.shards.shard_columns import Seen, arranged, check_fields, needs_walk, read_sidecar, walked_part
+from shardtool.source.shards.shard_columns import (
+    Seen,
+    arranged,
+    check_fields,
+    needs_walk,
+    put_together,
+    read_sidecar,
+    walked_part,
+)
 from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
 from shardtool.table import keys
-from shardtool.values import INLINE, NAME_LIMIT, SPAN, to_bytes
+from shardtool.values import INLINE, NAME_LIMIT, SPAN, counted, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.names import Names
-    from shardtool.skipped import Skipped
     from shardtool.source.shards.datasets import Dataset
     from shardtool.source.shards.numbers import NumberFields
-    from shardtool.source.shards.shard_columns import ShardColumns
+    from shardtool.source.shards.shard_columns import Shard, ShardColumns
     from shardtool.values import Dots, Given
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
@@ -85,7 +93,7 @@ class Listed:
     digest: int | None
 
 
-def list_datasets(
+def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     givens: Sequence[Given],
     pool: Pool,
     observer: Listener,
@@ -93,6 +101,7 @@ def list_datasets(
     to_format: str,
     only: Collection[str] = (),
     without: Collection[str] = (),
+    salvage: bool = False,
 ) -> Listed:
     """Return the samples of datasets, one after the other.
 
@@ -103,6 +112,7 @@ def list_datasets(
         to_format: What they will be written as: `tar` or `tfrecord`.
         only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
         without: Fields that will not be taken; nothing in them is an error either.
+        salvage: Whether damaged parts of shards without an index, and damaged numbers, are left out.
 
     Raises:
         InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
@@ -114,16 +124,24 @@ def list_datasets(
 
     seen = Seen()
     datasets = open_datasets(givens, seen)
-    parts = _read_parts(datasets, seen, pool, observer)
+    parts = _read_parts(datasets, seen, pool, observer, salvage=salvage)
     for part in parts:
         _check_rows(part, wanted)
     classes, notes = joined_classes(datasets, parts, wanted)
-    numbers = find_numbers(parts, wanted, to_format, pool.map)
+    numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
     columns = joined_columns(parts, datasets)
     shards = [part.shard for part in parts]
+    notes += [
+        f"{part.shard.name}: {counted(part.joined, 'sample')} put together of fields that lie apart"
+        for part in parts
+        if part.joined
+    ]
     skipped = tuple(one for part in parts for one in part.skipped)
     entries = _entries(parts, numbers, seen)
     entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
+    if numbers.damaged:
+        entries, lost = _without(entries, numbers.damaged, shards)
+        skipped += lost
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
@@ -144,7 +162,22 @@ def list_datasets(
     )
 
 
-def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener) -> list[ShardColumns]:
+def _without(
+    entries: Entries, damaged: Mapping[int, NDArray[np.int64]], shards: Sequence[Shard]
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples without those whose numbers are damaged, given by the place of their shard; and these."""
+    file = entries.known_spans.file
+    lost = [int(np.searchsorted(file, place)) + at for place, some in sorted(damaged.items()) for at in some.tolist()]
+    skipped = (
+        Skipped(entries.key(at), shards[int(file[at])].name, "corrupt", "a number that has not its checksum")
+        for at in lost
+    )
+    return entries.take(np.delete(np.arange(len(entries)), lost)), tuple(skipped)
+
+
+def _read_parts(
+    datasets: list[Dataset], seen: Seen, pool: Pool, observer: Listener, *, salvage: bool
+) -> list[ShardColumns]:
     """Return what lies in each shard: as its sidecar says, or a walk finds."""
     shards = [shard for dataset in datasets for shard in dataset.shards]
     known: dict[int, ShardColumns | None] = {}
@@ -157,9 +190,12 @@ def _read_parts(datasets: list[Dataset], seen: Seen, pool: Pool, observer: Liste
             parts[at] = arranged(part)
             observer.listed(len(part))
     places = [*known]
-    for number, found in pool.map(survey, [shards[at].walk for at in places]):
+    for number, found in pool.map(survey, [shards[at].walk(salvage=salvage and known[at] is None) for at in places]):
         at = places[number]
-        parts[at] = arranged(walked_part(shards[at], found, known.pop(at)))
+        parts[at] = walked_part(shards[at], found, indexed := known.pop(at))
+        if indexed is None and found.format == "tar":
+            parts[at] = put_together(parts[at])
+        parts[at] = arranged(parts[at])
         observer.listed(len(parts[at]))
     return [parts[at] for at in range(len(shards))]
 

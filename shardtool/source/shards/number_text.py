@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -51,11 +51,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """A shard to read numbers from."""
+    """A shard to read numbers from; `salvage`: a damaged one is noted, and no error."""
 
     file: SpanFile
     path: str
     wanted: tuple[Wanted, ...]
+    salvage: bool = False
 
 
 @dataclass(slots=True)
@@ -67,12 +68,14 @@ class Texts:
         bad: How many are none that a TFRecord would give back.
         rounded: How many of these are numbers all the same.
         first_bad: The place of the first among the field's values.
+        damaged: The places of those that are damaged, whose text is empty.
     """
 
     data: bytes = b""
     bad: int = 0
     rounded: int = 0
     first_bad: int = -1
+    damaged: list[int] = field(default_factory=list)
 
 
 def read_texts(task: TextTask) -> list[Texts]:
@@ -94,10 +97,13 @@ def read_texts(task: TextTask) -> list[Texts]:
             raise CorruptShard(task.path, "changed while it was read", remedy="Run the command again.")
         for offset, length, crc, number, at in places:
             one = task.wanted[number]
-            data = _read(shard, offset, length, crc, one) if length <= _LONGEST else b""
-            text = _stored_text(data, one.number) if one.stored else data
-            if text is None or (one.stored and length > _LONGEST):
-                raise CorruptShard(f"{task.path}, at {offset:,}", f"field {one.field!r} is no {one.number}")
+            try:
+                text = _text(shard, offset, length, crc, one)
+            except CorruptShard:
+                if not task.salvage:
+                    raise
+                found[number].damaged.append(at)
+                continue
             texts[number][at] = text
             if not one.stored and not _comes_back(text, one.number):
                 result = found[number]
@@ -107,6 +113,15 @@ def read_texts(task: TextTask) -> list[Texts]:
     for result, values in zip(found, texts, strict=True):
         result.data = b"" if result.bad else b"".join([value + b"\0" for value in values])
     return found
+
+
+def _text(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, one: Wanted) -> bytes:
+    """Return the text of one value."""
+    data = _read(shard, offset, length, crc, one) if length <= _LONGEST else b""
+    text = _stored_text(data, one.number) if one.stored else data
+    if text is None or (one.stored and length > _LONGEST):
+        raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {one.field!r} is no {one.number}")
+    return text
 
 
 def int_text(data: bytes) -> bytes | None:

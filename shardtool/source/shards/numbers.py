@@ -38,6 +38,7 @@ class NumberFields:
         sizes: Field to int64 arrays, by the place of a part in which its rows are INLINE: bytes of each text.
         lists: Field to what its values are, where not all samples that have it hold just one: none of `numbers`.
         notes: What the user should know.
+        damaged: The samples with a number that has not its checksum, by the place of their part, ascending.
     """
 
     numbers: Mapping[str, Number]
@@ -45,10 +46,11 @@ class NumberFields:
     sizes: Mapping[str, Mapping[int, NDArray[np.int64]]]
     lists: Mapping[str, Kind]
     notes: tuple[str, ...]
+    damaged: Mapping[int, NDArray[np.int64]]
 
 
 def find_numbers(
-    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: _Run
+    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
@@ -57,6 +59,7 @@ def find_numbers(
         wanted: Whether a field of this name is needed.
         to_format: What the samples will be written as.
         run: Yields (number, result) of a function for each task: `LocalPool.map`.
+        salvage: Whether a damaged number is noted, and no error.
 
     Raises:
         InvalidRequest: A feature is no single value and what is written is a tar, or shards do not agree on what a
@@ -80,7 +83,7 @@ def find_numbers(
         if len(kinds) > 1 and to_format == "tfrecord"
     ]
     of_tar = {**numbers, **maybe} if to_format == "tfrecord" else {}
-    found = _read(parts, numbers, of_tar, run)
+    found = _read(parts, numbers, of_tar, run, salvage=salvage)
     for name in of_tar:
         bad = {at: texts for (field, at), texts in found.items() if field == name and texts.bad}
         if bad and name in numbers:
@@ -97,7 +100,18 @@ def find_numbers(
         sizes=sizes,
         lists=lists,
         notes=tuple(notes),
+        damaged=_damaged(parts, found),
     )
+
+
+def _damaged(parts: Sequence[ShardColumns], found: Mapping[tuple[str, int], Texts]) -> dict[int, NDArray[np.int64]]:
+    """Return the samples with a damaged number, by the place of their part."""
+    samples: dict[int, set[int]] = {}
+    for (name, at), texts in found.items():
+        if texts.damaged:
+            rows = dict(parts[at].rows())[name][texts.damaged]
+            samples.setdefault(at, set()).update(parts[at].owners()[rows].tolist())
+    return {at: np.array(sorted(some), np.int64) for at, some in samples.items()}
 
 
 def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: str) -> None:
@@ -174,7 +188,12 @@ def _agreed(having: Mapping[str, Sequence[ShardColumns]]) -> dict[str, Number]:
 
 
 def _read(
-    parts: Sequence[ShardColumns], numbers: Mapping[str, Number], of_tar: Mapping[str, Number], run: _Run
+    parts: Sequence[ShardColumns],
+    numbers: Mapping[str, Number],
+    of_tar: Mapping[str, Number],
+    run: _Run,
+    *,
+    salvage: bool,
 ) -> dict[tuple[str, int], Texts]:
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []
@@ -182,7 +201,7 @@ def _read(
         kinds = numbers if part.shard.format == "tfrecord" else of_tar
         if kinds.keys() & {*part.names}:
             fields = tuple(_wanted(part, name, kinds[name], rows) for name, rows in part.rows() if name in kinds)
-            tasks.append(TextTask(part.shard.file, part.shard.path, fields))
+            tasks.append(TextTask(part.shard.file, part.shard.path, fields, salvage))
             places.append(at)
     return {
         (field.field, places[number]): texts

@@ -19,13 +19,13 @@ from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
-from shardtool.entries.arrow import string_array, strings
+from shardtool.entries.arrow import numbers, string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import Skipped
 from shardtool.storage.reading import file_stat, open_plain
 from shardtool.values import SpanFile, is_utf8, to_bytes
-from shardtool.wording import either
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,10 +99,13 @@ class Shard:
         """Whether it is compressed."""
         return is_packed(self.path)
 
-    @property
-    def walk(self) -> SurveyTask:
-        """How to walk it: the records of a TFRecord have checksums of their own, so these are seen to be right."""
-        return SurveyTask(self.path, self.format == "tfrecord", self.dots)
+    def walk(self, *, salvage: bool = False) -> SurveyTask:
+        """Return how to walk it: the records of a TFRecord have checksums of their own, so these are seen to be right.
+
+        Args:
+            salvage: Whether to go on behind damage; not where an index says what there is.
+        """
+        return SurveyTask(self.path, self.format == "tfrecord", self.dots, salvage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class ShardColumns:
         skipped: What the shard holds that is no part of a sample.
         columns: Metadata, a row per sample; None where there is none.
         whole: bool per field: whether its bytes are all that a list holds; None: none are, as far as was walked.
+        joined: How many samples were put together of fields that lie apart.
     """
 
     shard: Shard
@@ -138,6 +142,7 @@ class ShardColumns:
     skipped: tuple[Skipped, ...] = ()
     columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None
+    joined: int = 0
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -220,8 +225,11 @@ def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> Sh
     Raises:
         CorruptShard: The shard is damaged, or is not the one of its sidecar.
     """
-    if found.error is not None:
-        raise found.error
+    if (error := found.error) is not None:
+        if indexed is not None:
+            raise error
+        remedy = f"{error.remedy} {option('on_error', 'skip')} leaves out what is damaged.".strip()
+        raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
     names = tuple(walked_text(name) for name in found.names)
     part = ShardColumns(
         shard=shard,
@@ -274,6 +282,32 @@ def arranged(part: ShardColumns) -> ShardColumns:
     return replace(part, codes=codes, offsets=offsets, lengths=lengths)
 
 
+def put_together(part: ShardColumns) -> ShardColumns:
+    """Return the part of a walked tar with the fields of a sample together, where they lie apart: all of them do.
+
+    So does a plain `tar` of a folder that holds all images, and then all labels. Samples of one key that share a field
+    are others than that, and stay as they are.
+    """
+    keys = part.keys.dictionary_encode()
+    if len(keys.dictionary) == len(part):
+        return part
+    sample = numbers(keys.indices).astype(np.int64)
+    owners = sample[part.owners()]
+    order = np.lexsort((part.codes, owners))
+    codes, owners = part.codes[order], owners[order]
+    if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
+        return part
+    return replace(
+        part,
+        keys=keys.dictionary,
+        counts=np.bincount(owners, minlength=len(keys.dictionary)),
+        codes=codes,
+        offsets=part.offsets[order],
+        lengths=part.lengths[order],
+        joined=int(np.count_nonzero(np.bincount(sample) > 1)),
+    )
+
+
 def check_fields(where: str, names: Sequence[str]) -> None:
     """Check that there are not more different fields than can be counted.
 
@@ -301,7 +335,11 @@ def _texts(names: list[bytes]) -> pa.StringArray:
 
 
 def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
-    """Yield what a tar holds besides samples and folders."""
+    """Yield what a shard holds besides samples and folders, and what of it was lost."""
+    for lost in found.lost:
+        yield Skipped("", shard.name, "damaged", str(lost))
+    for start, key, why in found.broken:
+        yield Skipped(walked_text(key), shard.name, "damaged", f"at {start:,}: {why}")
     for one in found.odd:
         path = f"{shard.name}:{walked_text(one.name)}"
         if one.is_file and one.name:

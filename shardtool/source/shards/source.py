@@ -65,7 +65,10 @@ class ShardSource(Source):
         renames = pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
         only, to_format = options.select_fields and (*options.select_fields, *options.columns_from), self._format
-        found = list_datasets(self._datasets, pool, observer, to_format=to_format, only=only, without=without)
+        salvage = options.on_error == "skip"
+        found = list_datasets(
+            self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
+        )
         recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
         notes = (*found.notes, *_unchecked(found.entries))

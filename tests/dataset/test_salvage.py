@@ -1,0 +1,222 @@
+"""Laws of damaged shards: what is whole is copied, what is not is listed with its place, nothing is made up."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CorruptShard, InvalidRequest, ReshardOptions, create, index, reshard, verify
+from shardtool.request.options import CreateOptions, VerifyOptions
+from tests import tfrecords
+from tests.stored import contents, skipped, sound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+_SKIP = ReshardOptions(on_error="skip", workers=1)
+_KEYS = "abcdef"
+_WHOLE = {key: {"jpg": key.encode() * 700, "json": key.encode() * 90} for key in _KEYS}
+
+
+def _tar(samples: dict[str, dict[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=form) as tar:
+        for key, fields in samples.items():
+            for field, data in fields.items():
+                info = tarfile.TarInfo(f"{key}.{field}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def _places(data: bytes) -> dict[str, int]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {member.name: member.offset for member in tar}
+
+
+def _salvaged(folder: Path, name: str, data: bytes) -> tuple[str, list[tuple[str, str]]]:
+    """Return the keys of what was copied of a shard, whose payloads must be right, and the rows of what was not."""
+    (folder / name).write_bytes(data)
+    reshard(folder / name, f"{folder}/out-{{000..}}.tar", _SKIP)
+    dataset = folder / "out.json"
+    found = contents(sound(dataset))
+    assert found == {key: _WHOLE[key] for key in found}
+    assert verify(dataset, VerifyOptions(workers=1)).sound
+    rows = skipped(dataset)
+    assert {(row["code"], row["path"]) for row in rows} <= {("damaged", name)}
+    return "".join(found), [(row["key"], row["message"]) for row in rows]
+
+
+_DATA = _tar(_WHOLE)
+_AT = _places(_DATA)
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "rows"),
+    [
+        (_DATA, "abcdef", []),
+        (_DATA[: _AT["c.json"] + 600], "ab", ["", "c"]),  # in a payload
+        (_DATA[: _AT["c.json"] + 300], "ab", ["", "c"]),  # in a header
+        (_DATA[: _AT["d.jpg"]], "abc", [""]),  # between two samples
+        (_flipped(_DATA, _AT["c.json"] + 40), "abdef", ["", "c"]),
+        (_flipped(_DATA, _AT["c.jpg"] + 40), "abdef", ["", "c"]),
+        (_flipped(_DATA, _AT["c.json"] + 130), "abdef", ["", "c"]),  # in the size
+        (_DATA[: _AT["c.jpg"]] + b"\xff" * 777 + _DATA[_AT["c.jpg"] :], "abcdef", [""]),
+        (_DATA[: _AT["c.json"]] + b"\xff" * 1024 + _DATA[_AT["c.json"] :], "abcdef", [""]),  # within a sample
+        (_DATA[: _AT["b.json"]] + b"\xff" * 999 + _DATA[_AT["d.json"] :], "aef", ["", "b", "d"]),
+        (_DATA + _tar({"g": {}}) + b"\xff" * 5, "abcdef", [""]),
+    ],
+)  # fmt: skip
+def test_what_is_whole_of_a_tar(tmp_path: Path, data: bytes, keys: str, rows: list[str]) -> None:
+    """Members behind damage are found again, and a sample that may have lost a field there is left out by name."""
+    assert _salvaged(tmp_path, "x.tar", data)[0] == keys
+    found = [(row["key"], row["message"]) for row in skipped(tmp_path / "out.json")]
+    assert sorted(key for key, _ in found) == rows
+    assert all(message.startswith("at ") for _, message in found)
+
+
+def test_without_being_asked(tmp_path: Path) -> None:
+    """By default damage ends the run, with the place, and with the option that leaves it out."""
+    (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _AT["c.json"] + 40))
+    with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with the checksum.*on_error='skip'"):
+        reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=1))
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("xz", lzma.compress)])
+def test_a_compressed_tar_that_is_cut(tmp_path: Path, ending: str, pack: object) -> None:
+    """Of a compressed tar that is cut, what can be unpacked is read, but the last sample of it, which may go on."""
+    samples = {key: {"jpg": os.urandom(40_000), "json": os.urandom(40_000)} for key in _KEYS}
+    data = pack(_tar(samples))  # type: ignore[operator]
+    (tmp_path / f"x.tar.{ending}").write_bytes(data[: len(data) * 2 // 3])
+    reshard(tmp_path / f"x.tar.{ending}", f"{tmp_path}/out-{{000..}}.tar", _SKIP)
+    found = contents(sound(tmp_path / "out.json"))
+    assert {*"abc"} <= found.keys() < {*_KEYS}
+    assert found == {key: samples[key] for key in found}
+    assert skipped(tmp_path / "out.json")[-1]["code"] == "damaged"
+
+
+def test_long_names_are_not_torn_off(tmp_path: Path) -> None:
+    """A member whose long name was lost with a header before it is left out: its short name is another sample's."""
+    long = {"x" * 120 + key: {"jpg": key.encode() * 700} for key in _KEYS}
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        data = _tar(long, form)
+        at = data.index(b"c" * 700) - 512 * 3
+        (tmp_path / "x.tar").write_bytes(_flipped(data, at + 20))
+        reshard(tmp_path / "x.tar", f"{tmp_path}/{form}-{{000..}}.tar", _SKIP)
+        found = contents(sound(tmp_path / f"{form}.json"))
+        assert found == {key: fields for key, fields in long.items() if not key.endswith("c")}
+
+
+def test_shards_that_are_none(tmp_path: Path) -> None:
+    """A shard of which nothing can be read is listed, and the others are copied; alone it is an error."""
+    for number, data in enumerate((b"\xff" * 3000, b"", _DATA)):
+        (tmp_path / f"x-{number}.tar").write_bytes(data)
+    reshard(tmp_path, f"{tmp_path}/o/out-{{000..}}.tar", _SKIP)
+    assert contents(sound(tmp_path / "o" / "out.json")) == _WHOLE
+    assert [row["path"] for row in skipped(tmp_path / "o" / "out.json")] == ["x-0.tar", "x-1.tar"]
+    with pytest.raises(InvalidRequest, match="no samples"):
+        reshard(tmp_path / "x-0.tar", f"{tmp_path}/p/out-{{000..}}.tar", _SKIP)
+
+
+def test_a_tar_in_a_tar(tmp_path: Path) -> None:
+    """The members of a tar that is a payload are none of the shard, even where the header before it is damaged."""
+    inner = _tar({"inner": {"jpg": b"?" * 700}})
+    data = _tar({"a": {"tar": inner}, "b": {"tar": inner}, "c": {"tar": inner}})
+    (tmp_path / "x.tar").write_bytes(_flipped(data, _places(data)["b.tar"] + 40))
+    reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", _SKIP)
+    assert contents(sound(tmp_path / "out.json")) == {"a": {"tar": inner}, "c": {"tar": inner}}
+
+
+def _record(key: str) -> bytes:
+    features = [(b"__key__", tfrecords.BYTES, key.encode()), (b"jpg", tfrecords.BYTES, _WHOLE[key]["jpg"])]
+    return tfrecords.frame(tfrecords.example([*features, (b"json", tfrecords.BYTES, _WHOLE[key]["json"])]))
+
+
+_RECORDS = [_record(key) for key in _KEYS]
+_BEFORE, _BEHIND = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
+
+
+@pytest.mark.parametrize(
+    ("damaged", "keys"),
+    [
+        (_flipped(_RECORDS[2], 0), "abdef"),  # the length
+        (_flipped(_RECORDS[2], 9), "abdef"),  # its checksum
+        (_flipped(_RECORDS[2], 300), "abdef"),
+        (_flipped(_RECORDS[2], len(_RECORDS[2]) - 1), "abdef"),
+        (_RECORDS[2][:300], "abdef"),
+        (_RECORDS[2] + bytes(99), "abcdef"),
+        (_RECORDS[2] + b"\xff" * 99, "abcdef"),
+        (tfrecords.frame(b"no Example"), "abdef"),
+    ],
+)
+def test_what_is_whole_of_a_tfrecord(tmp_path: Path, damaged: bytes, keys: str) -> None:
+    """Records behind damage are found again: each has checksums, so what is copied is right."""
+    found, rows = _salvaged(tmp_path, "x.tfrecord", _BEFORE + damaged + _BEHIND)
+    assert found == keys
+    assert rows
+    assert _salvaged_end(tmp_path, damaged) == "ab"
+
+
+def _salvaged_end(folder: Path, damaged: bytes) -> str:
+    end = folder / "end"
+    end.mkdir()
+    return _salvaged(end, "x.tfrecord", _BEFORE + damaged[:200])[0]
+
+
+def test_a_damaged_number(tmp_path: Path) -> None:
+    """A number that has not its checksum costs its sample, like any payload, and not the run."""
+    import pyarrow as pa
+
+    table = pa.table({"key": ["a", "b", "c"], "n": [300, 301, 302], "t": ["x", "y", "z"]})
+    options = CreateOptions(workers=1, key="key", values=("n=n", "t=t"), meta="none")
+    create(table, f"{tmp_path}/in-{{0..}}.tfrecord", options)
+    shard = tmp_path / "in-0.tfrecord"
+    data = shard.read_bytes()
+    at = data.index(b"\xad\x02")  # 301
+    shard.write_bytes(_flipped(data, at))
+    with pytest.raises(CorruptShard, match="CRC"):
+        reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+    reshard(tmp_path / "in.json", f"{tmp_path}/o/out-{{000..}}.tar", _SKIP)
+    assert {*contents(sound(tmp_path / "o" / "out.json"))} == {"a", "c"}
+    (row,) = skipped(tmp_path / "o" / "out.json")
+    assert (row["key"], row["path"], row["code"]) == ("b", "in-0.tfrecord", "corrupt")
+
+
+def _torn(twice: str = "") -> bytes:
+    parts = [_tar({key: {"jpg": key.encode() * 9} for key in "abc"})[: 3 * 1024]]
+    parts.append(_tar({key: {"json": b"{}", **({"jpg": b"?"} if key == twice else {})} for key in "abc"}))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_fields_that_lie_apart(tmp_path: Path, ending: str) -> None:
+    """A tar with all images before all labels has as many samples as keys: `index` refuses it, `reshard` mends it."""
+    (tmp_path / f"x.{ending}").write_bytes(_torn() if ending == "tar" else gzip.compress(_torn()))
+    reshard(tmp_path / f"x.{ending}", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+    assert contents(sound(tmp_path / "o" / "out.json")) == {
+        key: {"jpg": key.encode() * 9, "json": b"{}"} for key in "abc"
+    }
+    if ending == "tar":
+        with pytest.raises(InvalidRequest, match=r"3 samples lie apart, such as .* 'a' at 0 and at 3,072.*reshard"):
+            index(tmp_path / "x.tar")
+        assert not [*tmp_path.glob("*.index")]
+
+
+def test_samples_of_one_key_are_not_put_together(tmp_path: Path) -> None:
+    """Where two parts of a key share a field, they are two samples, and none is put together."""
+    (tmp_path / "x.tar").write_bytes(_torn(twice="b"))
+    with pytest.raises(InvalidRequest, match="3 keys more than once"):
+        reshard(tmp_path / "x.tar", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
+    index(tmp_path / "x.tar")

@@ -1,0 +1,202 @@
+"""Laws of `--append --on-duplicate first`: a source that grows is packed by key, and what is there stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run, export, verify
+from shardtool.request.options import VerifyOptions
+from tests.helpers import identity, read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.request.results import CreateResult
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+_LONG_AGO = 10**9
+
+
+def _night(source: Any, output: str, **asked: Any) -> CreateResult:
+    options = {"workers": 1, "if_exists": "append", "on_duplicate": "first", **asked}
+    return create(source, output, CreateOptions(**options))
+
+
+def _tree(root: Path, *keys: str) -> Path:
+    """Write samples of one field, with times of long ago."""
+    write_tree(root, {f"{key}.txt": key.encode() for key in keys})
+    for key in keys:
+        os.utime(root / f"{key}.txt", (_LONG_AGO, _LONG_AGO))
+    return root
+
+
+@pytest.fixture(params=["tar", "tfrecord"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Give the pattern of a dataset of the samples `a` and `b` of the folder `source`."""
+    pattern = f"{tmp_path}/out/out-{{0..}}.{request.param}"
+    create(_tree(tmp_path / "source", "a", "b"), pattern, CreateOptions(workers=1))
+    return pattern
+
+
+def test_only_what_is_new(output: str, tmp_path: Path) -> None:
+    """Samples with new keys are appended, the others are counted, and the whole is sound against the whole source."""
+    source = _tree(tmp_path / "source", "0", "c")
+    before = read_tree(tmp_path / "out")
+    result = _night(source, output)
+    assert (result.samples, result.shards, result.skipped) == (4, 2, 0)
+    assert result.appended is not None
+    assert result.appended.samples == 2
+    assert "2 samples left out: the dataset has their keys" in result.notes
+    after = read_tree(tmp_path / "out")
+    assert {name: after[name] for name in before if name != "out.json"} == {
+        name: data for name, data in before.items() if name != "out.json"
+    }
+    report = verify(tmp_path / "out", VerifyOptions(source=source, workers=1))
+    assert report.sound
+    assert "the source" in report.checked
+    assert not report.unchecked
+    write_tree(source, {"d.txt": b"not packed yet"})
+    assert [one.key for one in verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).findings] == ["d"]
+
+
+def test_nothing_new(output: str, tmp_path: Path) -> None:
+    """Where all keys are there, the run succeeds with one line, and no file is touched, not even by `--resume`."""
+    before = identity(tmp_path / "out")
+    command = ("create", tmp_path / "source", output, "--append", "--on-duplicate", "first", "--workers", "1")
+    for more in ((), ("--resume",)):
+        done = typed(*command, *more)
+        assert (done.code, done.err) == (0, "")
+        assert done.out == f"nothing new: {tmp_path}/out/out.json stays as it is, 2 samples in 1 shard\n"
+    assert json.loads(typed(*command, "--json").out)["appended"] == {"shards": 0, "samples": 0, "size": 0}
+    assert typed(*command, "--dry-run").code == 0
+    assert identity(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("change", ["size", "time", "file"])
+def test_what_changed_is_named(output: str, tmp_path: Path, change: str) -> None:
+    """A sample whose files changed keeps what the dataset has of it, and a note names it."""
+    source = tmp_path / "source"
+    if change == "size":
+        write_tree(source, {"b.txt": b"longer"})
+        os.utime(source / "b.txt", (_LONG_AGO, _LONG_AGO))
+    elif change == "time":
+        os.utime(source / "b.txt", (4 * _LONG_AGO, 4 * _LONG_AGO))
+    else:
+        write_tree(source, {"b.bin": b""})
+        os.utime(source / "b.bin", (_LONG_AGO, _LONG_AGO))
+    before = identity(tmp_path / "out")
+    (note,) = _night(source, output).notes
+    assert note.startswith("1 sample (b) changed")
+    assert identity(tmp_path / "out") == before
+
+
+def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
+    """Where samples are changed on the way, their sizes in shards tell nothing of their files."""
+    table = {"key": ["a"], "n": [1]}
+    import pyarrow as pa
+
+    pattern = f"{tmp_path}/out-{{0..}}.tfrecord"
+    create(pa.table(table), pattern, CreateOptions(workers=1, key="key", values=("n=n",)))
+    table = {"key": ["a", "b"], "n": [100_000, 2]}
+    result = _night(pa.table(table), pattern, key="key", values=("n=n",))
+    assert result.samples == 2
+    assert not any("changed" in note for note in result.notes), "a number is no file"
+
+
+def test_splits_grow_apart(tmp_path: Path) -> None:
+    """With splits, each gets what is new of it; one that gets nothing stays as it is, and the result has all."""
+    pattern, asked = f"{tmp_path}/out/{{split}}-{{0..}}.tar", {"split_from_folder": True}
+    source = _tree(tmp_path / "source", "train/a", "val/b")
+    create(source, pattern, CreateOptions(workers=1, split_from_folder=True))
+    val = (tmp_path / "out" / "val.json").read_bytes()
+    result = _night(_tree(source, "train/c"), pattern, **asked)
+    assert {name: one.samples for name, one in result.splits.items()} == {"train": 2, "val": 1}
+    assert result.appended is not None
+    assert result.appended.samples == 1
+    assert (tmp_path / "out" / "val.json").read_bytes() == val
+    for name in ("train", "val"):
+        assert verify(tmp_path / "out" / f"{name}.json", VerifyOptions(source=source, workers=1)).sound
+
+
+def test_what_cannot_be_packed(output: str, tmp_path: Path) -> None:
+    """What was listed as left out is not tried and listed every night; a night of failures only changes nothing."""
+    source = _tree(tmp_path / "source", "c", "d")
+    result = _night(source, output)
+    assert result.samples == 4
+    write_tree(source, {"large.txt": b"x" * 5000, "e.txt": b"e"})
+    bounds = {"on_error": "skip", "max_size": "4kB", "oversize": "skip"}
+    assert _night(source, output, **bounds).skipped == 1
+    before = identity(tmp_path / "out")
+    result = _night(source, output, **bounds)
+    assert result.skipped == 1
+    assert "1 sample (large) stay left out" in result.notes[-1]
+    assert identity(tmp_path / "out") == before
+
+
+def test_a_night_of_failures(tmp_path: Path) -> None:
+    """Where no new sample can be packed, the run fails, and the next one finds no remains in its way."""
+    pattern, asked = f"{tmp_path}/out/out-{{0..}}.tar", {"on_error": "skip", "encode": "png"}
+    source = write_tree(tmp_path / "source", {"a.txt": b"1"})
+    create(source, pattern, CreateOptions(workers=1, encode="png"))
+    write_tree(source, {"bad.jpg": b"no image"})
+    before = identity(tmp_path / "out")
+    for _ in range(2):
+        with pytest.raises(SampleFailed, match="none of 1 samples could be packed"):
+            _night(source, pattern, **asked)
+        assert identity(tmp_path / "out") == before
+    write_tree(source, {"b.txt": b"2"})
+    assert _night(source, pattern, **asked).skipped == 1
+    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).sound
+
+
+def test_what_goes_with_it(output: str, tmp_path: Path) -> None:
+    """It is about a dataset that is appended to, and about keys that are known beforehand."""
+    with pytest.raises(InvalidRequest, match="no dataset to compare keys with"):
+        CreateOptions(on_duplicate="first")
+    with pytest.raises(InvalidRequest, match=r"map.* makes keys"):
+        CreateOptions(on_duplicate="first", if_exists="append", map="tests.mapped:evaluated")
+    source = _tree(tmp_path / "source", "c")
+    asked = CreateOptions(workers=1, if_exists="append", on_duplicate="first")
+    assert [one.first_key for one in dry_run(source, output, asked).shards] == ["c"]
+
+
+@pytest.mark.parametrize("if_exists", ["append", "append-resume"])
+def test_the_first_night(tmp_path: Path, if_exists: str) -> None:
+    """Where no dataset is there yet, the same command makes it, just as a run without `--append` does."""
+    source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
+    _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+    create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=1))
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
+    (tmp_path / "out" / "out.json").unlink()
+    if if_exists == "append":
+        with pytest.raises(InvalidRequest, match="no dataset file"):
+            _night(source, f"{tmp_path}/out/{pattern}")
+    else:
+        _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
+        assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
+
+
+def test_a_source_of_another_name_is_another(output: str, tmp_path: Path) -> None:
+    """Only what was new in the first source lets the whole dataset be compared with it."""
+    _night(_tree(tmp_path / "other", "a", "c"), output)
+    report = verify(tmp_path / "out", VerifyOptions(source=tmp_path / "source", workers=1))
+    assert report.sound
+    assert any("first 1 shard" in one for one in report.unchecked)
+
+
+def test_indexes_grow_too(tmp_path: Path) -> None:
+    """The indexes of other tools that lie beside the shards cover what was appended."""
+    pattern = f"{tmp_path}/out/out-{{0..}}.tar"
+    create(_tree(tmp_path / "source", "a"), pattern, CreateOptions(workers=1, export=("energon",)))
+    _night(_tree(tmp_path / "source", "b"), pattern)
+    index = tmp_path / "out" / ".nv-meta"
+    assert list(json.loads((index / ".info.json").read_text())["shard_counts"]) == ["out-0.tar", "out-1.tar"]
+    assert "out-1.tar" in (index / "split.yaml").read_text()
+    assert export(tmp_path / "out" / "out.json", "energon").kept == len(
+        export(tmp_path / "out" / "out.json", "energon").files
+    )
