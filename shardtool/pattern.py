@@ -90,6 +90,18 @@ class ShardPattern:
             return self.names[number]
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
+    def closed(self, count: int) -> str:
+        """Return what names the first `count` shards, folder included, such as `out/x-{000000..000041}.tar`.
+
+        Empty where no one range does: of a list, and of numbers that outgrow their zeros, which shells would pad.
+        """
+        if count == 1:
+            return os.path.join(self.folder, self.shard(0))
+        first, last = (f"{self.first + at:0{self.width}d}" for at in (0, count - 1))
+        if self.names is not None or (len(first) < len(last) and first.startswith("0") and len(first) > 1):
+            return ""
+        return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
+
     def rivals(self, name: str) -> bool:
         """Tell whether a file is a shard of another format whose sidecar would have the name of one of ours."""
         ending, own = ending_of(name), ending_of(self.shard(0))

@@ -129,6 +129,7 @@ def _sound_shard(folder: Path, entry: dict[str, Any]) -> list[Sample]:
     assert said == [entry["url"], str(len(data)), entry["crc32c"]]
     rows = pq.read_table(pa.BufferReader(index), page_checksum_verification=True).to_pylist()
     stored = _tar(path) if path.suffix == ".tar" else _tfrecord(data)
+    assert {row.pop("__shard__") for row in rows} <= {entry["url"]}
     samples = [_with_row(*one, row) for one, row in zip(stored, rows, strict=True)]
     assert entry["nsamples"] == len(samples)
     if samples:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
 from shardtool.errors import ShardError
-from shardtool.interop import energon
-from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from shardtool.check.subject import Subject
     from shardtool.execute.here import Here
     from shardtool.execute.local import LocalPool
+    from shardtool.interop.export_types import FolderIndex
     from shardtool.values import Dots
 
 CODE = "export-stale"
@@ -74,7 +74,8 @@ def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
     for place, found in pool.map(compare_beside, iter(tasks.values())):
         findings.add(numbers[place], *found.findings)
         findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
-    findings.take(_of_folder(subject))
+    for form, once in ONCE.items():
+        findings.take(_of_folder(subject, EXPORTS[form].reader, once))
     findings.add(-1, *_of_readme(subject, names))
     return findings
 
@@ -133,26 +134,27 @@ def _read(path: str, limit: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def _of_folder(subject: Subject) -> Findings:
-    """Find what is wrong with energon's list of the folder's shards, as far as it is about this dataset."""
-    findings, folder, path = Findings(), open_folder(subject.found.folder), energon.INFO_FILE
-    if subject.file is None or not any(fact.is_folder for fact in folder.facts([os.path.dirname(path)]).values()):
+def _of_folder(subject: Subject, reader: str, once: FolderIndex) -> Findings:
+    """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
+    findings, folder = Findings(), open_folder(subject.found.folder)
+    below = os.path.dirname(once.info)
+    if subject.file is None or (below and not any(fact.is_folder for fact in folder.facts([below]).values())):
         return findings
-    data, _ = _read(folder.full_path(path), 2**28)
-    counts = energon.shard_counts(data)
+    data, _ = _read(folder.full_path(once.info), 2**28)
+    counts = once.counts(data)
     shards = {shard.name: shard.samples for shard in subject.file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return findings
     for first in subject.file.appends:
         later = [shard.name for shard in subject.file.shards[first:]]
         if not counts.keys() & {*later}:
-            findings.unchecked.append(f"energon's index of the folder: it covers the first {first:,} shards only")
+            findings.unchecked.append(f"{reader}'s index of the folder: it covers the first {first:,} shards only")
             shards = {name: samples for name, samples in shards.items() if name not in later}
             break
     for name, samples in shards.items():
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
-            findings.add(-1, Finding(CODE, path, found, f"{samples:,} samples"))
+            findings.add(-1, Finding(CODE, once.info, found, f"{samples:,} samples"))
             break
     return findings
 

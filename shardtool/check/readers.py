@@ -25,16 +25,7 @@ if TYPE_CHECKING:
     from shardtool.check.subject import Subject
     from shardtool.dataset.walk import Survey
 
-_READERS = {
-    "dot-in-key": ("webdataset", "wids", "energon", "huggingface"),
-    "meta-folder": ("webdataset", "energon"),
-    "meta-name": ("huggingface",),
-    "long-name": ("wids",),
-    "upper-case-field": ("webdataset",),
-    "reserved-field": ("webdataset", "energon", "huggingface"),
-    "unnamable-field": ("dali",),
-    "large-member": ("wids",),
-}
+_ELSEWHERE = ("space-in-key", "meta-field", "text-label", "missing-field")  # notes only, or see `_fields`
 _WITHOUT_INDEX = ("dot-in-key", "pax-name")  # what DALI gets wrong where it has none
 _PLAIN_ONLY = ("wids", "dali", "energon")  # read no compressed shards
 _FIRST = 5  # samples that `load_dataset` looks at
@@ -65,14 +56,13 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
 def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
     """Yield kinds of keys and fields that a reader gets wrong."""
     from shardtool.check.source import entries_of
-    from shardtool.interop.portability import misreads
+    from shardtool.interop.portability import READERS, misreads
 
     indexed = all(_has_dali_index(case.path) for case in subject.cases)
     for one in misreads(entries_of(shards)):
-        getting_wrong = {*_READERS.get(one.code, ())}
-        if one.code in _WITHOUT_INDEX and not indexed:
-            getting_wrong.add("dali")
-        if readers := [target for target in targets if target in getting_wrong]:
+        spared = ("dali",) if one.code in _WITHOUT_INDEX and indexed else ()
+        getting_wrong = () if one.code in _ELSEWHERE else READERS[one.code]
+        if readers := [target for target in targets if target in getting_wrong and target not in spared]:
             what = f"{one.code}: {counted(one.count, one.what)}, such as '{one.example}'"
             yield Finding("misread", ", ".join(readers), what, one.readers)
 

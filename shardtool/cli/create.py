@@ -160,6 +160,7 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --rename-field JPEG=jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
+      shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
     from shardtool.cli.results_text import carry_out
     from shardtool.verbs.create import create as run

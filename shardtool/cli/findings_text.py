@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import KINDS
@@ -43,7 +44,7 @@ def _text_of_one(report: Report) -> str:
     if report.counts:
         lines.append("")
         for code, count in report.counts.items():
-            lines.append(f"{count:>7,}  {code}: {KINDS[code].meaning}. {KINDS[code].remedy}")
+            lines.append(f"{count:>7,}  {code}: {KINDS[code].meaning}. {_cure(code, printable(report.dataset))}")
         lines.append("")
     return "\n".join(lines + _looked(report))
 
@@ -53,6 +54,12 @@ def _looked(report: Report) -> list[str]:
     lines = [f"repaired: {printable(one)}" for one in report.repaired]
     lines += [f"not checked: {printable(one)}" for one in report.unchecked]
     return lines + _total(report)
+
+
+def _cure(code: str, dataset: str) -> str:
+    """Return what to do about a kind of findings: the commands in it are about this dataset."""
+    cure = KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
+    return cure.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
 
 
 def _total(report: Report) -> list[str]:

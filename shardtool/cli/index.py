@@ -53,6 +53,8 @@ def index(  # noqa: PLR0913 - an option each
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
       energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
       huggingface      out-000000.json     for the Hugging Face Hub (reads the shards, for hashes)
+      timm             _info.json          splits, shards and their samples, for timm
+      open-clip        sizes.json          the samples of each shard, for open_clip
       wids             nothing             out.json is what wids wants
       dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
       tfrecord         out-000000.tfindex  for the tfrecord package
@@ -62,6 +64,7 @@ def index(  # noqa: PLR0913 - an option each
       shardtool index ./shards
       shardtool index 'train-{0000..0127}.tar' --checksum
       shardtool index out.json --export dali-webdataset
+      shardtool index train.json --export timm --export open-clip
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
     """
     from shardtool.cli.output import show, show_json

@@ -89,6 +89,25 @@ def chosen(options: type[Any], name: str, text: str, *, show_default: bool = Tru
     )  # fmt: skip
 
 
+class Readers(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
+    """Readers of shards, with commas between them: `webdataset,dali`."""
+
+    def __init__(self) -> None:
+        super().__init__(choices(OutputOptions, "target"))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return their names."""
+        return [super(Readers, self).convert(one.strip(), param, ctx) for one in value.split(",")]
+
+
+def target(text: str) -> Callable[[Command], Command]:
+    """Return the option that names readers; it is understood as `--for`, too."""
+    return click.option(
+        "--target", "--for", "target", type=Readers(), multiple=True, metavar="READERS", help=text,
+        callback=lambda _ctx, _param, given: tuple(dict.fromkeys(one for part in given for one in part)),
+    )  # fmt: skip
+
+
 def shards(command: Command) -> Command:
     """Add what says how shards are cut, and in which order."""
     return _add(
@@ -205,6 +224,7 @@ def running(command: Command) -> Command:
             type=click.Choice(list(EXPORTS)),
             help="Write another tool's index, too; repeatable.",
         ),
+        target("Only notes about these readers: webdataset,dali. [default: webdataset,wids,dali,energon,huggingface]"),
         click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing."),
         chosen(OutputOptions, "start_method", "How workers start.", show_default=False),
     )

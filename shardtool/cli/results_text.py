@@ -186,6 +186,9 @@ def summary(result: CreateResult) -> str:
     if result.skipped:
         name = result.dataset_file.removesuffix(".json") + ".skipped"
         lines.insert(1, f"{result.skipped:,} left out, listed in {name}")
+    if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
+        lines.append("to read it with webdataset:")
+        lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
     if result.features:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]

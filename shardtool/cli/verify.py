@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Whole, chosen, common
+from shardtool.cli.options import Sectioned, Whole, chosen, common, target
 from shardtool.errors import ShardError
 from shardtool.request.options import VerifyOptions
 
@@ -39,7 +39,7 @@ class _Verify(Sectioned):
 @click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
 @click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")
 @chosen(VerifyOptions, "symlinks", "Links in a folder. [default: as recorded, but never follow]")
-@chosen(VerifyOptions, "target", "Check that this reader gets names right; repeatable.")
+@target("Check that these readers get names right: webdataset, wids, dali, energon, huggingface.")
 @click.option(
     "--repair", is_flag=True,
     help="Mend what can be mended without guessing: sidecars and dataset file; with --source, shards too.",

@@ -19,6 +19,7 @@ from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name, read_name, whole_of
 from shardtool.storage.reading import dangling, list_folder, names_in, read_small
 from shardtool.values import output_text, to_bytes
+from shardtool.wording import either
 
 if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
@@ -81,7 +82,7 @@ def find_dataset(given: Given) -> Found:
         return _of_names(names)
     name = names[0]
     if "://" in name:
-        raise InvalidRequest(name, "a URL", expected="local files")
+        raise InvalidRequest(name, "a URL", expected="local files", remedy="Copy them to this machine first.")
     if os.path.isdir(name):
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):
@@ -131,7 +132,8 @@ def _of_folder(folder: str) -> Found:
         return _of_dataset_file(os.path.join(folder, files[0]))
     shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not shards:
-        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}")
+        makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
+        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}", remedy=makes)
     return Found(tuple(shards), None, folder.rstrip("/") or "/")
 
 

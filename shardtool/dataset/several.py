@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, natural, shards_of_folder
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.shard_names import is_shard_name
 from shardtool.storage.reading import list_folder, names_in, read_small
@@ -151,7 +152,7 @@ def _is_there(name: str) -> bool:
 
 
 def _is_beside_shards(name: str) -> bool:
-    """Tell whether a file is about shards and no dataset: a sidecar, a list of what was left out, a shard's JSON."""
+    """Tell whether a file is about shards and no dataset: a sidecar, what was left out, JSON of other tools."""
     if not os.path.isfile(name):
         return False
     if name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX)):
@@ -160,7 +161,8 @@ def _is_beside_shards(name: str) -> bool:
     stem = base.removesuffix(DATASET_SUFFIX)
     if stem == base or is_dataset_file(name):
         return False
-    return any(one.startswith(f"{stem}.") and is_shard_name(one) for one in names_in(folder))
+    shard = any(one.startswith(f"{stem}.") and is_shard_name(one) for one in names_in(folder))
+    return shard or base in (TIMM_FILE, OPEN_CLIP_FILE)
 
 
 def _listed(name: str) -> set[str]:

@@ -13,7 +13,8 @@ from typing import TypedDict
 
 import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READ_VERSIONS = (1, 2)  # version 1 is without the column that names the shard
 PREFIX = "shardtool."
 FIELD = pa.struct(
     [
@@ -46,6 +47,8 @@ def _schema(field: pa.DataType) -> pa.Schema:
 
 
 SCHEMA = _schema(FIELD)
+SHARD = pa.field("__shard__", pa.string(), nullable=False)
+OWN_COLUMNS = (*SCHEMA.names, SHARD.name)  # all others are metadata
 # For shards whose payloads were not read: checksums are null.
 UNREAD = _schema(pa.struct([one.with_nullable(one.name == "crc32c") for one in FIELD]))
 
@@ -109,6 +112,11 @@ def tally_of(table: pa.Table) -> Tally:
     fields = table.column("__fields__").combine_chunks().flatten()
     counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}
     return Tally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
+
+
+def with_shard(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the sidecar of a table: with the shard's name behind the key, so that many read as one."""
+    return schema.insert(1, SHARD)
 
 
 def types_of(schema: pa.Schema) -> dict[str, str]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
-from shardtool.dataset.sidecar import FORMAT_VERSION, PREFIX, SCHEMA, MadeFact, ShardFact
+from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA, SHARD, MadeFact, ShardFact
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
@@ -45,6 +45,7 @@ _FIELD_BYTES = 64  # bytes of index a field, without its name and its sample's k
 _INDEX_SLACK = 2**24  # bytes that the index in any sidecar may take
 _METADATA_SLACK = 2**25  # bytes that metadata in any sidecar may take
 _FACTOR = 64  # bytes that either may take, more, a byte of the sidecar; metadata also a byte of the shard
+_VERSION = f"{PREFIX}format_version"
 _ARROW_SCHEMA = "ARROW:schema"  # would change how columns are read; sidecars are written without one
 _KEPT = 300  # characters of what pyarrow says
 
@@ -100,6 +101,11 @@ class Sidecar:
     index: pa.Table = field(repr=False)
     metadata: pa.Table = field(repr=False)
     schema: pa.Schema = field(repr=False)
+
+    @property
+    def version(self) -> int:
+        """The version of its format."""
+        return 2 if SHARD.name in self.schema.names else 1
 
     def decoded_metadata(self) -> pa.Table:
         """Return the metadata without dictionaries."""
@@ -160,7 +166,7 @@ def is_small(data: bytes, metadata: pa.Table, size: int) -> bool:
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     extents = read_extents(data, read_footer(data))
-    memory = sum(one.memory for one in extents if one.leaf.top not in SCHEMA.names)
+    memory = sum(one.memory for one in extents if one.leaf.top not in OWN_COLUMNS)
     return bool(max(memory, metadata.nbytes) <= most_metadata(size + len(data)))
 
 
@@ -240,22 +246,25 @@ def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: 
     if _ARROW_SCHEMA in footer.facts:
         raise ValueError("a schema of Arrow, which no sidecar has")
     tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
-    more = [name for name in tops if name not in SCHEMA.names]
+    own = SCHEMA.names if int(footer.facts[_VERSION]) == 1 else OWN_COLUMNS
+    more = [name for name in tops if name not in own]
     if bad := [name for name in more if name.startswith("__")]:
         raise ValueError(f"columns that no sidecar has: {listing(bad)}")
     extents = read_extents(data, footer)
     most = most_metadata(size + len(data))
     most_index = _INDEX_SLACK + _FACTOR * len(data) + 2 * size
-    _check_counts(extents, footer.rows, min(_FEW + _PER_BYTE * len(data), fact.size // _LEAST_FIELD + 1))
+    _check_counts(extents, own, footer.rows, min(_FEW + _PER_BYTE * len(data), fact.size // _LEAST_FIELD + 1))
     _check_index(extents, most_index)
     _check_metadata(sum(one.memory for one in extents if one.leaf.top in more), most)
-    wanted = [*SCHEMA.names, *(more if metadata else ())]
+    wanted = [*own, *(more if metadata else ())]
     table, schema = _decode(data, extents, wanted)
     if schema.names != tops or len(set(tops)) < len(schema.names):
         raise ValueError("two columns of one name")
     _check_types(table.schema)
     table.validate(full=True)
-    more = [name for name in table.column_names if name not in SCHEMA.names]
+    if SHARD.name in own:
+        _check_named(table.column(SHARD.name), fact.name)
+    more = [name for name in table.column_names if name not in own]
     rows = _rows(table, most_index)
     check_places(rows, fact.size)
     if pt.is_dictionary(table.schema.field("__key__").type):  # which `_rows` has seen to be short
@@ -264,10 +273,21 @@ def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: 
     return Sidecar(fact, rows, table.select(SCHEMA.names), table.select(more), schema)
 
 
-def _check_counts(extents: Sequence[Extent], rows: int, most: int) -> None:
-    """Check that a sidecar has its columns, of at most so many samples and fields."""
-    values = {one.leaf.path: one.values for one in extents if one.leaf.top in SCHEMA.names}
-    if sorted(values) != sorted(_LEAVES):
+def _check_named(column: pa.ChunkedArray, name: str) -> None:
+    """Check that every row names the shard."""
+    if _plain(column.type) != SHARD.type:
+        raise ValueError(f"a column {SHARD.name} of {column.type}")
+    for chunk in column.chunks:
+        coded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        used = [] if coded.null_count else np.flatnonzero(np.bincount(numbers(coded.indices))).tolist()
+        if coded.null_count or any(coded.dictionary[code].as_py() != name for code in used):
+            raise ValueError(f"rows of other shards than {printable(name)}")
+
+
+def _check_counts(extents: Sequence[Extent], own: Sequence[str], rows: int, most: int) -> None:
+    """Check that a sidecar has its own columns, of at most so many samples and fields."""
+    values = {one.leaf.path: one.values for one in extents if one.leaf.top in own}
+    if sorted(values) != sorted(_LEAVES + [SHARD.name] * (SHARD.name in own)):
         raise ValueError("other columns than a sidecar's")
     fields = values[_FIELD_LEAVES[0]]
     if any(values[leaf] != fields for leaf in _FIELD_LEAVES):
@@ -278,7 +298,7 @@ def _check_counts(extents: Sequence[Extent], rows: int, most: int) -> None:
 
 def _check_index(extents: Sequence[Extent], most: int) -> None:
     """Check that the pages of the index take no more than `most` bytes, and what a field needs."""
-    index = [one for one in extents if one.leaf.top in SCHEMA.names]
+    index = [one for one in extents if one.leaf.top in OWN_COLUMNS]
     unfolded, values = sum(one.unfolded for one in index), max(one.values for one in index)
     if unfolded > most + _FIELD_BYTES * values:
         raise ValueError(f"{unfolded:,} bytes of index, more than a sidecar and shard of their sizes have")
@@ -427,9 +447,9 @@ def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
         raise CorruptShard(name, f"no sidecar: without {PREFIX}{error.args[0]}", remedy=made_again()) from None
     except ValueError as error:
         raise CorruptShard(name, f"no sidecar: {error}", remedy=made_again()) from None
-    if version != FORMAT_VERSION:
+    if version not in READ_VERSIONS:
         found = f"format version {version}"
-        raise CorruptShard(name, found, expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
+        raise CorruptShard(name, found, expected=f"{READ_VERSIONS[-1]} at the most", remedy="Use a newer shardtool.")
     return fact, footer
 
 

@@ -9,7 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.sidecar import FIELD, FORMAT_VERSION, PREFIX, SCHEMA, ShardFact, Tally, types_of
+from shardtool.dataset.sidecar import (
+    FIELD,
+    FORMAT_VERSION,
+    PREFIX,
+    SCHEMA,
+    SHARD,
+    ShardFact,
+    Tally,
+    types_of,
+    with_shard,
+)
 from shardtool.dataset.sidecar_read import is_small, read_sidecar
 from shardtool.entries.arrow import coded_strings, number_array, string_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest
@@ -118,7 +128,7 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     if index.columns and not is_small(data, table.select([*index.columns]), shard.size):
         _check_readable(data, shard)
     # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
-    return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else table.schema)
+    return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else with_shard(table.schema))
 
 
 def _check_readable(data: bytes, shard: ShardFact) -> None:
@@ -131,10 +141,16 @@ def _check_readable(data: bytes, shard: ShardFact) -> None:
         raise InvalidRequest(shard.name, found, remedy=remedy) from None
 
 
-def encode_table(table: pa.Table, shard: ShardFact) -> bytes:
-    """Return the bytes of a sidecar with the rows of `table`: a `pyarrow.Table` with the columns of `SCHEMA`."""
+def encode_table(table: pa.Table, shard: ShardFact, version: int = FORMAT_VERSION) -> bytes:
+    """Return the bytes of a sidecar.
+
+    Args:
+        table: Its rows, a `pyarrow.Table` with the columns of `SCHEMA`.
+        shard: What it says of its shard.
+        version: Of the format; 1 is written only to compare.
+    """
     sink = pa.BufferOutputStream()
-    facts = {"format_version": f"{FORMAT_VERSION}", "shard": shard.name, "size": f"{shard.size}"}
+    facts = {"format_version": f"{version}", "shard": shard.name, "size": f"{shard.size}"}
     if shard.crc is not None:
         facts["crc32c"] = f"{shard.crc:08x}"
     if shard.plan:
@@ -146,11 +162,17 @@ def encode_table(table: pa.Table, shard: ShardFact) -> bytes:
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot give again
+    more = table.column_names[len(SCHEMA) :]
+    if version > 1:
+        names = pa.DictionaryArray.from_arrays(
+            number_array(np.zeros(len(table), np.int8)), strings([shard.name.encode()])
+        )
+        table = table.add_column(1, SHARD.with_type(names.type), names)
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression="zstd",
-        use_dictionary=["__fields__.list.element.name", *table.column_names[len(SCHEMA) :]],
+        use_dictionary=["__fields__.list.element.name", SHARD.name, *more],
         write_page_checksum=True,
         store_schema=False,
     ) as writer:

@@ -80,11 +80,6 @@ def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
     }
 
 
-def listed_shards(info: bytes) -> list[str]:
-    """Return the shards that a `.info.json` lists, as far as it can be read."""
-    return [*shard_counts(info)]
-
-
 def shard_counts(info: bytes) -> dict[str, int]:
     """Return how many samples a `.info.json` gives for each shard, as far as it can be read; -1: no number."""
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.interop import energon
+from shardtool.interop import energon, sample_counts
 from shardtool.interop.dali import tfrecord_index, webdataset_index
 from shardtool.interop.export_types import Export, FolderIndex
 from shardtool.interop.huggingface import hub_index
@@ -19,15 +19,20 @@ from shardtool.wording import either, exporting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NV_META = FolderIndex(energon.folder_index, energon.INFO_FILE, energon.listed_shards, energon.DATASET_YAML)
+_NV_META = FolderIndex(energon.folder_index, energon.INFO_FILE, energon.shard_counts, energon.DATASET_YAML)
+_TIMM = FolderIndex(sample_counts.timm_info, sample_counts.TIMM_FILE, sample_counts.timm_counts)
+_OPEN_CLIP = FolderIndex(sample_counts.open_clip_sizes, sample_counts.OPEN_CLIP_FILE, sample_counts.open_clip_counts)
 EXPORTS = {
     "dali-webdataset": Export("tar", "DALI", ".idx", webdataset_index, least=1),
     "energon": Export("tar", "energon", ".tar.idx", energon.offsets_index, once=_NV_META),
     "huggingface": Export("tar", "the Hugging Face Hub", ".json", hub_index, hashed=True, readme=True),
+    "timm": Export("tar", "timm", once=_TIMM),
+    "open-clip": Export("tar", "open_clip", once=_OPEN_CLIP),
     "wids": Export("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
     "dali-tfrecord": Export("tfrecord", "DALI", ".idx", tfrecord_index, least=1),
     "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", tfrecord_index, least=2),
 }
+ONCE = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
 
 
 def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, Export]:

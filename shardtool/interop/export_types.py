@@ -50,14 +50,14 @@ class FolderIndex:
     Attributes:
         encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
         info: The one of them that lists the shards.
-        shards: Returns the names of these shards.
-        lasting: The one that is the user's to change: where it is there, it stays.
+        counts: Returns how many samples it gives for each of these shards.
+        lasting: The one that is the user's to change: where it is there, it stays. Empty: there is none.
     """
 
     encode: Callable[[Sequence[SplitShards]], dict[str, bytes]]
     info: str
-    shards: Callable[[bytes], list[str]]
-    lasting: str
+    counts: Callable[[bytes], dict[str, int]]
+    lasting: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _SPLIT_WORDS = (("train", "training"), _VALIDATION, _TEST)
 
 def cure() -> str:
     """Return what to do in a folder that `load_dataset` misreads."""
-    return f"{exporting('huggingface')} writes a README.md that names the shards"
+    return f"{exporting('huggingface')} mends that"
 
 
 def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:

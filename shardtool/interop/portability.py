@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Names
 
-_UNEVEN_SHOWN = 3  # fields that not all samples have: the rest is counted
 _NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
@@ -48,6 +47,24 @@ _FIELD_RULES = (
     ("unnamable-field", "DALI cannot be asked for a field with white space or a semicolon in its name",
      "field of such a name", re.compile(r"[\x00-\x20\x7f;]")),
 )  # fmt: skip
+
+
+_HUGGINGFACE = "huggingface"
+READERS = {  # by the code of what they get wrong
+    "dot-in-key": ("webdataset", "wids", "dali", "energon", _HUGGINGFACE),
+    "space-in-key": ("dali",),
+    "meta-folder": ("webdataset", "energon"),
+    "meta-name": (_HUGGINGFACE,),
+    "long-name": ("wids",),
+    "pax-name": ("dali",),
+    "upper-case-field": ("webdataset",),
+    "reserved-field": ("webdataset", "energon", _HUGGINGFACE),
+    "unnamable-field": ("dali",),
+    "meta-field": ("webdataset",),
+    "text-label": ("webdataset",),
+    "large-member": ("wids",),
+    "missing-field": (_HUGGINGFACE,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +185,18 @@ def _uneven(entries: Entries) -> list[Misread]:
     """Find fields that not all samples have."""
     total = len(entries)
     has = np.bincount(entries.rows.code, minlength=len(entries.fields))
-    uneven = [(name, int(count)) for name, count in zip(entries.fields, has, strict=True) if 0 < count < total]
-    found = []
-    readers = (
-        "Hugging Face datasets takes the fields of the first five samples for those of all: it refuses them where they "
-        "differ, and drops a field that comes later"
-    )
-    for name, count in uneven[:_UNEVEN_SHOWN]:
-        rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
-        holders = entries.owners(rows)
-        lacking = np.setdiff1d(np.arange(total), holders, assume_unique=True)
-        few = count < total - count
-        what = f"sample {'with' if few else 'without'} {name!r}"
-        sample = int(holders[0] if few else lacking[0])
-        shown = min(count, total - count), printable(entries.key(sample))
-        found.append(Misread("missing-field", readers, what, *shown, mendable=False))
-        readers = "as above"
-    if more := uneven[_UNEVEN_SHOWN:]:
-        what = "more field that not all samples have"
-        found.append(Misread("missing-field", readers, what, len(more), printable(more[0][0]), mendable=False))
-    return found
+    uneven = [code for code, count in enumerate(has.tolist()) if 0 < count < total]
+    if not uneven:
+        return []
+    holders = entries.owners(np.flatnonzero(entries.rows.code == uneven[0]))
+    few = 2 * len(holders) < total
+    sample = holders[0] if few else np.setdiff1d(np.arange(total), holders, assume_unique=True)[0]
+    where = f"{'only in' if few else 'not in'} {printable(entries.key(int(sample)))}"
+    if (others := min(len(holders), total - len(holders)) - 1) > 0:
+        where += f" and {others:,} more"
+    readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
+    what, example = "field that not all samples have", f"{entries.fields[uneven[0]]}, {where}"
+    return [Misread("missing-field", readers, what, len(uneven), example, mendable=False)]
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")

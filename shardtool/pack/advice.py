@@ -8,7 +8,8 @@ from shardtool.interop.huggingface import cure, misreading
 from shardtool.interop.index_forms import index_name
 from shardtool.interop.portability import unopenable
 from shardtool.publish.folder_index import has_own_readme
-from shardtool.values import output_text
+from shardtool.values import counted, output_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +17,38 @@ if TYPE_CHECKING:
     from shardtool.interop.export_types import Export
     from shardtool.publish.destination import Destination
 
+_WORKERS = 8  # of a loader: a usual number
+_LARGE = 2**28  # bytes of a dataset that is worth reading with several workers
 _READERS = {"huggingface": "Hugging Face datasets"}
 
 
-def name_notes(outputs: Sequence[tuple[Destination, int]]) -> Iterator[str]:
+def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
+    """Yield which datasets have fewer shards than a loader usually has workers, where they could have more.
+
+    Args:
+        outputs: Where each dataset goes, and how many shards it gets.
+        sizes: Bytes of its new shards, all together.
+    """
+    for (output, shards), size in zip(outputs, sizes, strict=True):
+        total = output.first + shards
+        if output.pattern.count is None and total < _WORKERS and size >= _LARGE:
+            few = f"{output_text(output.pattern.dataset_file)}: {counted(total, 'shard')}"
+            bound = option("max_size", f"{size // _WORKERS // 10**6}MB")
+            yield f"{few}, and a loader of more workers leaves some without data: {bound} makes {_WORKERS} or more"
+
+
+def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
     """Yield what readers make of names of shards that they cannot open, each reader once.
 
     Args:
         outputs: Where each dataset goes, and how many shards it gets.
+        readers: Those that count.
     """
     said = set()
     for output, _ in outputs:
         name = output_text(output.pattern.shard(0))
         for reader, why in unopenable(name).items():
-            if output.pattern.format == "tar" and reader not in said:
+            if output.pattern.format == "tar" and reader in readers and reader not in said:
                 said.add(reader)
                 yield f"{_READERS.get(reader, reader)} cannot open shards called such as '{name}': it {why}"
 

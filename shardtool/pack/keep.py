@@ -143,8 +143,10 @@ def _is_sound(said: _Said, name: str) -> bool:
     if said.fact.made is None or said.fact.made.skipped:
         return False
     try:
-        table = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size).plain_table()
-        return encode_table(table, said.fact) == said.sidecar  # nothing else finds a flipped bit in its facts
+        found = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size)
+        return (
+            encode_table(found.plain_table(), said.fact, found.version) == said.sidecar
+        )  # nothing else finds a flipped bit in its facts
     except ShardError:
         return False
 

@@ -12,7 +12,8 @@ from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import memory_for
-from shardtool.pack.advice import folder_notes, name_notes
+from shardtool.interop.sample_counts import check_timm_splits
+from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import made
 from shardtool.pack.resume import (
     Resumed,
@@ -218,13 +219,17 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
             entries = entries.take(np.sort(np.concatenate([part for part in samples.parts if part is not None])))
         notes.add(*map(str, _misreads(entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
-    notes.add(*name_notes(outputs), *folder_notes(outputs, request.exports))
+    if request.options.shards is None:
+        notes.add(*loader_notes(outputs, [int(plan.sizes.sum()) for plan in plans]))
+    notes.add(*name_notes(outputs, request.options.readers))
+    if "huggingface" in request.options.readers:
+        notes.add(*folder_notes(outputs, request.exports))
 
 
 def _misreads(entries: Entries, options: OutputOptions) -> list[Misread]:
-    from shardtool.interop.portability import misreads
+    from shardtool.interop.portability import READERS, misreads
 
-    found = misreads(entries)
+    found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(options.readers)]
     if options.portable or not any(one.mendable for one in found):
         return found
     return [
@@ -240,8 +245,11 @@ def _check_exports(request: Request, targets: Sequence[Target], plans: Sequence[
     from shardtool.interop.huggingface import check_splits
     from shardtool.publish.exporter import check_exports
 
+    splits = [target.split for target in targets]
     if any(export.readme for export in request.exports.values()):
-        check_splits([target.split for target in targets])
+        check_splits(splits)
+    if "timm" in request.exports:
+        check_timm_splits(splits)
     overwrite = request.options.if_exists != "error"
     patterns = [target.pattern for target in targets]
     for target, plan in zip(targets, plans, strict=True):

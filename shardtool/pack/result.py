@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import Bug, CorruptShard, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
-from shardtool.values import counted, to_bytes
+from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import export_call
 
 if TYPE_CHECKING:
@@ -56,7 +56,18 @@ class WrittenDataset:
             dropped=self.dropped,
             size=sum(shard.size for shard in shards),
             fingerprint=self.dataset.fingerprint,
+            urls=self._urls,
         )
+
+    @property
+    def _urls(self) -> str:
+        """What webdataset is given to read all shards; empty where it cannot open them."""
+        from shardtool.interop.portability import unopenable
+
+        pattern = self.target.output.pattern
+        urls = pattern.closed(len(self.dataset.shards)) if pattern.format == "tar" else ""
+        shard = os.path.join(pattern.folder, pattern.shard(0))
+        return "" if "{" in shard or "webdataset" in unopenable(output_text(shard)) else output_text(urls)
 
 
 def unchanged(target: Target) -> WrittenDataset:
@@ -112,6 +123,7 @@ def result(
         notes=tuple(notes.said),
         dropped=sum(one.dropped for one in splits.values()),
         features=written[0].dataset.feature_texts(),
+        urls=next(iter(splits.values())).urls if request.dividing is None else "",
         splits={} if request.dividing is None else splits,
         appended=_appended(written),
         exported=tuple(request.exports),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import ShardEntry
-from shardtool.dataset.sidecar import MadeFact, ShardFact, Tally, tally_of, types_of
+from shardtool.dataset.sidecar import FORMAT_VERSION, MadeFact, ShardFact, Tally, tally_of, types_of, with_shard
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import Written, encode, encode_table, index_of, string_lists
 from shardtool.entries.arrow import number_array
@@ -258,12 +258,14 @@ class Packing:
         """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         index = sidecar_name(name)
         fact = read_facts(data, index)
-        table = read_sidecar(data, index, fact.size).plain_table()  # as it was read when it was found to be sound
-        self.schema = types_of(table.schema)
+        sidecar = read_sidecar(data, index, fact.size)  # as it was read when it was found to be sound
+        table = sidecar.plain_table()
+        self.schema = types_of(with_shard(table.schema))
         made = fact.made
         if made is None:
             raise Bug(name, "a kept shard without its facts")
-        if fact.shards != (planned := self._planned(shard, made.consumed)):  # the source has grown or shrunk since
+        planned = self._planned(shard, made.consumed)  # another number if the source has grown or shrunk since
+        if (fact.shards, sidecar.version) != (planned, FORMAT_VERSION):
             fact = replace(fact, first=self._first, shards=planned)
             data = encode_table(table, fact)
         self.digest += made.content

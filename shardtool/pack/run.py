@@ -130,6 +130,7 @@ def _export(request: Request, target: Target, pool: LocalPool, notes: Notes) -> 
 
     if request.exports:
         folder, name = target.output.folder, target.pattern.dataset_file
-        exporter = Exporter(folder, name, request.exports, notes)
+        advises = "huggingface" in request.options.readers
+        exporter = Exporter(folder, name, request.exports, notes, advises=advises)
         exporter.write(folder, pool, overwrite=request.options.if_exists != "error")
     renew_exports(target.output, request.exports, notes)

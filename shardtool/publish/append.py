@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.feature import Feature, features_of, numbers_in
-from shardtool.dataset.sidecar import SCHEMA, types_of
+from shardtool.dataset.sidecar import SCHEMA, SHARD, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
@@ -182,10 +182,10 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
-    columns = () if plan.entries.metadata is None else plan.entries.metadata.column_names
+    columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
     if more := [name for name in columns if name not in old.schema]:
         yield (
-            f"columns of metadata that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
+            f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
             "must ask for them (DuckDB: union_by_name)"
         )
 

@@ -85,9 +85,13 @@ class Exporter:
         name: The name of its dataset file.
         wanted: What to make.
         notes: Gets notes that it does not have yet, and its observer the progress.
+        advises: Whether to note what the new files make of the folder for Hugging Face.
     """
 
-    def __init__(self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes) -> None:
+    def __init__(
+        self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
+    ) -> None:
+        self._advises = advises
         self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
         self._note = notes.add_new
 
@@ -140,7 +144,7 @@ class Exporter:
             made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
             readmes = [data for data in made if data is not None]
             names += [README] * len(readmes)
-            if own and not any(export.readme for export in self.wanted.values()):
+            if own and self._advises and not any(export.readme for export in self.wanted.values()):
                 self._note_folder(names)
             box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
             for shard in self._indexed(dataset, pool):
@@ -223,7 +227,7 @@ class Exporter:
         """Return this dataset, and its other splits that have an index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):
-            names = {index_name(shard.name, export) for shard in other.shards}
+            names = {index_name(shard.name, export) for shard in other.shards if export.encode is not None}
             if len(target.facts(names)) == len(names):
                 others.append(other)
         return [dataset, *others]
@@ -280,6 +284,10 @@ def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fil
         InvalidRequest: Two files would have the same name.
     """
     exports = {name: export for name, export in wanted.items() if export.encode is not None}
+    for name, export in wanted.items():
+        if export.once is not None and export.once.info == dataset_file:
+            found, expected = f"{dataset_file}, which is the dataset file", "shards with other names"
+            raise InvalidRequest(exporting(name), found, expected=expected)
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():

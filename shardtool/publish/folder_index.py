@@ -1,4 +1,4 @@
-"""Index files of which a folder has one set (energon's .nv-meta), shared by all splits of a dataset."""
+"""Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset."""
 
 from __future__ import annotations
 
@@ -65,9 +65,16 @@ def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
 
 def listed_shards(once: FolderIndex, target: Folder) -> set[str] | None:
     """Return the shards that the files which are there cover; None: there are no such files."""
-    folder = target.facts([os.path.dirname(once.info)]).values()
-    info = _read(target, once.info) if all(fact.is_folder for fact in folder) else None
-    return None if info is None else set(once.shards(info))
+    counts = sample_counts(once, target)
+    return None if counts is None else set(counts)
+
+
+def sample_counts(once: FolderIndex, target: Folder) -> dict[str, int] | None:
+    """Return how many samples the files which are there give for each shard; None: there are no such files."""
+    below = os.path.dirname(once.info)  # not through a link to a folder
+    apart = below and not all(fact.is_folder for fact in target.facts([below]).values())
+    info = None if apart else _read(target, once.info)
+    return None if info is None else once.counts(info)
 
 
 def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> None:
@@ -80,7 +87,7 @@ def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> N
     if others := sorted(name for name in others if "/" in name or name in there):
         found = f"that of other shards: {listing(others, 3)}"
         expected = "one dataset in a folder, or the splits of one"
-        remedy = f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info)}."
+        remedy = f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info) or once.info}."
         raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
 
 

@@ -113,7 +113,7 @@ class Indexer:
 
     def _add_entry(self, number: int, one: Right, found: Survey, data: bytes) -> None:
         from shardtool.dataset.opened import walked_tally
-        from shardtool.dataset.sidecar import types_of
+        from shardtool.dataset.sidecar import types_of, with_shard
 
         tally, name = walked_tally(found), self.target.names[number]
         shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
@@ -121,7 +121,7 @@ class Indexer:
         self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
         self.fields.update(tally.fields)
         self.field_bytes += tally.field_bytes
-        self.schemas[number] = types_of(one.table.schema)
+        self.schemas[number] = types_of(with_shard(one.table.schema))
 
     def _add_sums(self, number: int, found: Survey) -> None:
         self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}

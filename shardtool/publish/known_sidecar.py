@@ -23,7 +23,7 @@ class Right:
     Attributes:
         table: Its rows, with what only it knows: checksums and metadata.
         fact: What it says of the shard.
-        data: Its bytes; None where it gets checksums that it lacked, and is to be written.
+        data: Its bytes; None where it is to be written: with checksums that it lacked, or in the new format.
     """
 
     table: pa.Table
@@ -53,7 +53,7 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *,
         CorruptShard: The shard has another checksum than its sidecar says.
     """
     from shardtool.dataset.opened import places_of
-    from shardtool.dataset.sidecar import SCHEMA
+    from shardtool.dataset.sidecar import FORMAT_VERSION, SCHEMA
     from shardtool.dataset.sidecar_read import read_sidecar
 
     try:
@@ -65,8 +65,9 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *,
     same = (fact.name, fact.size) == (output_text(os.path.basename(found.path)), found.size)
     if not same or places_of(table) != places_of(walked):
         return Wrong("of another shard", lost)
+    current = data if known.version == FORMAT_VERSION else None
     if not checksum:
-        return Right(table, fact, data)
+        return Right(table, fact, current)
     if fact.crc is not None and fact.crc != found.crc:
         what = f"the checksum {found.crc:08x}"
         expected = f"{fact.crc:08x}, as its sidecar says"
@@ -75,7 +76,7 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *,
     if new is None:
         return Wrong("checksums of other payloads", lost)
     if fact.crc is not None and not new[1]:
-        return Right(table, fact, data)
+        return Right(table, fact, current)
     return Right(new[0], replace(fact, crc=found.crc))
 
 

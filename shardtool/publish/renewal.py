@@ -9,6 +9,7 @@ from shardtool.errors import InvalidRequest, OutputExists, listing
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.pattern import SIDECAR_SUFFIX, sidecar_name
 from shardtool.publish.exporter import Exporter
+from shardtool.publish.folder_index import listed_shards
 from shardtool.values import to_bytes
 from shardtool.wording import export_call
 
@@ -25,13 +26,15 @@ def exports_beside(destination: Destination) -> list[str]:
     if old is None or not old.shards:
         return []
     stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
-    files = {
-        name: export.once.info if export.once else stem + export.suffix
-        for name, export in EXPORTS.items()
-        if export.shard_format == old.format and export.encode is not None
-    }
-    there = destination.folder.facts(files.values())
-    return [name for name, file in files.items() if file in there]
+    ours, found = {shard.name for shard in old.shards}, []
+    for name, export in EXPORTS.items():
+        if export.once is not None:  # a list of the folder's shards: it may be of others
+            is_there = not ours.isdisjoint(listed_shards(export.once, destination.folder) or ())
+        else:
+            is_there = export.encode is not None and bool(destination.folder.facts([stem + export.suffix]))
+        if is_there and export.shard_format == old.format:
+            found.append(name)
+    return found
 
 
 def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable[str]:

@@ -13,10 +13,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputExists, listing
-from shardtool.interop import energon, huggingface
-from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop import huggingface
+from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, stems_of
+from shardtool.publish.folder_index import sample_counts
 from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import option
@@ -34,7 +35,7 @@ class StaleIndexes:
     Args:
         folder: The folder.
         pattern: The names of the dataset's shards.
-        appends: Whether the shards that are there stay: then what energon knows of the folder is not wrong, only old.
+        appends: Whether the shards that are there stay: then what the folder's indexes list is not wrong, only old.
 
     Attributes:
         removed: The names of those that were removed, and what each was, as `--export` calls it.
@@ -46,8 +47,7 @@ class StaleIndexes:
         self._forms: dict[str, str] = {}  # by file
         self._files: dict[str, list[str]] = {}  # by shard
         self._stale: list[str] = []
-        self._counts: dict[str, int] = {}  # that energon's `.info.json` has for this dataset's shards, not compared yet
-        self._counted = False  # whether it has any, and they were right so far
+        self._counts: dict[str, dict[str, int]] = {}  # for this dataset's shards, by index of the folder
 
     def look(self, there: Iterable[str]) -> None:
         """Find the index files of shards that the pattern owns.
@@ -62,15 +62,9 @@ class StaleIndexes:
             if owned and name != self.pattern.dataset_file and (form := self._form(name)):
                 self._forms[name] = form
                 self._files.setdefault(owned[0], []).append(name)
-        self._counts, self._counted = {}, False
-        with suppress(OSError):
-            if self._is_folder(os.path.dirname(energon.INFO_FILE)):
-                counts = energon.shard_counts(self.folder.read(energon.INFO_FILE))
-                self._counts = {name: count for name, count in counts.items() if self.pattern.owns(name)}
-                self._counted = bool(self._counts)
-
-    def _is_folder(self, name: str) -> bool:
-        return any(fact.is_folder for fact in self.folder.facts([name]).values())
+        lists = {form: sample_counts(once, self.folder) or {} for form, once in ONCE.items()}
+        ours = {form: {name: found[name] for name in found if self.pattern.owns(name)} for form, found in lists.items()}
+        self._counts = {form: counts for form, counts in ours.items() if counts}
 
     def _form(self, name: str) -> str:
         head = memoryview(bytearray(HEAD_SIZE))
@@ -105,7 +99,7 @@ class StaleIndexes:
         for name in files:
             if self._differs(name, shard, sidecar, written=written):
                 self._stale.append(name)
-        if self._counted and not self._appends:
+        if self._counts and not self._appends:
             self._compare_count(shard, sidecar)
 
     def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
@@ -127,14 +121,14 @@ class StaleIndexes:
         from shardtool.dataset.sidecar_read import read_sidecar
 
         samples = len(read_sidecar(sidecar, shard, None, metadata=False).rows.counts)
-        if self._counts.pop(shard, 0) != samples:
-            self._drop_info()
+        self._drop_infos([form for form, counts in self._counts.items() if counts.pop(shard, 0) != samples])
 
-    def _drop_info(self) -> None:
-        """Have energon's `.info.json` removed: without it, the folder is none of energon's."""
-        self._counts, self._counted = {}, False
-        self._stale.append(energon.INFO_FILE)
-        self._forms[energon.INFO_FILE] = "energon"
+    def _drop_infos(self, forms: Iterable[str]) -> None:
+        """Have the files removed that list the folder's shards: without them, the folder is none of their readers'."""
+        for form in forms:
+            del self._counts[form]
+            self._stale.append(ONCE[form].info)
+            self._forms[ONCE[form].info] = form
 
     def keep_only(self, shards: Iterable[str]) -> None:
         """Find the index files of shards that are no longer there.
@@ -145,8 +139,7 @@ class StaleIndexes:
         wanted = {os.fsdecode(to_bytes(name)) for name in shards}
         for shard in sorted(set(self._files) - wanted):
             self._stale += self._files.pop(shard)
-        if set(self._counts) - wanted:
-            self._drop_info()
+        self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
         self._compare_readme(wanted)
 
     def _compare_readme(self, shards: set[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
@@ -46,7 +46,7 @@ _OF_FOLDERS = (
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target",
 }  # fmt: skip
 
 
@@ -71,6 +71,7 @@ class OutputOptions:
         stratify: A column of labels; each keeps the shares.
         group_by: A column of groups; each stays in one split.
         portable: Make names safe for every reader.
+        target: Readers that the notes are about; none: all that are known.
         export: Other tools whose indexes to write, too: see `export`.
         on_error: `stop` at a sample that cannot be read, or `skip` and list it.
         if_exists: `error`, `resume` or `overwrite`; `resume-overwrite`: keep what is right, whatever else is replaced.
@@ -95,6 +96,7 @@ class OutputOptions:
     stratify: str | None = None
     group_by: str | None = None
     portable: bool = False
+    target: tuple[Target, ...] = ()
     export: tuple[str, ...] = ()
     on_error: OnError = "stop"
     if_exists: IfExists = "error"
@@ -122,6 +124,11 @@ class OutputOptions:
             raise InvalidRequest(
                 option(of_split[0]), "no shares", expected=f"{option('split', 'train=0.8,val=0.2')} or the like"
             )
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The readers that notes are about."""
+        return self.target or get_args(Target)
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""

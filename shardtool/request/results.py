@@ -87,6 +87,11 @@ class SplitResult:
     dropped: int
     size: int
     fingerprint: str
+    urls: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as data."""
+        return {name: value for name, value in asdict(self).items() if value or name != "urls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class CreateResult:
         notes: What the user should know.
         dropped: How many samples the function of `map` dropped.
         features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
+        urls: Only for tar: what `webdataset.WebDataset` is given to read all shards; empty where it cannot open them,
+            and of several splits, which have their own.
         splits: Each split's own dataset; empty without splits.
         appended: What an append added; all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
@@ -131,6 +138,7 @@ class CreateResult:
     notes: tuple[str, ...]
     dropped: int = 0
     features: Mapping[str, str] = field(default_factory=dict)
+    urls: str = ""
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
     appended: AppendedPart | None = None
     exported: tuple[str, ...] = ()
@@ -141,12 +149,10 @@ class CreateResult:
         found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
         found |= {"notes": list(self.notes), "seconds": round(self.seconds, 3), "features": dict(self.features)}
         found["exported"] = list(self.exported)
-        found["splits"] = {
-            name: {one.name: getattr(split, one.name) for one in fields(split)} for name, split in self.splits.items()
-        }
+        found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
         found["appended"] = None if self.appended is None else asdict(self.appended)
         found["changes"] = None if self.changes is None else asdict(self.changes)
-        optional = ("dropped", "features", "splits", "appended", "exported", "changes")
+        optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes")
         return {name: value for name, value in found.items() if value or name not in optional}
 
 

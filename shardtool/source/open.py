@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.shard_names import format_of
+from shardtool.source.advice import check_archive, check_folder
 from shardtool.storage.reading import entries_in
 from shardtool.wording import option
 
@@ -41,6 +42,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
     if options.complete:
         raise InvalidRequest(option("complete"), "there is one source", expected="several folders, or not this option")
     if (archive := _archive(source)) is not None:
+        check_archive(archive[0])
         options.check_for(manifest=False)
         from shardtool.source.archive.source import ArchiveSource
 
@@ -53,6 +55,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         return ManifestSource(source, options)
     from shardtool.source.folder.source import FolderSource
 
+    check_folder(os.fspath(source))
     return FolderSource(os.fspath(source), options, outputs)
 
 
@@ -70,6 +73,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
             if is_path and _archive(one) is not None:
                 remedy = "An archive is a source by itself."
+                check_archive(os.fspath(one))
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     if len(sources) == 1:
         return open_source(sources[0], options, outputs)

@@ -36,7 +36,8 @@ def export(
 
     Args:
         dataset_file: Such as `out.json`.
-        formats: `dali-webdataset`, `energon`, `huggingface`, `wids`, `dali-tfrecord` or `tfrecord`; one or several.
+        formats: `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`, `dali-tfrecord` or
+            `tfrecord`; one or several.
         options: See `ExportOptions`.
         observer: Gets progress, and notes for the user.
 

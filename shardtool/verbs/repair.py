@@ -257,6 +257,6 @@ class _Mending:
 
 
 def _schema_names() -> list[str]:
-    from shardtool.dataset.sidecar import SCHEMA
+    from shardtool.dataset.sidecar import OWN_COLUMNS
 
-    return list(SCHEMA.names)
+    return list(OWN_COLUMNS)

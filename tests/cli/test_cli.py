@@ -45,7 +45,13 @@ def _nothing(_root: Path) -> None:
 # What is done to a tree, what is asked, exit code, error code, and what the message must say.
 ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]] = {
     "no source": (_nothing, ["nowhere", PATTERN], 2, "invalid-request", ["nowhere", "no such file"]),
-    "no folder": (_nothing, ["s/a/000.txt", PATTERN], 2, "invalid-request", ["s/a/000.txt", "no folder"]),
+    "no folder": (
+        _nothing,
+        ["s/a/000.txt", PATTERN],
+        2,
+        "invalid-request",
+        ["s/a/000.txt", "no table", "standard input"],
+    ),
     "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no ending", "out-{000000..}.tar"]),
     "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),
     "url": (_nothing, ["s", "s3://bucket/out-{000..}.tar"], 2, "invalid-request", ["s3://bucket", "local folder"]),
@@ -148,10 +154,12 @@ def test_success(place: Path) -> None:
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0].startswith("12 samples in 3 shards, ")
-    assert [line.split()[0] for line in lines[1:]] == ["dataset", "fingerprint"]
+    assert [line.split()[0] for line in lines[1:3]] == ["dataset", "fingerprint"]
+    snippet = ["to read it with webdataset:", '  wds.WebDataset("out-{000..002}.tar", shardshuffle=False)']
+    assert lines[3:] == snippet
     assert "out.json" in lines[1]
     ran = typed("create", "s", "d/one-{0..}.tar", cwd=place)
-    assert (ran.code, len(ran.out.splitlines()), len(ran.err.splitlines())) == (0, 3, 1)
+    assert (ran.code, len(ran.out.splitlines()), len(ran.err.splitlines())) == (0, 5, 1)
     assert ran.err.startswith("note: ")
 
 
@@ -160,7 +168,7 @@ def test_quiet_and_verbose(place: Path) -> None:
     ran = typed("create", "s", PATTERN, "--quiet", cwd=place)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     ran = typed("create", "s", PATTERN, "--overwrite", "--max-count", "4", "-v", cwd=place)
-    assert (ran.code, len(ran.out.splitlines())) == (0, 3)
+    assert (ran.code, len(ran.out.splitlines())) == (0, 5)
     assert sorted(line.split(":")[0] for line in ran.err.splitlines()) == [f"out-00{at}.tar" for at in range(3)]
 
 
@@ -180,6 +188,7 @@ def test_success_as_json(place: Path) -> None:
         "size": sum(shard.stat().st_size for shard in shards(place)),
         "fingerprint": made["fingerprint"],
         "notes": [],
+        "urls": "out-{000..002}.tar",
     }
     again = _document(typed("create", "s", PATTERN, "--max-count", "5", "--json", "--resume", cwd=place).out)
     assert (again["kept"], again["fingerprint"]) == (3, told["fingerprint"])

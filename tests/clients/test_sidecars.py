@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -13,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from tests.clients.packed import Packed
 
@@ -88,14 +88,14 @@ def test_duckdb_counts_over_all_shards(packed: Packed) -> None:
 
 
 def test_duckdb_finds_every_payload(packed: Packed) -> None:
-    """The rows that DuckDB gives, with the name of their sidecar, lead to the source's bytes."""
+    """The rows that DuckDB gives name their shards, and lead to the source's bytes there."""
     rows = duckdb.connect().execute(
-        "select __key__, __fields__, filename from read_parquet(?, filename = true) order by filename, __offset__",
+        "select __key__, __fields__, __shard__ from read_parquet(?) order by __shard__, __offset__",
         [str(packed.folder / "out-*.index")],
     )
     read = []
-    for key, fields, sidecar in rows.fetchall():
-        read += _payloads(key, fields, Path(sidecar).with_suffix(".tar"))
+    for key, fields, shard in rows.fetchall():
+        read += _payloads(key, fields, packed.folder / shard)
     assert read == packed.members
 
 

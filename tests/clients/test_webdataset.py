@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,11 @@ import torch
 import webdataset as wds
 from PIL import Image
 
+from shardtool import CreateOptions, create
 from tests.clients.packed import Fields, Packed, payloads_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.clients,
@@ -66,3 +70,11 @@ def test_data_loader_with_workers(photos: Packed) -> None:
     read = [(key, (_pixels(image), meta, number)) for key, image, meta, number in loader]
     assert len(read) == len(photos.samples)
     assert dict(read) == {key: _decoded(fields) for key, fields in photos.samples.items()}
+
+
+@pytest.mark.parametrize("pattern", ["a b/x-{000..}.tar", "x-%06d-y.tar", "x-{8..}.tar", "x-000.tar"])
+def test_the_urls_that_create_prints(pattern: str, photos: Packed, tmp_path: Path) -> None:
+    """What the summary of `create` gives to webdataset reads all samples, in order."""
+    bound = None if pattern == "x-000.tar" else 7
+    made = create(photos.source, str(tmp_path / pattern), CreateOptions(max_count=bound, workers=1))
+    assert [sample["__key__"] for sample in wds.WebDataset(made.urls, shardshuffle=False)] == list(photos.samples)

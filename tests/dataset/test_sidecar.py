@@ -51,7 +51,8 @@ def test_pandas_reads_it(made: str, ending: str, request: pytest.FixtureRequest)
         assert shard.suffix == f".{ending}"
         raw, found = shard.read_bytes(), []
         table = pd.read_parquet(shard.with_suffix(".index"))
-        assert list(table.columns) == ["__key__", "__offset__", "__size__", "__fields__"]
+        assert list(table.columns) == ["__key__", "__shard__", "__offset__", "__size__", "__fields__"]
+        assert set(table["__shard__"]) == {shard.name}
         for row in table.to_dict("records"):
             for field in row["__fields__"]:
                 payload = raw[field["offset"] : field["offset"] + field["length"]]
@@ -79,6 +80,7 @@ def test_columns_have_the_types_of_the_format(packed: Path) -> None:
     fields = "list<element: struct<name: string not null, offset: uint64 not null, length: uint64 not null, "
     assert {field.name: str(field.type) for field in schema} == {
         "__key__": "string",
+        "__shard__": "string",
         "__offset__": "uint64",
         "__size__": "uint64",
         "__fields__": f"{fields}crc32c: uint32 not null> not null>",
@@ -96,7 +98,7 @@ def test_metadata_tells_of_the_shard(packed: Path) -> None:
         ours = {name.decode(): value.decode() for name, value in found.items() if name.startswith(b"shardtool.")}
         assert ours.pop("shardtool.plan").isalnum()
         assert ours == {
-            "shardtool.format_version": "1",
+            "shardtool.format_version": "2",
             "shardtool.shard": shard.name,
             "shardtool.size": str(len(raw)),
             "shardtool.crc32c": f"{crc32c.crc32c(raw):08x}",
@@ -158,7 +160,7 @@ def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
     path, good = tmp_path / "out.index", shards(packed)[0].with_suffix(".index")
     if damage == "newer":
         table = pq.read_table(good)
-        metadata = {**table.schema.metadata, b"shardtool.format_version": b"2"}
+        metadata = {**table.schema.metadata, b"shardtool.format_version": b"3"}
         pq.write_table(table.replace_schema_metadata(metadata), path)
     elif damage == "foreign":
         pq.write_table(pq.read_table(good).replace_schema_metadata(None), path)

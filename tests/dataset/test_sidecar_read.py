@@ -519,6 +519,7 @@ def test_a_sound_sidecar_stays_sound(dataset: Path) -> None:
     _seal(dataset, _written(table, _facts(dataset)))
     assert verify(dataset).sound
     found = read_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+    table = table.drop_columns(["__shard__"])  # which says what its reader knows
     assert found.plain_table().to_pylist() == table.to_pylist()
     assert found.plain_table().schema.names == table.schema.names
     for verb in VERBS:

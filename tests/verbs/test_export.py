@@ -765,7 +765,7 @@ def test_a_hostile_sidecar(how: str, packed: Path, ending: str) -> None:
         ("size", "x"),
         ("shard", "out-000.tar"),
         ("crc32c", "0"),
-        ("format_version", "2"),
+        ("format_version", "3"),
     ],
 )
 def test_hostile_facts(fact: str, value: str, tars: Path) -> None:

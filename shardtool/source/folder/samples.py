@@ -6,6 +6,8 @@ silence: it is returned beside them, and `create` decides what that means.
 
 from __future__ import annotations
 
+import re
+from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.inline import Field, with_fields
 from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
-from shardtool.wording import flag, option
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from array import array
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _FIELD_LIMIT = 2**16 - 1
+_WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
 
 def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped, ...]]:
@@ -199,7 +202,8 @@ def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int,
             while at < high:
                 name, slash, _rest = keys[at][len(above) :].partition(b"/")
                 if not slash:
-                    beside.append(printable(keys[at]))
+                    path = printable(_WILD.sub(rb"[\g<0>]", keys[at]))
+                    beside.append(path + ".*" if b"/" in keys[at] else f"./{path}.*")  # as `exclude` takes it
                     at += 1
                     continue
                 end = _end_of(keys, at, high, above + name + b"0")  # "0" follows "/"
@@ -208,7 +212,8 @@ def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int,
         spans = found
     if beside:
         problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
-        remedy = f"Move them, or leave them out with {option('exclude')}."
+        left_out = either(f"exclude=({beside[0]!r}, ...)", f"--exclude {quote(beside[0])}")
+        remedy = f"Move them, or leave them out: {left_out}."
         raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
+from shardtool.source.advice import shards_note
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.source.selecting import Selection
@@ -55,6 +56,7 @@ class FolderSource(Source):
         entries, skipped, notes = self._list(pool, observer)
         options = self._options
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
+        notes += filter(None, [shards_note(entries)])
         if options.dots is None and not entries.folders:
             folder.check_torn(entries)
         selection = Selection(options, _table)

@@ -316,7 +316,10 @@ def test_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/0.jpg": b"", "beside.jpg": b""}, "1 sample in no such folder: beside; expected paths such as CLASS/FILE"),
+        (
+            {"a/0.jpg": b"", "beside.jpg": b""},
+            r"1 sample in no such folder: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
+        ),
         ({"a/0.jpg": b"", "a/0.cls": b"1"}, "have a field 'cls' already"),
     ],
 )
@@ -325,6 +328,17 @@ def test_labels_are_refused(files: dict[str, bytes], message: str, tmp_path: Pat
     root = write_tree(tmp_path / "s", files)
     with pytest.raises(InvalidRequest, match=message):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True))
+
+
+def test_what_labels_complain_of_is_what_exclude_takes(tmp_path: Path) -> None:
+    """All that the message names, given to `exclude` as it stands there, makes the run go through."""
+    beside = ["a.jpg", "a.json", "b[1]*.jpg", "c d.e.txt"]
+    root = write_tree(tmp_path / "s", dict.fromkeys([*beside, "x/a.jpg", "x/c d.e.txt"], b""))
+    with pytest.raises(InvalidRequest, match="3 samples") as caught:
+        create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True, dots="last"))
+    named = caught.value.found.partition(": ")[2].split(", ")
+    options = CreateOptions(workers=1, label_from_folder=True, dots="last", exclude=tuple(named))
+    assert create(root, str(tmp_path / PATTERN), options).samples == 2
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -471,7 +485,7 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1))
     mendable = ("white space", "two underscores", "over 100 bytes", "upper case")
-    for what in (*mendable, "without 'jpg'", "takes out.json for the data"):
+    for what in (*mendable, "fields that not all samples have", "takes out.json for the data"):
         assert sum(what in note for note in plan.notes) == 1, what
     safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True))
     assert not any(what in note for note in safe.notes for what in mendable)

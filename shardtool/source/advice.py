@@ -1,0 +1,109 @@
+"""What a source is that is neither a folder nor a manifest, and what to give instead."""
+
+from __future__ import annotations
+
+import glob
+import os
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.find import is_dataset_file
+from shardtool.errors import InvalidRequest, ShardError, printable
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.shard_names import is_shard_name, read_name
+from shardtool.values import counted
+from shardtool.wording import either, option
+
+if TYPE_CHECKING:
+    from shardtool.entries.entries import Entries
+
+_EXPECTED = "a folder of samples"
+_TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
+_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
+
+
+def check_folder(source: str) -> None:
+    """Check that a source is a folder.
+
+    Raises:
+        InvalidRequest: It is not; the remedy depends on what it is instead.
+    """
+    if os.path.isdir(source):
+        return
+    if "://" in source:
+        raise InvalidRequest(source, "a URL", expected=_EXPECTED, remedy="Copy it to this machine first.")
+    if what := _shards(source):
+        raise InvalidRequest(source, what, expected=_EXPECTED, remedy=f"{_again()}.")
+    if os.path.isfile(source):
+        raise InvalidRequest(source, "a file that is no table", expected=_OR_TABLE, remedy=_of_file(source))
+    if os.path.lexists(source):
+        raise InvalidRequest(source, "no folder", expected=_EXPECTED)
+    if any(mark in source for mark in "*?[") and glob.glob(source):
+        raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
+    raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+
+
+def check_archive(path: str) -> None:
+    """Check that an archive is no shard with its index, which has more to go by than its files.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    folder, name = os.path.split(path)
+    if read_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
+        raise InvalidRequest(path, "a shard", expected=_EXPECTED, remedy=f"{_again()}.")
+
+
+def shards_note(entries: Entries) -> str:
+    """Return what the user should know of files in a folder that are shards; empty where there are none."""
+    counts = entries.code_counts()
+    codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
+    if not codes:
+        return ""
+    total = sum(counts[code] for code in codes)
+    first = printable(entries.path(int((entries.rows.code == codes[0]).argmax())))
+    files = f"{counted(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
+    return f"{files}, such as {first}, packed as any file: {_again()}"
+
+
+def _again() -> str:
+    return f"{either('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards"
+
+
+def _shards(source: str) -> str:
+    """Return what a source is if it is shards; empty: it is not."""
+    if source.endswith(DATASET_SUFFIX):
+        return "a dataset file" if is_dataset_file(source) else ""
+    if os.path.isfile(source):
+        return "a shard" if read_name(os.path.basename(source)) else ""
+    if any(mark in source for mark in "*?["):
+        found = glob.glob(source)
+        return "a glob of shards" if found and all(read_name(os.path.basename(one)) for one in found) else ""
+    try:
+        pattern = parse_pattern(source)
+    except ShardError:
+        return ""
+    first = os.path.join(pattern.folder, pattern.shard(0))
+    return "a shard pattern" if first != source and os.path.isfile(first) else ""
+
+
+def _of_file(source: str) -> str:
+    if source.endswith(DATASET_SUFFIX):
+        return "JSON that is one object, such as COCO's, becomes a table first: docs/examples.md shows how."
+    if source.endswith(_TABLES):
+        return "Save it as CSV or Parquet."
+    if source.endswith(".txt"):
+        return f"A list of paths, one a line, goes to standard input: `shardtool create - OUTPUT < {quote(source)}`."
+    folder, name = os.path.split(source)
+    return f"Give the folder that it lies in, {folder or '.'}, with {_only(name)}."
+
+
+def _only(name: str) -> str:
+    return either(f"include=({name!r},)", f"--include {quote(name)}")
+
+
+def _of_glob(source: str) -> str:
+    folder, name = os.path.split(source)
+    if any(mark in folder for mark in "*?[") or not os.path.isfile(glob.glob(source)[0]):
+        return f"Give the folder above, with {option('include')} or {option('exclude')}."
+    return f"Give the folder, {folder or '.'}, with {_only(name)}."

@@ -1,0 +1,180 @@
+"""Laws of the sidecar's versions: every row of version 2 names the shard, and every verb reads version 1, too.
+
+`version_1/` is a dataset as shardtool 0.1.0 wrote it, from the files in `SOURCE`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    ExportOptions,
+    ExportResult,
+    IndexOptions,
+    ReshardOptions,
+    VerifyOptions,
+    create,
+    export,
+    index,
+    inspect,
+    reshard,
+    verify,
+)
+from shardtool.dataset.sidecar_read import read_facts, read_sidecar
+from shardtool.dataset.sidecar_write import encode_table
+from tests.helpers import members, read_tree, shards, write_tree
+from tests.mapped import NOTED
+from tests.stored import age
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = {"a/1.txt": b"one", "b/2.txt": b"two", "b/3.txt": b"three"}
+_COMMITTED = Path(__file__).parent / "version_1"
+_FINGERPRINT = "b2:6e55c85253593608cdeb9a4e337bc4d58be52bc52c53c6aab8bec83d2ea42d73"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Give a copy of the dataset of version 1."""
+    return Path(shutil.copytree(_COMMITTED, tmp_path / "old"))
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """Give the same dataset as it is written now."""
+    create(write_tree(tmp_path / "src", SOURCE), f"{tmp_path}/new/out-{{0..1}}.tar", _options())
+    return tmp_path / "new"
+
+
+def _options(**more: Any) -> CreateOptions:
+    return CreateOptions(label_from_folder=True, workers=1, **more)
+
+
+def test_every_row_names_the_shard(new: Path) -> None:
+    """Sidecars read as one table say of each row which shard it is of; the column is coded in a dictionary."""
+    rows = pq.ParquetDataset([str(path) for path in sorted(new.glob("*.index"))]).read().to_pylist()
+    assert [(row["__shard__"], row["__key__"]) for row in rows] == [
+        ("out-0.tar", "a/1"), ("out-0.tar", "b/2"), ("out-1.tar", "b/3")
+    ]  # fmt: skip
+    column = pq.read_metadata(new / "out-0.index").row_group(0).column(1)
+    assert (column.path_in_schema, column.has_dictionary_page) == ("__shard__", True)
+
+
+def test_verify_and_inspect_read_version_1(old: Path, new: Path) -> None:
+    """A dataset of version 1 is sound, and is shown as one of version 2 is."""
+    report = verify(old, VerifyOptions(workers=1))
+    assert (report.sound, report.counts, report.unchecked) == (True, {}, ())
+    shown = [replace(inspect(folder / "out.json"), dataset="", dataset_file=None) for folder in (old, new)]
+    assert shown[0] == shown[1]
+
+
+def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path) -> None:
+    """What is made of a dataset of version 1 has the bytes of what is made of one of version 2."""
+    made = [tmp_path / name for name in ("of-old", "of-new")]
+    for source, folder in zip((old, new), made, strict=True):
+        result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=1))
+        assert result.fingerprint == _FINGERPRINT
+        assert isinstance(export(source / "out.json", "energon", ExportOptions(output=folder)), ExportResult)
+    assert read_tree(made[0]) == read_tree(made[1])
+
+
+def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
+    """Samples are added to a dataset of version 1 without touching it, and a note names the column that it lacks."""
+    before = read_tree(old)
+    more = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
+    result = create(more, f"{old}/out-{{0..}}.tar", _options(if_exists="append", classes_from=old / "out.json"))
+    assert [note for note in result.notes if "do not have: __shard__" in note and "union_by_name" in note]
+    after = read_tree(old)
+    assert {name for name in before if after[name] != before[name]} == {"out.json"}
+    assert verify(old, VerifyOptions(workers=1)).sound
+
+
+@pytest.mark.parametrize("verb", ["index", "create"])
+def test_sidecars_of_version_1_become_those_of_version_2(verb: str, old: Path, new: Path, tmp_path: Path) -> None:
+    """`index` and `--resume` give a dataset of version 1 the bytes of one that is made now, and touch no shard."""
+    inodes = [path.stat().st_ino for path in shards(old)]
+    if verb == "index":
+        assert index(old / "out.json", IndexOptions(workers=1)).kept == 0
+        assert index(old / "out.json", IndexOptions(workers=1)).kept == len(shards(old))
+    else:
+        assert create(tmp_path / "src", f"{old}/out-{{0..1}}.tar", _options(if_exists="resume")).kept == len(inodes)
+    assert read_tree(old) == read_tree(new)
+    assert [path.stat().st_ino for path in shards(old)] == inodes
+
+
+def test_resume_keeps_changed_samples_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of changed samples whose sidecars have version 1 are kept by `--resume`, and get new sidecars."""
+    source, folder = write_tree(tmp_path / "src", SOURCE), tmp_path / "out"
+    monkeypatch.setenv(NOTED, f"{tmp_path}/noted")
+    options = CreateOptions(map="tests.mapped:noted", workers=1)
+    create(source, f"{folder}/out-{{0..1}}.tar", options)
+    before = read_tree(folder)
+    for path in folder.glob("*.index"):
+        data = path.read_bytes()
+        fact = read_facts(data, path.name)
+        path.write_bytes(encode_table(read_sidecar(data, path.name, None).plain_table(), fact, version=1))
+        assert read_sidecar(path.read_bytes(), path.name, None).version == 1
+    age(folder, source)
+    result = create(source, f"{folder}/out-{{0..1}}.tar", replace(options, if_exists="resume"))
+    assert (result.kept, read_tree(folder)) == (result.shards, before)
+
+
+def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table], **facts: str) -> bytes:
+    """Return a sidecar with other rows, and the facts that it had."""
+    table = pq.read_table(path)
+    known = {name: value for name, value in table.schema.metadata.items() if name.startswith(b"shardtool.")}
+    known |= {f"shardtool.{name}".encode(): value.encode() for name, value in facts.items()}
+    changed, sink = change(table.replace_schema_metadata(None)), pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, changed.schema, store_schema=False) as writer:
+        writer.write_table(changed)
+        writer.add_key_value_metadata(known)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
+    kind = pa.field("__shard__", pa.string(), nullable=None in names)
+    return lambda table: table.set_column(1, kind, pa.array(names, pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("change", "facts", "found"),
+    [
+        (_named("out-0.tar", "out-1.tar"), {}, "rows of other shards than out-0.tar"),
+        (_named("x.tar", "x.tar"), {}, "rows of other shards"),
+        (_named("out-0.tar", None), {}, "rows of other shards"),
+        (_named(None, None), {}, "rows of other shards"),
+        (lambda table: table.drop_columns(["__shard__"]), {}, "other columns than a sidecar's"),
+        (lambda table: table, {"format_version": "1"}, "columns that no sidecar has: __shard__"),
+        (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of int64"),
+        (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "no sidecar"),
+        (lambda table: table, {"shard": "out-1.tar"}, "rows of other shards than out-1.tar"),
+    ],
+)
+def test_a_column_that_names_other_shards_is_refused(
+    change: Callable[[pa.Table], pa.Table], facts: dict[str, str], found: str, new: Path
+) -> None:
+    """A sidecar is of one shard: one whose rows do not all name it is `CorruptShard`, whatever they name."""
+    same = _rewritten(new / "out-0.index", lambda table: table)
+    assert read_sidecar(same, "x", None).version == 2
+    with pytest.raises(CorruptShard, match=found):
+        read_sidecar(_rewritten(new / "out-0.index", change, **facts), "x", None)
+
+
+def test_a_renamed_shard_gets_a_sidecar_of_its_name(new: Path, tmp_path: Path) -> None:
+    """`index` over shards that were renamed makes sidecars whose rows have the new names."""
+    for at, path in enumerate(shards(new)):
+        (tmp_path / f"y-{at}.tar").write_bytes(path.read_bytes())
+    index(f"{tmp_path}/y-{{0..1}}.tar", IndexOptions(workers=1))
+    for path in (tmp_path / "y-0.tar", tmp_path / "y-1.tar"):
+        assert set(pq.read_table(path.with_suffix(".index"))["__shard__"].to_pylist()) == {path.name}
+    assert members(*shards(tmp_path)) == members(*shards(new))

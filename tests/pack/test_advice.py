@@ -1,0 +1,116 @@
+"""Laws of the notes before shards are written: about the readers that count, once, and only where it matters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, create, dry_run
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.values import Target
+
+FEW = "leaves some without data"
+# Names, and who gets them wrong.
+WRONG: dict[str, set[Target]] = {
+    "a b.jpg": {"dali"},
+    "a.jpg": set(),
+    "a.JPG": {"webdataset"},
+    "__a.jpg": {"huggingface"},
+    f"{'n' * 120}/a.jpg": {"wids"},
+}
+READERS: tuple[Target, ...] = ("webdataset", "wids", "dali", "energon", "huggingface")
+
+
+def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str]:
+    result = dry_run(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=1, **asked))
+    return [note for note in result.notes if "load_dataset(folder)" not in note]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_notes_are_about_the_readers_that_count(name: str, tmp_path: Path) -> None:
+    """A name is noted for just those readers that get it wrong, and without a choice if any does."""
+    source = write_tree(tmp_path / "in", {name: b"x"})
+    noted = {reader for reader in READERS if _notes(source, target=(reader,))}
+    assert noted == WRONG[name]
+    assert bool(_notes(source)) == bool(noted)
+    assert _notes(source, target=READERS) == _notes(source)
+
+
+def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
+    """What `load_dataset` makes of the folder is noted, once, unless other readers count; so with `--export`."""
+    source = write_tree(tmp_path / "in", {f"{at}.jpg": b"x" for at in range(3)})
+    for number, target in enumerate([(), ("huggingface", "dali"), ("webdataset", "dali")]):
+        options = CreateOptions(workers=1, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
+        result = create(source, f"{tmp_path}/{number}/o-{{0..}}.tar", options)
+        found = [note for note in result.notes if "load_dataset" in note]
+        assert len(found) == (0 if target[:1] == ("webdataset",) else 1)
+    assert read_tree(tmp_path / "0") == read_tree(tmp_path / "1") == read_tree(tmp_path / "2")
+
+
+@pytest.mark.parametrize("words", [["--for", "webdataset,dali"], ["--target", "webdataset", "--for", "dali"]])
+def test_for_is_target(words: list[str], tmp_path: Path) -> None:
+    """`--for` and `--target` are one option of `create`, `reshard` and `verify`; it takes commas, and repeats."""
+    source = write_tree(tmp_path / "in", {"a.b.jpg": b"x"})
+    ran = typed("create", source, tmp_path / "o-{0..}.tar", "--dots", "last", *words, "--workers", "1")
+    assert (ran.code, ran.err.count("note:"), "load_dataset" in ran.err) == (0, 1, False)
+    assert typed("reshard", tmp_path / "o.json", tmp_path / "r-{0..}.tar", *words, "--dry-run").code == 0
+    found = typed("verify", tmp_path / "o.json", *words)
+    assert (found.code, found.out.count("[misread]")) == (3, 1)
+    assert "webdataset, dali" in found.out
+
+
+def test_a_reader_that_is_unknown(tmp_path: Path) -> None:
+    """A reader that nobody knows is refused by name, on the command line and in the library."""
+    source = write_tree(tmp_path / "in", {"a.jpg": b"x"})
+    ran = typed("create", source, tmp_path / "o-{0..}.tar", "--for", "webdataset,tensorflow")
+    assert (ran.code, "'tensorflow' is not one of" in ran.err) == (2, True)
+    with pytest.raises(InvalidRequest, match="target: 'x'; expected one of webdataset"):
+        CreateOptions(target=("x",))  # type: ignore[arg-type]
+
+
+def _sparse(place: Path, size: int, count: int = 20) -> Path:
+    """Make files that have a size, and take no room."""
+    place.mkdir()
+    for at in range(count):
+        with (place / f"{at:02}.bin").open("wb") as file:
+            file.truncate(size)
+    return place
+
+
+def test_fewer_shards_than_workers(tmp_path: Path) -> None:
+    """A large dataset of fewer than 8 shards is noted, with the bound that makes 8; a small one is not."""
+    source = _sparse(tmp_path / "large", 50_000_000)
+    (note,) = (note for note in _notes(source) if FEW in note)
+    assert note.startswith("o.json: 2 shards, and a loader")
+    assert "max_size='125MB' makes 8 or more" in note
+    assert not [note for note in _notes(source, max_size="125MB") if FEW in note]
+    assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1, max_size="125MB")).shards) >= 8
+    assert not [note for note in _notes(_sparse(tmp_path / "small", 1000)) if FEW in note]
+
+
+def test_a_number_that_was_asked_for_is_not_noted(tmp_path: Path) -> None:
+    """Whoever asks for three shards gets three, and no advice."""
+    source = _sparse(tmp_path / "large", 20_000_000, 16)
+    assert not [note for note in _notes(source, "o-{0..2}.tar") if FEW in note]
+    assert not [note for note in _notes(source, shards=3) if FEW in note]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("a.jpg", "a.txt", "b.jpg", "c.jpg"), "1 field that not all samples have (such as 'txt, only in a')"),
+        (("a.jpg", "a.txt", "b.jpg", "c.jpg", "c.txt"), "1 field that not all samples have (such as 'txt, not in b')"),
+        (("a.x", "b.y", "c.z"), "3 fields that not all samples have (such as 'x, only in a')"),
+        (("a.x", "b.x", "c.y", "d.y", "e.y"), "2 fields that not all samples have (such as 'x, only in a and 1 more')"),
+    ],
+)
+def test_fields_that_not_all_samples_have_are_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
+    """However many fields some samples lack, one note says so, with the first of them and where it is or is not."""
+    (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")))
+    assert note.endswith(f"that the first five samples lack: {found}")
+    assert not _notes(tmp_path / "in", target=("webdataset",))

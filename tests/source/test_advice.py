@@ -1,0 +1,99 @@
+"""Laws of the advice where a source is neither a folder nor a manifest: it names what it is, and what to give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, create
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTPUT = "new/o-{0..}.tar"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with a folder of samples, two shards of it, and files of other kinds."""
+    files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "instances.json": b'{"images": []}', "notes.docx": b"x"}
+    files |= {"labels.xlsx": b"PK", "files.txt": b"imgs/a.jpg\n"}
+    write_tree(tmp_path, files)
+    create(tmp_path / "imgs", f"{tmp_path}/s-{{0..1}}.tar", CreateOptions(workers=1))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "found", "remedy"),
+    [
+        ("s-0.tar", "a shard", "`shardtool reshard`"),
+        ("s.json", "a dataset file", "`shardtool reshard`"),
+        ("s-*.tar", "a glob of shards", "`shardtool reshard`"),
+        ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
+        ("https://example.org/data", "a URL", "Copy it to this machine first."),
+        ("s3://bucket/data", "a URL", "Copy it to this machine first."),
+        ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
+        ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
+        ("im*", "a glob", "Give the folder above, with --include or --exclude."),
+        ("imgs/a.jpg", "a file that is no table", "Give the folder that it lies in, imgs, with --include a.jpg."),
+        ("notes.docx", "a file that is no table", "Give the folder that it lies in, ., with --include notes.docx."),
+        ("labels.xlsx", "a file that is no table", "Save it as CSV or Parquet."),
+        ("files.txt", "a file that is no table", "standard input: `shardtool create - OUTPUT < files.txt`."),
+        ("instances.json", "a file that is no table", "becomes a table first"),
+        ("nowhere", "no such file or folder", ""),
+        ("no*where", "no such file or folder", ""),
+        ("no-{0..1}.tar", "no such file or folder", ""),
+        ("/dev/null", "no folder", ""),
+    ],
+)
+def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path) -> None:
+    """The message starts with the path as it was typed, and the remedy is right for what lies there."""
+    before = read_tree(place)
+    ran = typed("create", source, OUTPUT, cwd=place)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"shardtool: {source}: {found}; expected a folder of samples")
+    assert remedy in ran.err
+    assert read_tree(place) == before
+
+
+def test_several_shards(place: Path) -> None:
+    """Shards one by one, as a shell makes them of a glob, are told apart from folders, and get the same advice."""
+    create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
+    ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
+    assert (ran.code, "`shardtool reshard` packs the samples of shards into other shards." in ran.err) == (2, True)
+
+
+def test_what_the_advice_names_works(place: Path) -> None:
+    """What a remedy says to give is taken."""
+    for words in (["create", "imgs", OUTPUT, "--include", "*.jpg"], ["reshard", "s-*.tar", "new/r-{0..}.tar"]):
+        assert typed(*words, "--workers", "1", "--quiet", cwd=place).code == 0
+
+
+def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller of the library is advised in fields and functions, not in options."""
+    monkeypatch.chdir(place)
+    with pytest.raises(InvalidRequest, match=r"Give the folder, imgs, with include=\('\*\.jpg',\)"):
+        create("imgs/*.jpg", OUTPUT)
+    with pytest.raises(InvalidRequest, match=r"`reshard` packs"):
+        create("s.json", OUTPUT)
+
+
+def test_a_folder_of_shards(place: Path) -> None:
+    """Shards in a folder are packed as files, with a note that tells what packs their samples; others get none."""
+    ran = typed("create", ".", "new/o-{0..}.tar", "--exclude", "imgs", "--dry-run", cwd=place)
+    assert "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in ran.err
+    assert "shards, such as" not in typed("create", "imgs", "new/o-{0..}.tar", "--dry-run", cwd=place).err
+
+
+@pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])
+def test_a_dataset_that_is_none(verb: str, place: Path) -> None:
+    """What reads shards says what makes them of a folder of other files, and where a URL must go."""
+    more = ["new/r-{0..}.tar"] if verb == "reshard" else []
+    assert (
+        "imgs: no shards in it; expected files that end in .tar" in (ran := typed(verb, "imgs", *more, cwd=place)).err
+    )
+    assert (ran.code, "`shardtool create` makes shards of other files." in ran.err) == (2, True)
+    ran = typed(verb, "s3://bucket/x.json", *more, cwd=place)
+    assert (ran.code, "a URL; expected local files. Copy them to this machine first." in ran.err) == (2, True)

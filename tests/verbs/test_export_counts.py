@@ -1,0 +1,191 @@
+"""Laws of the lists of shards and their samples that timm and open_clip read, a file each folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import (
+    CreateOptions,
+    InvalidRequest,
+    OutputExists,
+    VerifyOptions,
+    create,
+    export,
+    index,
+    verify,
+)
+from tests.helpers import read_tree, shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ("timm", "open-clip")
+FILES = {"timm": "_info.json", "open-clip": "sizes.json"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Give a folder of seven samples."""
+    return write_tree(tmp_path / "source", {f"{at}.txt": b"%d" % at for at in range(7)})
+
+
+def _pack(source: Path, folder: Path, pattern: str = "x-{0..}.tar", **asked: Any) -> Any:
+    return create(source, f"{folder}/{pattern}", CreateOptions(**{"workers": 1, "max_count": 3, **asked}))
+
+
+def _split(source: Path, folder: Path, **asked: Any) -> Any:
+    return _pack(source, folder, "{split}-{0..}.tar", split="val=0.5,train=0.5", max_count=2, **asked)
+
+
+def _lists(folder: Path) -> tuple[Any, Any]:
+    return tuple(json.loads((folder / FILES[name]).read_bytes()) for name in FORMATS)
+
+
+def _counts(folder: Path, split: str) -> dict[str, int]:
+    """Return the shards of a split and how many samples each has, as its dataset file says."""
+    listed = json.loads((folder / f"{split}.json").read_bytes())["shardlist"]
+    return {one["url"]: one["nsamples"] for one in listed}
+
+
+def test_the_lists_of_a_dataset(source: Path, tmp_path: Path) -> None:
+    """In them timm finds the split `train`, its shards and their samples, and open_clip the samples of each shard."""
+    _pack(source, tmp_path / "out")
+    result = export(tmp_path / "out" / "x.json", FORMATS)
+    assert result.files == ("_info.json", "sizes.json")
+    names, lengths = ["x-0.tar", "x-1.tar", "x-2.tar"], [3, 3, 1]
+    train = {"name": "train", "num_samples": 7, "filenames": names, "shard_lengths": lengths}
+    assert _lists(tmp_path / "out") == ({"splits": {"train": train}}, dict(zip(names, lengths, strict=True)))
+    assert export(tmp_path / "out" / "x.json", FORMATS).kept == 2
+
+
+@pytest.mark.parametrize("made_by", ["create", "index"])
+def test_the_lists_have_all_splits(made_by: str, source: Path, tmp_path: Path) -> None:
+    """All splits of a run are in the lists, whether `create` writes them or `index` does, of any of them."""
+    folder = tmp_path / "out"
+    _split(source, folder, export=FORMATS if made_by == "create" else ())
+    if made_by == "index":
+        assert typed("index", folder / "val.json", "--export", "timm", "--export", "open-clip").code == 0
+    info, sizes = _lists(folder)
+    assert list(info["splits"]) == ["train", "val"]
+    for split, one in info["splits"].items():
+        assert dict(zip(one["filenames"], one["shard_lengths"], strict=True)) == _counts(folder, split)
+        assert (one["name"], one["num_samples"]) == (split, sum(_counts(folder, split).values()))
+    assert sizes == _counts(folder, "train") | _counts(folder, "val")
+    assert export(folder / "train.json", FORMATS).kept == 2
+    for given in ("{split}.json", "*.json", "."):  # none of which means the lists
+        assert typed("verify", given, cwd=folder).code == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_list_goes_before_it_is_wrong(name: str, source: Path, tmp_path: Path) -> None:
+    """A run that gives a shard another number of samples removes the list, and says how to make it again."""
+    folder, file = tmp_path / "out", tmp_path / "out" / FILES[name]
+    _pack(source, folder, export=(name,))
+    _pack(source, folder, shuffle=True, if_exists="overwrite")
+    assert file.exists()  # as many samples in each shard as before
+    result = _pack(source, folder, max_count=4, if_exists="overwrite")
+    assert not file.exists()
+    assert [note for note in result.notes if "indexes removed" in note and repr(name) in note]
+    _pack(source, folder, max_count=3, if_exists="overwrite", export=(name,))
+    (source / "8.txt").write_bytes(b"8")
+    (source / "9.txt").write_bytes(b"9")
+    (source / "99.txt").write_bytes(b"99")  # fills the last shard and starts another
+    _pack(source, folder, if_exists="resume")
+    assert not file.exists()
+    _pack(source, folder, if_exists="resume", export=(name,))
+    assert verify(folder, VerifyOptions(workers=1)).sound
+
+
+def test_a_list_of_fewer_shards_than_there_are_goes(source: Path, tmp_path: Path) -> None:
+    """A list that is right of each shard that it has, and lacks one, is removed by a run, and `verify` finds it."""
+    folder = tmp_path / "out"
+    _pack(source, folder)
+    (folder / "sizes.json").write_text('{"x-0.tar": 3, "x-1.tar": 3}')
+    assert verify(folder / "x.json", VerifyOptions(workers=1)).counts == {"export-stale": 1}
+    _pack(source, folder, if_exists="overwrite")
+    assert not (folder / "sizes.json").exists()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_after_an_append(name: str, source: Path, tmp_path: Path) -> None:
+    """An append renews the list that covers its dataset, and touches no list of others, nor a user's file."""
+    folder = tmp_path / "out"
+    _pack(source, folder, export=(name,))
+    more = write_tree(tmp_path / "more", {"new.txt": b"1"})
+    _pack(more, folder, if_exists="append")
+    assert f'"{shards(folder)[-1].name}"' in (folder / FILES[name]).read_text()
+    assert verify(folder / "x.json", VerifyOptions(workers=1)).unchecked == ()
+    other = '{"splits": {"train": {"filenames": ["y-0.tar"], "shard_lengths": [1]}}}'
+    for at, content in enumerate(['{"y-0.tar": 3}', other, "mine"]):
+        (folder / FILES[name]).write_text(content)
+        (more / f"more-{at}.txt").write_bytes(b"1")
+        _pack(more, folder, include=(f"more-{at}.txt",), if_exists="append")
+        assert (folder / FILES[name]).read_text() == content
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_wrong_list_is_a_finding(name: str, source: Path, tmp_path: Path) -> None:
+    """`verify` finds a list that gives a shard another number of samples than it has."""
+    folder = tmp_path / "out"
+    _pack(source, folder, export=(name,))
+    path = folder / FILES[name]
+    path.write_text(path.read_text().replace("3", "4", 1 if name == "open-clip" else -1))
+    (finding,) = verify(folder, VerifyOptions(workers=1)).findings
+    assert (finding.code, finding.file) == ("export-stale", FILES[name])
+    assert "`shardtool index x.json --export FORMAT --overwrite`" in typed("verify", "x.json", cwd=folder).out
+    (folder / "x-1.index").unlink()
+    assert "`shardtool verify x.json --repair`" in typed("verify", "x.json", cwd=folder).out
+
+
+@pytest.mark.parametrize("content", ['{"small": 1, "large": 2}', "[1]", "{", "[" * 5000, '{"splits": [1]}', "null"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_of_the_user_stay(name: str, content: str, source: Path, tmp_path: Path) -> None:
+    """A file of that name which lists none of the dataset's shards is never touched, nor a finding."""
+    folder = tmp_path / "out"
+    path = write_tree(folder, {FILES[name]: content.encode()}) / FILES[name]
+    _pack(source, folder)
+    _pack(source, folder, max_count=2, if_exists="overwrite")
+    assert verify(folder, VerifyOptions(workers=1)).sound
+    with pytest.raises(OutputExists, match=r"overwrite=True|other shards"):
+        export(folder / "x.json", name)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_two_datasets_share_no_list(name: str, source: Path, tmp_path: Path) -> None:
+    """A list of another dataset's shards is never replaced, before anything is written."""
+    folder = tmp_path / "out"
+    _pack(source, folder, export=(name,))
+    before = read_tree(folder)
+    with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or remove {FILES[name]}"):
+        _pack(source, folder, "y-{0..}.tar", export=(name,), if_exists="overwrite")
+    assert read_tree(folder) == before
+
+
+def test_names_that_cannot_be(source: Path, tmp_path: Path) -> None:
+    """The list is never the dataset file; and no split may have a name that timm takes for shards."""
+    with pytest.raises(InvalidRequest, match=r"sizes\.json, which is the dataset file"):
+        _pack(source, tmp_path / "out", "sizes-{0..}.tar", export=("open-clip",))
+    assert not (tmp_path / "out").exists()
+    asked: dict[str, Any] = {"split": "start=0.5,rest=0.5"}
+    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+        _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked, export=("timm",))
+    assert not (tmp_path / "out").exists()
+    _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked)
+    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+        export(tmp_path / "out" / "rest.json", "timm")
+
+
+def test_an_index_names_them_among_the_formats(source: Path, tmp_path: Path) -> None:
+    """Shards of another tool get them too, and `--help` shows both."""
+    _pack(source, tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    for path in shards(tmp_path / "ours"):
+        (tmp_path / "theirs" / path.name).write_bytes(path.read_bytes())
+    made = index(tmp_path / "theirs").dataset_file
+    assert export(made, "open-clip").files == ("sizes.json",)
+    shown = typed("index", "--help").out
+    assert all(f"{name} " in shown and FILES[name] in shown for name in FORMATS)
