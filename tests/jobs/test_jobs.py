@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 from tests import warm
-from tests.helpers import ENVIRONMENT, PATIENCE_S, REPO, Ran
+from tests.helpers import ENVIRONMENT, PATIENCE_S, REPO, Ran, flip
 from tests.jobs import inputs
 
 JOBS = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".sh", ".py"))
@@ -192,7 +193,10 @@ def check_foreign(place: Path) -> None:
 
 
 def test_nightly(tmp_path: Path) -> None:
-    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte."""
+    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte.
+
+    Damage is a failed case of the report, by the name of the shard.
+    """
     nights: list[list[str]] = [["a", "b"], ["c"], [], ["0", "d"]]
     keys: list[str] = []
     before: dict[str, bytes] = {}
@@ -210,3 +214,8 @@ def test_nightly(tmp_path: Path) -> None:
         assert [*samples(*tars)] == keys
         assert 'failures="0"' in (tmp_path / "report.xml").read_text()
         before = now
+    flip(tars[1], 520)
+    assert run("nightly.sh", tmp_path).code == 3
+    suite = ET.parse(tmp_path / "report.xml").getroot()  # noqa: S314 - of our own run
+    failed = [(case.get("classname"), case[0].get("type")) for case in suite.iter("testcase") if len(case)]
+    assert (tars[1].name, "shard-checksum") in failed
