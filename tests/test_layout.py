@@ -55,7 +55,7 @@ LATE = {
         "source.folder.source",
         "source.manifest.options",
     },
-    "source.shards.source": {"dataset.classes"},
+    "source.selecting": {"dataset.classes"},
     "verbs.repair": {"dataset.walk", "request.options", "verbs.create", "verbs.index"},
     "verbs.verify": {"verbs.repair"},
     "write.scatter": {"dataset.shard_file"},

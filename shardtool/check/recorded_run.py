@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, printable
@@ -37,7 +37,8 @@ TAKEN_AGAIN = frozenset({
     "include", "exclude", "hidden", "complete", "symlinks", "dots", "label_from_folder", "split_from_folder",
     "key", "path", "files", "binary", "values", "classes", "meta", "size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
-    "select_fields", "drop_fields", "rename_fields", "on", "sample", "on_duplicate", "sort_by", "descending", "head",
+    "columns_from", "select_fields", "drop_fields", "rename_fields", "on",
+    "sample", "on_duplicate", "sort_by", "descending", "head",
 })  # fmt: skip
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
 _CHOSEN_BY: dict[str, Any] = {
@@ -89,24 +90,40 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> Recorded:
         function = recorded.pop("map", "")
         if type(function) is not str:
             raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
-        created = _with_classes(_with_given(_options(recorded, CreateOptions), given), file)
-        return Recorded(verb, created, map=printable(function)[:80])
+        run = _without_table(recorded, CreateOptions)
+        options = _with_classes(_with_given(run.found, given), file)
+        return Recorded(verb, options, run.table, run.made_fields, run.choosing, printable(function)[:80])
     if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
         raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
     recorded = {**file.made.options}
     recorded.pop("dots", None)  # found in the source, not asked for
-    table, found = recorded.pop("join", ""), _options(recorded, ReshardOptions)
+    run = _without_table(recorded, ReshardOptions)
+    return Recorded(verb, _with_classes(ReshardOptions(**run.found), file), run.table, run.made_fields, run.choosing)
+
+
+class _Again(NamedTuple):
+    """What of recorded options can be used again without the table of `join`, and the rest of a `Recorded`."""
+
+    found: dict[str, Any]
+    table: str
+    made_fields: tuple[str, ...]
+    choosing: tuple[str, ...]
+
+
+def _without_table(recorded: dict[str, Any], kind: type[Any]) -> _Again:
+    """Return recorded options without those that say what is to be made of a table that is not at hand."""
+    table, found = recorded.pop("join", ""), _options(recorded, kind)
     if table == "":
-        return Recorded(verb, _with_classes(ReshardOptions(**found), file))
+        return _Again(found, "", (), ())
     values = found.pop("values", ())
     for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
         found.pop(name, None)
     choose = [name for name in _CHOOSE if name in found and (name != "head" or "sort_by" in found)]
-    options = ReshardOptions(**found)
     if choose:
-        options = replace(options, **_CHOSEN_BY)
+        found = {name: value for name, value in found.items() if name not in _CHOSEN_BY}
+        found |= {name: value for name, value in _CHOSEN_BY.items() if name in kinds(kind)}
     made_fields = tuple(field for field, _ in pairs("values", values))
-    return Recorded(verb, options, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
+    return _Again(found, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
 
 
 def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:

@@ -5,9 +5,7 @@ It imports nothing heavy, for the workers. Where an index of the source knows a 
 
 from __future__ import annotations
 
-import os
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
@@ -18,6 +16,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.pack.read_cost import opening_s, reads_at_once
+from shardtool.source.payloads import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
@@ -33,27 +32,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-_FILES_A_TASK = 1000
 _BLOCK = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Files to sum: their paths, whether each is read through a link, and how many are read at the same time."""
-
-    paths: tuple[bytes, ...]
-    links: bytes
-    reads: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Payloads of a shard or archive to sum: int64 offsets, ascending, and lengths."""
-
-    path: str
-    offsets: bytes
-    lengths: bytes
-    form: str
 
 
 def sum_task(task: Files | Spans) -> list[int]:
@@ -147,17 +126,12 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
 
     sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
-    tasks: list[tuple[Rows, Files | Spans]] = []
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    busy = min(-(-len(files) // _FILES_A_TASK), cores())
-    reads = reads_at_once(opening_s(entries), busy) if busy else 1
-    for at in range(0, len(files), _FILES_A_TASK):
-        chunk = files[at : at + _FILES_A_TASK]
-        paths = tuple(entries.place(row) for row in rows[chunk].tolist())
-        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK), reads)))
+    reads = reads_at_once(opening_s(entries), min(-(-len(files) // FILES_A_TASK), cores())) if len(files) else 1
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
-        tasks += _of_shards(entries, rows, spans[sums[spans] < 0])
+        tasks += span_tasks(entries, rows, spans[sums[spans] < 0])
     elif len(spans):
         sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
         source.write_binary(sink)
@@ -165,21 +139,6 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     for number, found in pool.map(sum_task, [task for _, task in tasks]):
         sums[tasks[number][0]] = found
     return sums
-
-
-def _of_shards(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
-    """Yield, for each shard of the source, the places of its payloads in `rows`, in their order, and what to read."""
-    import numpy as np
-
-    lie = entries.known_spans
-    files = lie.file[entries.owners(rows[places])].astype(np.int64)
-    order = np.lexsort((lie.offset[rows[places]], files))
-    bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()
-    for number, file in enumerate(lie.files):
-        chosen = places[order[bounds[number] : bounds[number + 1]]]
-        if len(chosen):
-            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)
 
 
 class _Sums:

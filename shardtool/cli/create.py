@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Whole, chosen, common, dividing, if_exists, running, shards
+from shardtool.cli.options import Sectioned, Whole, chosen, common, dividing, if_exists, running, selecting, shards
 from shardtool.cli.reshard import follows
 from shardtool.request.options import CreateOptions
 from shardtool.shard_names import is_shard_name
@@ -20,6 +20,7 @@ class _Create(Sectioned):
         "where": "Choosing and dividing",
         "include": "Folders",
         "key": "Manifests",
+        "columns_from": "Fields and metadata",
         "resize": "Changing samples",
         "portable": "Names and errors",
         "append": "Running",
@@ -54,7 +55,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
 @click.option(
     "--where", metavar="QUERY",
     help="Only samples that this takes: \"bi == 'dog' and width > 256\" over a manifest's columns; of a folder: key, "
-    "path, folder and size.",
+    "path, folder, size and the columns of --join and --columns-from.",
 )  # fmt: skip
 @dividing
 @click.option(
@@ -78,12 +79,6 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
 @click.option("--path", metavar="COLUMN", help="A file, its ending names the field. [default: path, file ...]")
 @click.option("--file", "files", multiple=True, metavar="FIELD=COLUMN", help="A file; repeatable.")
 @click.option("--bytes", "binary", multiple=True, metavar="FIELD=COLUMN", help="The bytes; repeatable.")
-@click.option("--field", "values", multiple=True, metavar="FIELD=COLUMN", help="The value; repeatable.")
-@click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
-@click.option(
-    "--classes-from", type=click.Path(), metavar="FILE",
-    help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
-)  # fmt: skip
 @click.option(
     "--meta", default="all", show_default=True, metavar="COLUMNS",
     help="What goes into the field json and the sidecar: all other columns, none, or these (a,b,c).",
@@ -92,6 +87,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
 @click.option("--allow-outside", is_flag=True, help="Paths may leave the root.")
 @click.option("--size", metavar="COLUMN", help="The file's bytes, for --no-stat.")
 @click.option("--no-stat", "stat", flag_value=False, default=True, help="Look at no file, with --dry-run.")
+@selecting
 @click.option("--resize", metavar="N|WxH", help="To this many pixels; see --resize-mode.")
 @chosen(
     CreateOptions, "resize_mode", "The shorter side, the longer, both, or fill and crop to it, or fit and pad to it."
@@ -160,6 +156,8 @@ def create(  # noqa: PLR0913 - an option each
       shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
+      shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls
+      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --rename-field JPEG=jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
     """

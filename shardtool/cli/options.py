@@ -110,6 +110,10 @@ def shards(command: Command) -> Command:
         click.option(
             "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
         ),
+        click.option(
+            "--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last."
+        ),
+        click.option("--descending", is_flag=True, help="From the largest to the smallest."),
     )
 
 
@@ -124,6 +128,42 @@ def dividing(command: Command) -> Command:
         click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split."),
         click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split."),
     )
+
+
+def selecting(command: Command) -> Command:
+    """Add what says which fields and metadata samples have."""
+    return _add(
+        command,
+        click.option(
+            "--columns-from", multiple=True, metavar="FIELD",
+            help="The top-level values of this JSON field become the samples' metadata; repeatable.",
+        ),
+        click.option("--select-fields", callback=_names, metavar="FIELDS", help="Only these: jpg,cls."),
+        click.option("--drop-fields", callback=_names, metavar="FIELDS", help="All but these."),
+        click.option(
+            "--rename-field", "rename_fields", multiple=True, callback=_renames, metavar="OLD=NEW",
+            help="Another name: JPEG=jpg,jpeg=jpg; repeatable.",
+        ),
+        click.option("--join", metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata."),
+        click.option("--on", metavar="COLUMN", help="The column of --join that holds keys, or paths of files."),
+        click.option(
+            "--field", "values", multiple=True, metavar="FIELD=COLUMN",
+            help="A field made of a column of metadata, or of a manifest; repeatable.",
+        ),
+        click.option("--classes", multiple=True, metavar="FIELD", help="Number labels of this --field; repeatable."),
+        click.option(
+            "--classes-from", type=click.Path(), metavar="FILE",
+            help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
+        ),
+    )  # fmt: skip
+
+
+def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
+
+
+def _renames(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(pair for text in given for pair in text.split(","))
 
 
 def running(command: Command) -> Command:

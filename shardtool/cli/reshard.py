@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Size, Whole, chosen, common, dividing, if_exists, running, shards
+from shardtool.cli.options import (
+    Sectioned,
+    Size,
+    Whole,
+    chosen,
+    common,
+    dividing,
+    if_exists,
+    running,
+    selecting,
+    shards,
+)
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.shard_names import is_shard_name
 
@@ -26,7 +37,7 @@ class _Reshard(Sectioned):
         "max_size": "Shards",
         "method": "Reading in another order",
         "where": "Choosing and dividing",
-        "select_fields": "Fields and metadata",
+        "columns_from": "Fields and metadata",
         "portable": "Names and errors",
         "append": "Running",
     }
@@ -79,8 +90,6 @@ def follows(one: str, other: str) -> bool:
 @click.command(cls=_Reshard, no_args_is_help=True)
 @click.argument("datasets", nargs=-1, required=True, metavar="DATASET... OUTPUT")
 @shards
-@click.option("--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last.")
-@click.option("--descending", is_flag=True, help="From the largest to the smallest.")
 @chosen(
     ReshardOptions, "method",
     "gather: each sample is read at its place. scatter: two passes of large reads and writes.",
@@ -99,19 +108,7 @@ def follows(one: str, other: str) -> bool:
 @click.option("--head", type=Whole("head"), metavar="N", help="The first N samples.")
 @chosen(ReshardOptions, "on_duplicate", "Samples with one key: an error, new names (KEY-2), or only one stays.")
 @dividing
-@click.option("--select-fields", metavar="FIELDS", help="Only these: jpg,cls.")
-@click.option("--drop-fields", metavar="FIELDS", help="All but these.")
-@click.option("--rename-field", "rename_fields", multiple=True, metavar="OLD=NEW", help="Another name; repeatable.")
-@click.option("--join", metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata; see --on.")
-@click.option("--on", metavar="COLUMN", help="The column of --join that holds the samples' keys.")
-@click.option(
-    "--field", "values", multiple=True, metavar="FIELD=COLUMN", help="A field made of a column of metadata; repeatable."
-)
-@click.option("--classes", multiple=True, metavar="FIELD", help="Number the labels of this --field; repeatable.")
-@click.option(
-    "--classes-from", type=click.Path(), metavar="FILE",
-    help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
-)  # fmt: skip
+@selecting
 @running
 @common
 def reshard(  # noqa: PLR0913 - an option each
@@ -125,8 +122,6 @@ def reshard(  # noqa: PLR0913 - an option each
     quiet: bool,
     verbose: bool,
     progress: str,
-    select_fields: str | None,
-    drop_fields: str | None,
     **options: Any,
 ) -> None:
     """Write the samples of each DATASET into other shards, called OUTPUT.
@@ -146,6 +141,7 @@ def reshard(  # noqa: PLR0913 - an option each
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --drop-fields json
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
+      shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --where "width > 256" --sort-by width
       shardtool reshard more.json 'out-{000000..}.tar' --append
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
@@ -157,13 +153,7 @@ def reshard(  # noqa: PLR0913 - an option each
     givens, output = divide_arguments(datasets)
     asked = ReshardOptions(
         if_exists=if_exists(append=append, resume=resume, overwrite=overwrite),
-        select_fields=_names(select_fields),
-        drop_fields=_names(drop_fields),
         **options,
     )
     work = partial(reshard_dry_run if dry_run else run, givens, output, asked)
     carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(text.split(",")) if text else ()

@@ -142,12 +142,28 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
         InvalidRequest: They do not.
     """
     entries = plan.entries
+    _check_numbered(old, plan)
     _joined_classes(old.classes, entries.values.classes)
     _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
     if old.format == "tfrecord":
         used, values = _field_counts(plan), entries.values
         kinds: dict[str, Kind] = {**values.numbers, **values.lists}
         _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
+
+
+def _check_numbered(old: DatasetFile, plan: Plan) -> None:
+    """Refuse texts of new samples where the dataset has numbers of classes."""
+    values, used = plan.entries.values, _field_counts(plan)
+    for name in old.classes:
+        if (
+            name in used
+            and name in values.inline
+            and name not in values.classes
+            and values.numbers.get(name) != "int64"
+        ):
+            expected = "numbers of classes, as in the dataset"
+            remedy = f"{option('classes', (name,))} numbers them, {option('classes_from')} as the dataset file says."
+            raise InvalidRequest(f"field {name}", "texts in the new samples", expected=expected, remedy=remedy)
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
-from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, shares_text
+from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
@@ -39,11 +39,11 @@ _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
-_OF_FOLDERS = ("include", "exclude", "hidden", "complete", "label_from_folder", "split_from_folder")
-_OF_MANIFESTS = (
-    "key", "path", "files", "binary", "values", "classes", "meta", "root", "allow_outside", "size", "stat",
-    "split_column",
+_OF_FOLDERS = (
+    "include", "exclude", "hidden", "complete", "label_from_folder", "split_from_folder", "columns_from",
+    "select_fields", "drop_fields", "rename_fields", "join", "on", "sort_by", "descending",
 )  # fmt: skip
+_OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
     "join", "method", "memory", "temp_dir", "max_removed", "trust",
@@ -144,7 +144,60 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateOptions(OutputOptions):
+class SelectingOptions(OutputOptions):
+    """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
+
+    Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
+    `rename_fields`, then `join`, `where`, `values` and `sort_by`. A manifest has its own columns and its own order, and
+    takes of these only `values` and what numbers classes.
+
+    Attributes:
+        columns_from: JSON fields: the top-level texts, numbers and truths of each become the samples' metadata.
+        select_fields: Only these fields.
+        drop_fields: All fields but these.
+        rename_fields: `--rename-field`: `{"old": "new"}`, or texts such as `old=new`.
+        join: A table whose columns become the samples' metadata: a file, or a table in memory.
+        on: Its column of keys; of a folder, it may hold the paths of files.
+        values: `--field`: `{"cls": "COLUMN"}`, or texts such as `cls=COLUMN`: a field made of a column of metadata, in
+            place of the one of that name.
+        classes: Those of `values` that are labels, to be numbered.
+        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
+            or lists by field; None: they are numbered in the order of their bytes.
+        sort_by: A column to order the samples by.
+        descending: From the largest to the smallest.
+    """
+
+    columns_from: tuple[str, ...] = ()
+    select_fields: tuple[str, ...] = ()
+    drop_fields: tuple[str, ...] = ()
+    rename_fields: Pairs = ()
+    join: object = None
+    on: str | None = None
+    values: Pairs = ()
+    classes: tuple[str, ...] = ()
+    classes_from: object = None
+    sort_by: str | None = None
+    descending: bool = False
+
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        if (self.join is None) != (self.on is None):
+            given, other = ("on", "join") if self.join is None else ("join", "on")
+            expected = "a table" if self.join is None else f"the table's column of keys, such as {option('on', 'key')}"
+            raise InvalidRequest(option(given), f"no {option(other)}", expected=expected)
+        if self.sort_by is not None and self.shuffle:
+            raise InvalidRequest(option("sort_by"), f"used with {option('shuffle')}", expected="one order")
+        if self.sort_by is not None and self.place == "hash":
+            found = f"used with {option('place', 'hash')}, by which samples stand in the order of their keys"
+            raise InvalidRequest(option("sort_by"), found, expected="one order")
+        if self.descending and self.sort_by is None:
+            raise InvalidRequest(option("descending"), f"no {option('sort_by')}", expected="a column to sort by")
+        pairs("rename_fields", self.rename_fields, "OLD=NEW, such as jpeg=jpg")
+        pairs("values", self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given.
 
     Attributes:
@@ -161,10 +214,6 @@ class CreateOptions(OutputOptions):
         files: `--file`, of a manifest: `{"jpg": "COLUMN"}`, or texts such as `jpg=COLUMN`: a path whose bytes are the
             field `jpg`.
         binary: `--bytes`, of a manifest: the bytes themselves, given as `files` are.
-        values: `--field`, of a manifest: the value itself, given as `files` are.
-        classes: Manifests only: those of `values` that are labels, to be numbered.
-        classes_from: The names of classes, in the order of their numbers: a dataset file, a JSON or text file, a list,
-            or lists by field; None: they are numbered in the order of their bytes.
         meta: Manifests only: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
         root: Manifests only: what relative paths count from; None: its folder.
         allow_outside: Manifests only: whether paths may leave the root.
@@ -195,9 +244,6 @@ class CreateOptions(OutputOptions):
     path: str | None = None
     files: Pairs = ()
     binary: Pairs = ()
-    values: Pairs = ()
-    classes: tuple[str, ...] = ()
-    classes_from: object = None
     meta: str = "all"
     root: Folder | None = None
     allow_outside: bool = False
@@ -215,7 +261,7 @@ class CreateOptions(OutputOptions):
     on_duplicate: OnKnown = "error"
 
     def __post_init__(self) -> None:
-        OutputOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         self._check_on_duplicate()
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:

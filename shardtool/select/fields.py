@@ -1,6 +1,6 @@
 """Which fields samples keep, and under which names: pure, without I/O.
 
-The rows are SPAN or INLINE, as those of shards are: no payload is found by its name, so fields can get other names.
+No payload is found by its field's name, so fields can get other names: the rows of files have their paths then.
 """
 
 from __future__ import annotations
@@ -219,6 +219,7 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[E
     if not len(empty):
         return entries, ()
     if len(empty) == len(entries):
-        raise InvalidRequest(where, found, remedy="`shardtool inspect` lists the fields.")
+        remedy = "" if entries.spans is None else "`shardtool inspect` lists the fields."
+        raise InvalidRequest(where, found, remedy=remedy)
     skipped = tuple(Skipped(entries.key(sample), "", "no-field", why) for sample in empty.tolist())
     return entries.take(np.flatnonzero(counts)), skipped

@@ -45,7 +45,7 @@ class Field:
     """
 
     name: str
-    texts: ColumnTexts
+    texts: ColumnTexts | Names
     given: NDArray[np.bool_]
     number: Number | None = None
     labels: list[str] | None = None

@@ -19,6 +19,7 @@ from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.inline import Field, with_fields
+from shardtool.select.portable import paths_of
 from shardtool.table import arrays
 from shardtool.table.columns import (
     check_fields,
@@ -35,7 +36,7 @@ from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows, rows_text
 from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
-from shardtool.values import counted
+from shardtool.values import INLINE, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ class Joined:
 def join(entries: Entries, table: object, on: str) -> Joined:
     """Return the samples with the columns of a table as metadata.
 
-    A sample's row is the one with its key, or, where the dataset has a column of metadata called `on`, with what that
-    says of the sample. A column that the samples have already is replaced for those that have a row.
+    A sample's row is the one with its key, or, where the samples have a column of metadata called `on`, with what that
+    says of the sample. Of files, where no key matches, it is the one with the path of a file of the sample. A column
+    that the samples have already is replaced for those that have a row.
 
     Args:
         entries: The samples.
@@ -95,23 +97,77 @@ def join(entries: Entries, table: object, on: str) -> Joined:
             raise _no_metadata(source, [name], str(columns[name].type))
     rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
     del columns[on]
-    found = places_among(keys, rows)
+    found, by_path = places_among(keys, rows), list[str]()
+    if on not in had and _has_paths(entries) and not np.any(found >= 0):
+        found = _places_by_path(entries, rows, source.where)
+        by_path = [f"column {on!r} holds paths of files, not keys: samples have the row of their file's path"]
     lone = np.flatnonzero(found < 0)
     if len(lone) == len(keys):
-        side = "keys of the dataset" if on not in had else f"values of the dataset's column {on!r}"
+        side = "keys" if on not in had else f"values of the samples' column {on!r}"
         problem = f"no row matches a sample: column {on!r} holds {_shown(rows, np.arange(1))}"
-        expected = f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}"
+        expected = f"{side}, such as {_shown(keys, np.flatnonzero(keys.lengths())[:1])}{_or_path(entries, on)}"
         raise InvalidRequest(source.where, problem, expected=expected, remedy=f"{option('on')} names another column.")
     used = np.zeros(len(rows) + 1, bool)  # and one for -1
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
-    notes = _notes(source.name, entries.keys, lone, rows, unused)
-    matched = counted(len(keys) - len(lone), "sample")
-    notes += [f"column {name!r} replaced for {matched}" for name in names if name in had]
-    for name in names:
+    entries, replaced = with_columns(entries, source, columns, found)
+    notes = (*by_path, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
+    return Joined(entries, source.name, len(lone), len(unused), notes)
+
+
+def _has_paths(entries: Entries) -> bool:
+    """Tell whether payloads are files, in folders or in an archive."""
+    return entries.spans is None or all(file.form for file in entries.spans.files)
+
+
+def _or_path(entries: Entries, on: str) -> str:
+    """Return what a column may hold beside keys, for a message."""
+    if not _has_paths(entries) or (entries.metadata is not None and on in entries.metadata.column_names):
+        return ""
+    file = int(np.argmax(entries.rows.kind != INLINE))
+    return f", or paths of files, such as '{printable(entries.path(file))}'"
+
+
+def with_columns(
+    entries: Entries, source: Table, columns: dict[str, pa.Array], found: NDArray[np.int64]
+) -> tuple[Entries, tuple[str, ...]]:
+    """Return the samples with columns of a table as metadata, and what people should know of those replaced.
+
+    Args:
+        entries: The samples.
+        source: The table, for messages.
+        columns: The columns by name, one chunk each; none is left.
+        found: int64[samples], the row of each; -1 where it has none.
+
+    Raises:
+        InvalidRequest: The samples have a column of that name, and another type.
+    """
+    had = set() if entries.metadata is None else {*entries.metadata.column_names}
+    matched = counted(int(np.count_nonzero(found >= 0)), "sample")
+    notes = tuple(f"column {name!r} replaced for {matched}" for name in columns if name in had)
+    for name in [*columns]:
         entries = replace(entries, metadata=_with_column(source, entries.metadata, name, columns.pop(name), found))
     pa.default_memory_pool().release_unused()
-    return Joined(entries, source.name, len(lone), len(unused), tuple(notes))
+    return entries, notes
+
+
+def _places_by_path(entries: Entries, rows: Names, where: str) -> NDArray[np.int64]:
+    """Return the place among `rows` of the path of each sample's file; -1 where it has none.
+
+    Raises:
+        InvalidRequest: Two files of a sample have rows.
+    """
+    places = places_among(paths_of(entries), rows)
+    hits = np.flatnonzero(places >= 0)
+    owners = np.asarray(entries.owners(hits))
+    twice = hits[1:][owners[1:] == owners[:-1]]
+    if len(twice):
+        problem = f"two rows for files of one sample, such as {_shown(rows, places[twice[0] - 1 : twice[0] + 1])}"
+        remedy = "Leave the rows of all but one file of each sample out of the table."
+        raise InvalidRequest(where, problem, expected="one row for each sample", remedy=remedy)
+    found = np.full(len(entries), -1, np.int64)
+    found[owners] = places[hits]
+    return found
 
 
 def _check_columns(source: Table, on: str) -> list[str]:
@@ -178,7 +234,7 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     column = _one(entries.metadata, on)
     if not is_key(column.type):
         raise InvalidRequest(
-            option("on"), f"the dataset's column {on!r} holds {column.type}", expected="one of text or whole numbers"
+            option("on"), f"the samples' column {on!r} holds {column.type}", expected="one of text or whole numbers"
         )
     never = np.union1d(broken_numbers(column), nul_places(column))
     if len(never):
@@ -340,7 +396,9 @@ def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Ar
     """Return a column of metadata as it is to become a field; some values may be null."""
     if entries.metadata is None:
         raise InvalidRequest(
-            option("values"), f"no column {column!r}, nor any other", remedy=f"{option('join')} adds a table's."
+            option("values"),
+            f"no column {column!r}, nor any other",
+            remedy=f"{option('join')} adds a table's, {option('columns_from')} those of JSON fields.",
         )
     if column not in entries.metadata.column_names:
         raise no_such("column", option("values"), column, entries.metadata.column_names)

@@ -49,7 +49,7 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
         entries,
         keys=keys,
         fields=unique,
-        rows=replace(entries.rows, code=new_code[entries.rows.code], paths=_paths(entries)),
+        rows=replace(entries.rows, code=new_code[entries.rows.code], paths=paths_of(entries)),
         # In the order of the classes, for that is the one in which the dataset file lists them.
         values=entries.values.renamed(
             {
@@ -90,7 +90,7 @@ def _portable_keys(keys: Names, room: int) -> Names:
     return Names.parse(b"".join(chunks))
 
 
-def _paths(entries: Entries) -> Names:
+def paths_of(entries: Entries) -> Names:
     """Return the source's path of each row; empty for what is no file."""
     endings = [b"." + to_bytes(name) for name in entries.fields]
     counts, chunks = entries.counts(), []

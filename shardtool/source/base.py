@@ -63,14 +63,17 @@ class Source(ABC):
     """A folder, a manifest or datasets, which list their samples.
 
     Attributes:
-        by_key: Whether samples stand in the order of their keys, and are sorted again when their keys change.
         may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
         asks_for_taken_keys: Whether `choose` needs the keys of the dataset that is appended to.
     """
 
-    by_key: bool = True
     may_skip_names: bool = False
     asks_for_taken_keys: bool = False
+
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, and are sorted again when their keys change."""
+        return True
 
     @abstractmethod
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:

@@ -6,8 +6,8 @@
   of.
 - With the source, `create` is run again with those of the recorded options that only choose, and what the user gives
   of others (`--map`, `--root`): it gives the same bytes. What was there is kept under other names until the outcome is
-  seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`, and after an
-  append, the user learns what to run instead.
+  seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`,
+  of a table of `--join`, and after an append, the user learns what to run instead.
 
 Everything is staged, then published; afterwards the dataset is verified again.
 """

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from shardtool import create
 from shardtool.check import source_checksums
-from shardtool.check.source_checksums import Files, sum_task
+from shardtool.check.source_checksums import sum_task
 from shardtool.fingerprint import crc32c
 from shardtool.request.options import CreateOptions
+from shardtool.source.payloads import Files
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardtool.check.source_checksums import Spans
+    from shardtool.source.payloads import Spans
 
 READS = 4
 

@@ -367,7 +367,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         (
             {"key": ["x", "y"], "n": [1, 2]},
             (
-                "Table: no row matches a sample: column 'key' holds 'x'; expected keys of the dataset, such as 'a'. ",
+                "Table: no row matches a sample: column 'key' holds 'x'; expected keys, such as 'a'",
                 "on names another column.",
             ),
         ),
@@ -407,13 +407,13 @@ def test_the_datasets_side_is_named(tmp_path: Path) -> None:
     """Where a column of the dataset is what does not match, it is what the message names."""
     table = pa.table({"label": ["x"], "n": [1]})
     assert _error(join.join, _labelled((None, "p", "q", "r")), table, "label") == (
-        "Table: no row matches a sample: column 'label' holds 'x'; expected values of the dataset's column 'label', "
+        "Table: no row matches a sample: column 'label' holds 'x'; expected values of the samples' column 'label', "
         "such as 'p'. on names another column."
     )
     assert _error(join.join, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
     assert _error(join.join, dated, table, "label") == (
-        "on: the dataset's column 'label' holds date32[day]; expected one of text or whole numbers"
+        "on: the samples' column 'label' holds date32[day]; expected one of text or whole numbers"
     )
     assert "no such file" in _error(join.join, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
@@ -663,5 +663,5 @@ def test_fields_that_were_not_asked_for() -> None:
     twice = (("cls", "label"), ("cls", "label"))
     assert _error(set_fields, entries, twice, ()) == "values: several columns become the field 'cls'. Name them apart."
     assert _error(set_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "values: no column 'label', nor any other. join adds a table's."
+        "values: no column 'label', nor any other. join adds a table's, columns_from those of JSON fields."
     )

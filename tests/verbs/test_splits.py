@@ -254,7 +254,11 @@ def test_the_shell_leaves_the_split_alone(scenes: Path, tmp_path: Path) -> None:
         ("out-{split}-{000..}", {"group_by": "folder", "stratify": "folder"}, "group_by"),
         ("out-{000..}", {"split": None, "stratify": "folder"}, "stratify.*split="),
         ("out-{000..}", {"split": None, "group_by": "folder"}, "group_by.*split="),
-        ("out-{split}-{000..}", {"split": None, "split_column": "folder"}, "split_column.*manifest"),
+        (
+            "out-{split}-{000..}",
+            {"split": None, "split_column": "label"},
+            "label: no such column.*key, path, folder, size.*join",
+        ),
         ("out-{split}-{000..000}", {}, "1 names? for [0-9]+ shards"),
         ("out-{split}-{000..}", {"max_count": None, "shards": 51}, "51 shards for [0-9]+ samples"),
         ("out-{split}-{000..}", {"max_size": 2000}, "max_size.*oversize="),

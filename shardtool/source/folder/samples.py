@@ -6,15 +6,15 @@ silence: it is returned beside them, and `create` decides what that means.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shardtool.entries.classes import number_classes
-from shardtool.entries.entries import Entries, FieldRows, FieldValues
+from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
+from shardtool.select.inline import Field, with_fields
 from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
-    from shardtool.entries.entries import FieldSpans
-    from shardtool.names import Texts
     from shardtool.skipped import Skipped
     from shardtool.source.folder.scan import ScanPart
 
@@ -143,45 +141,16 @@ def label_from_folder(
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
     label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
-    fields, rows = tuple(sorted((*entries.fields, "cls"), key=to_bytes)), entries.rows
-    cls = fields.index("cls")
-    code = np.array([fields.index(name) for name in entries.fields], np.uint16)[rows.code]
-    before = np.add.reduceat(code < cls, entries.first[:-1]).astype(np.int64)
-    at = entries.first[:-1] + before
     labels = Names.of(b"%d" % at for at in range(len(names))).take(label)
-    return replace(
-        entries,
-        first=entries.first + np.arange(len(entries) + 1),
-        fields=fields,
-        rows=FieldRows(
-            code=np.insert(code, at, cls),
-            kind=np.insert(rows.kind, at, INLINE),
-            size=np.insert(rows.size, at, labels.lengths()),
-            mtime_ns=np.insert(rows.mtime_ns, at, 0),
-            changed_ns=np.insert(rows.changed_ns, at, 0),
-            paths=None if rows.paths is None else _with_empty(rows.paths, at),
-        ),
-        values=FieldValues(inline={"cls": labels}, numbers={"cls": "int64"}, classes={"cls": names}),
-        spans=None if entries.spans is None else _with_nowhere(entries.spans, at),
-    )
+    return with_fields(entries, [Field("cls", labels, np.ones(len(entries), bool), "int64", names)])
 
 
-def _with_nowhere(spans: FieldSpans, at: NDArray[np.int64]) -> FieldSpans:
-    """Return spans with one for a row that is none before each of the places `at`."""
-    return replace(spans, offset=np.insert(spans.offset, at, 0), expected=np.insert(spans.expected, at, -1))
-
-
-def _with_empty(paths: Texts, at: NDArray[np.int64]) -> Names:
-    """Return paths with an empty one before each of the places `at`."""
-    found = paths.span(0, len(paths)).split(b"\0")[:-1]
-    before = np.bincount(at, minlength=len(found))
-    return Names.parse(
-        b"".join([b"\0" * more + path + b"\0" for more, path in zip(before.tolist(), found, strict=True)])
-    )
-
-
-def split_folders(keys: Names) -> pa.ChunkedArray:
+def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
     """Return the name of the top folder of each sample, which says its split.
+
+    Args:
+        keys: One per sample.
+        in_order: Whether they are sorted.
 
     Raises:
         InvalidRequest: Samples lie beside these folders.
@@ -190,20 +159,23 @@ def split_folders(keys: Names) -> pa.ChunkedArray:
 
     from shardtool.entries.arrow import number_array, strings
 
+    if not in_order:
+        order = keys.sorted_order()
+        return split_folders(keys.take(order)).take(number_array(np.argsort(order)))
     spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
     which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
     return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
 
 
-def split_note(entries: Entries) -> str:
-    """Return what the user should know of classes that are called like splits; empty for others."""
+def split_note(entries: Entries) -> tuple[str, ...]:
+    """Return what the user should know of classes that are called like splits."""
     classes = entries.values.classes.get("cls", [])
     found = [name for name in classes if name.lower() in SPLIT_NAMES]
     if len(found) < min(2, len(classes)) or not found:
-        return ""
+        return ()
     shown = listing(found)
     label, split = option("label_from_folder"), option("split_from_folder")
-    return f"{label} takes {shown} for classes: {split} takes them for splits, and labels below"
+    return (f"{label} takes {shown} for classes: {split} takes them for splits, and labels below",)
 
 
 def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
@@ -250,30 +222,41 @@ def _end_of(keys: Names, low: int, high: int, end: bytes) -> int:
 
 
 def table_of(entries: Entries) -> pa.Table:
-    """Return what `--where` and splits can ask of a folder's samples: `COLUMNS`, a row per sample.
+    """Return what `--where` and splits can ask of a folder's samples, a row each.
 
-    `path` is that of the sample's first file, `folder` what stands before the key's last slash, and `size` the bytes
-    of all its fields.
+    It is their metadata and, where they have no such column, `COLUMNS`: `path` is that of the sample's first file,
+    `folder` what stands before the key's last slash, and `size` the bytes of all its files.
     """
     import pyarrow as pa
 
     from shardtool.entries.arrow import number_array, string_array
 
-    keys, chunks = entries.keys, []
-    first_paths = [b"." + to_bytes(name) for name in entries.fields]
+    keys, chunks, kinds = entries.keys, [], entries.rows.kind
+    files = np.append(np.flatnonzero(kinds != INLINE), len(kinds))
+    sizes = np.where(kinds == INLINE, 0, entries.rows.size)
     for first, names in keys.chunks():
-        last = first + len(names)
-        codes = entries.rows.code[entries.first[first:last]].tolist()
-        if entries.rows.paths is None:
-            paths = [name + first_paths[code] for name, code in zip(names, codes, strict=True)]
-        else:
-            paths = entries.rows.paths.gather(entries.first[first:last]).split(b"\0")[:-1]
+        ends = entries.first[first : first + len(names) + 1]
+        paths = _first_paths(entries, names, files[np.searchsorted(files, ends[:-1])])
         folders = [name.rpartition(b"/")[0] for name in names]
-        sizes = np.add.reduceat(entries.rows.size[: entries.first[last]], entries.first[first:last])
+        totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
         texts = [
             string_array(b"".join(column), np.array([len(one) for one in column], np.int64))
             for column in (names, paths, folders)
         ]
-        chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(sizes)], names=list(COLUMNS)))
+        chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(totals)], names=list(COLUMNS)))
     schema = pa.schema([*((name, pa.string()) for name in COLUMNS[:-1]), (COLUMNS[-1], pa.int64())])
-    return pa.Table.from_batches(chunks, schema=schema)
+    own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata
+    if table is None:
+        return own
+    for name in COLUMNS:
+        if name not in table.column_names:
+            table = table.append_column(name, own.column(name))
+    return table
+
+
+def _first_paths(entries: Entries, keys: list[bytes], rows: NDArray[np.int64]) -> list[bytes]:
+    """Return the paths of rows, one of each sample of `keys`."""
+    if entries.rows.paths is not None:
+        return entries.rows.paths.gather(rows)[:-1].split(b"\0")
+    endings = [b"." + to_bytes(name) for name in entries.fields]
+    return [key + endings[code] for key, code in zip(keys, entries.rows.code[rows].tolist(), strict=True)]

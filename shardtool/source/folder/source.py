@@ -6,13 +6,14 @@ import importlib
 import os
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
+from shardtool.source.selecting import Selection
 from shardtool.storage.reading import inside, source_root
 from shardtool.values import counted
 from shardtool.wording import flag, option
@@ -42,6 +43,11 @@ class FolderSource(Source):
         self._source, self._options = source, options
         self._tree = open_tree(source, options, outputs)
 
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, not in that of a column."""
+        return self._options.sort_by is None
+
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
         """List the samples of the tree."""
         from shardtool.source.folder import samples as folder
@@ -49,29 +55,24 @@ class FolderSource(Source):
         entries, skipped, notes = self._list(pool, observer)
         options = self._options
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
-        chosen = None
-        if options.where is not None:
-            from shardtool.select.query import matching
-
-            chosen = matching(folder.table_of(entries), options.where)
+        if options.dots is None and not entries.folders:
+            folder.check_torn(entries)
+        selection = Selection(options, _table)
+        listed = selection.with_fields(Listing(entries, skipped, self._name, tuple(notes)), pool)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
             from shardtool.dataset.classes import open_classes
 
-            depth = 1 if options.split_from_folder else 0
-            known = open_classes(options.classes_from)
-            entries = folder.label_from_folder(entries, known, depth=depth, skipped=self._below_folders(skipped))
-            notes += filter(None, [folder.split_note(entries)])
-        if options.dots is None and not entries.folders:
-            folder.check_torn(entries)
-        if chosen is not None and options.where is not None:
-            entries = entries.take(chosen)
-            _check_some(entries, options.where)
+            depth, known = 1 if options.split_from_folder else 0, open_classes(options.classes_from)
+            below = self._below_folders(listed.skipped)
+            entries = folder.label_from_folder(listed.entries, known, depth=depth, skipped=below)
+            listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
+        listed = selection.in_order(selection.chosen(listed))
         if options.on_error == "skip" and not options.portable:
             from shardtool.source.naming import skip_unsafe_names
 
-            entries, unsafe = skip_unsafe_names(entries)
-            skipped += unsafe
-        return Listing(entries, skipped, self._name, tuple(notes))
+            entries, unsafe = skip_unsafe_names(listed.entries)
+            listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
+        return listed
 
     def _list(self, pool: LocalPool, observer: Observer) -> Found:
         """Return the samples that files make."""
@@ -86,15 +87,24 @@ class FolderSource(Source):
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return `key`, `path`, `folder` or `size` of each sample."""
+        """Return a column of metadata, or `key`, `path`, `folder` or `size` of each sample."""
         from shardtool.source.folder import samples as folder
 
         if name == TOP_FOLDER:
-            return folder.split_folders(listed.entries.keys)
-        if name not in folder.COLUMNS:
-            expected = f"one of {', '.join(folder.COLUMNS)}"
-            raise InvalidRequest(name, "a folder has no such column", expected=expected, remedy="Use a manifest.")
-        return folder.table_of(listed.entries).column(name)
+            return folder.split_folders(listed.entries.keys, in_order=self.by_key)
+        table = _table(listed)
+        if name not in table.column_names:
+            remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of JSON fields."
+            expected = f"one of {listing(table.column_names, 100)}"
+            raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
+        return table.column(name)
+
+
+def _table(listed: Listing) -> pa.Table:
+    """Return what a query sees of samples."""
+    from shardtool.source.folder import samples as folder
+
+    return folder.table_of(listed.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +149,3 @@ def left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
     names = [printable(name) for name, _ in found.most_common()]
     what = counted(found.total(), "name that an operating system made, passed over")
     return [f"{what}: {listing(names)} ({flag('hidden')} takes them)"]
-
-
-def _check_some(entries: Entries, query: str) -> None:
-    if not len(entries):
-        raise InvalidRequest(option("where"), f"no sample for which {query}")

@@ -10,15 +10,14 @@ from shardtool.errors import InvalidRequest, listing
 from shardtool.request.python_types import pairs
 from shardtool.select import order
 from shardtool.source.base import Listing, Source, check_skipped
+from shardtool.source.selecting import Selection, take_some
 from shardtool.values import SPAN, counted, to_text
 from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.local import LocalPool
@@ -35,8 +34,7 @@ _ENCODED = "image/encoded"  # what TensorFlow calls an image
 class ShardSource(Source):
     """The samples of datasets.
 
-    Samples are chosen and changed in this order: fields, `join`, `where`, `values`, `sample`, duplicates, `sort_by`,
-    `head`.
+    Samples are chosen and changed in this order: what `Selection` does, `sample`, duplicates, `sort_by`, `head`.
 
     Args:
         datasets: One, or a list of them.
@@ -44,7 +42,6 @@ class ShardSource(Source):
         to_format: The format of the shards that the samples go into.
     """
 
-    by_key = False
     asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
@@ -55,14 +52,19 @@ class ShardSource(Source):
             )
         self._options, self._format = options, to_format
 
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, not in that of their shards."""
+        return False
+
     def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
-        """List the shards, in the workers where they have no index; choose their fields, then `join` and `where`."""
+        """List the shards, in the workers where they have no index; choose fields and samples."""
         from shardtool.source.shards.listing import list_datasets
 
         options = self._options
         renames = pairs("rename_fields", options.rename_fields)
-        without = {*options.drop_fields, *options.classes} - {old for old, _ in renames}
-        only, to_format = options.select_fields, self._format
+        without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
+        only, to_format = options.select_fields and (*options.select_fields, *options.columns_from), self._format
         salvage = options.on_error == "skip"
         found = list_datasets(
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
@@ -72,13 +74,15 @@ class ShardSource(Source):
         notes = (*found.notes, *_unchecked(found.entries))
         digest = None if changed else found.digest
         listed = Listing(found.entries, found.skipped, found.name, notes, recorded, digest, found.shards, found.packed)
-        return self._with_fields(self._with_values(self._joined(self._with_named_fields(listed))))
+        selection = Selection(options, _table, to_format)
+        return self._with_fields(selection.chosen(selection.with_fields(listed, pool)))
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
-        listed = replace(listed, entries=self._first(self._sorted(listed)))
+        listed = Selection(options, _table).in_order(listed)
+        listed = replace(listed, entries=self._first(listed.entries))
         entries, skipped = listed.entries, listed.skipped
         if self._format == "tar":
             _check_tar(listed)
@@ -93,45 +97,6 @@ class ShardSource(Source):
         from shardtool.select.order import column_of
 
         return column_of(_table(listed), name, listed.name)
-
-    def _with_named_fields(self, listed: Listing) -> Listing:
-        options = self._options
-        if not (options.select_fields or options.drop_fields or options.rename_fields):
-            return listed
-        from shardtool.select.fields import select_fields
-
-        renames = pairs("rename_fields", options.rename_fields)
-        chosen = options.select_fields, options.drop_fields, renames
-        entries, empty = select_fields(listed.entries, *chosen, to_format=self._format)
-        return replace(listed, entries=entries, skipped=listed.skipped + empty)
-
-    def _joined(self, listed: Listing) -> Listing:
-        """Return the samples that `where` takes, with the columns of the table of `join`."""
-        options = self._options
-        if options.join is not None:
-            from shardtool.select.join import join
-
-            joined = join(listed.entries, options.join, options.on or "")
-            recorded = {**listed.recorded, "join": joined.name}
-            notes = (*listed.notes, *joined.notes)
-            listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes)
-        if options.where is None:
-            return listed
-        from shardtool.select.query import matching
-
-        samples = matching(_table(listed), options.where)
-        return _take_some(listed, samples, option("where"), f"no sample for which {options.where}")
-
-    def _with_values(self, listed: Listing) -> Listing:
-        """Return the samples with the fields that `values` and `classes` make of metadata."""
-        options, values = self._options, pairs("values", self._options.values)
-        if not (values or options.classes):
-            return listed
-        from shardtool.dataset.classes import open_classes
-        from shardtool.select.join import set_fields
-
-        entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
-        return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
     def _with_fields(self, listed: Listing) -> Listing:
         """Return the samples that have fields: an Example may hold nothing but its key."""
@@ -148,7 +113,7 @@ class ShardSource(Source):
         if share is None:
             return listed
         samples = order.sample_by_key(entries.keys, share)
-        return _take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
+        return take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         from shardtool.select.duplicates import resolve_duplicates
@@ -161,14 +126,6 @@ class ShardSource(Source):
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
         return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
-
-    def _sorted(self, listed: Listing) -> Entries:
-        options = self._options
-        if options.sort_by is None:
-            return listed.entries
-
-        column = order.column_of(_table(listed), options.sort_by, option("sort_by"))
-        return listed.entries.take(order.sort_order(column, options.sort_by, descending=options.descending))
 
     def _first(self, entries: Entries) -> Entries:
         import numpy as np
@@ -216,9 +173,3 @@ def _table(listed: Listing) -> pa.Table:
     import numpy as np
 
     return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
-
-
-def _take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:
-    if not len(samples):
-        raise InvalidRequest(option, found, expected="one sample or more")
-    return replace(listed, entries=listed.entries.take(samples))

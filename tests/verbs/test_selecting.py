@@ -1,0 +1,378 @@
+"""Laws of fields, columns and samples that are chosen alike of a folder and of datasets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import (
+    CreateOptions,
+    InvalidRequest,
+    ReshardOptions,
+    SampleFailed,
+    VerifyOptions,
+    create,
+    dry_run,
+    reshard,
+    verify,
+)
+from tests.helpers import members, shards, sidecar, typed, write_tree
+
+KINDS = {"a/1": "cat", "a/2": "dog", "b/3": "cat", "b/4": None}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with four samples: an image each, of two endings, and what is said of it as JSON."""
+    files: dict[str, bytes] = {}
+    for at, (key, kind) in enumerate(KINDS.items()):
+        files[f"{key}.{'JPEG' if at % 2 else 'jpg'}"] = key.encode() * 9
+        said = {"kind": kind, "width": 100 * at, "ratio": at / 2, "good": at > 1, "box": [1], "more": {"x": 1}}
+        files[f"{key}.json"] = json.dumps(said).encode()
+    return write_tree(tmp_path / "in", files)
+
+
+def _options(**asked: Any) -> CreateOptions:
+    return CreateOptions(**{"workers": 1, **asked})
+
+
+def _create(source: Path, output: Path, **asked: Any) -> Any:
+    return create(source, output / "out-{0..}.tar", _options(**asked))
+
+
+def _metadata(folder: Path) -> dict[str, dict[str, Any]]:
+    rows = [row for shard in shards(folder) for row in pq.read_table(folder / sidecar(shard.name)).to_pylist()]
+    return {row["__key__"]: {name: row[name] for name in row if name[:2] != "__"} for row in rows}
+
+
+def _sound(folder: Path, source: Path | list[Path]) -> tuple[str, ...]:
+    """Return what `verify` did not check; it finds nothing."""
+    report = verify(folder / "out.json", VerifyOptions(workers=1, source=source))
+    assert report.findings == ()
+    return report.unchecked
+
+
+TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"join": TABLE, "on": "id", "where": "width < 300", "values": {"json": "label"}, "columns_from": ("json",)},
+        {"join": TABLE, "on": "id", "where": "label.notna()", "values": {"cls": "label"}, "classes": ("cls",)},
+        {"columns_from": ("json",), "select_fields": ("jpg", "JPEG"), "sort_by": "width", "descending": True},
+        {"columns_from": ("json",), "drop_fields": ("json",), "where": "good", "values": {"cls": "width"}},
+        {"rename_fields": {"JPEG": "jpg", "json": "a.json"}, "where": "size > 100", "sort_by": "size"},
+    ],
+)
+def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    """`create` of a folder makes the samples that `reshard` makes of its dataset, with the same options."""
+    create(source, tmp_path / "all-{0..}.tar", _options())
+    made = _create(source, tmp_path / "o", **asked)
+    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=1, **asked))
+    assert made.fingerprint == again.fingerprint
+    assert [*_metadata(tmp_path / "o").items()] == [*_metadata(tmp_path / "p").items()]
+
+
+# A table of columns.
+
+
+@pytest.mark.parametrize(
+    "on_keys",
+    [pytest.param(True, id="keys"), pytest.param(False, id="paths")],
+)
+def test_a_folder_and_a_table(source: Path, tmp_path: Path, *, on_keys: bool) -> None:
+    """Samples seek their row by key, or by the path of a file, and it becomes metadata; both sides are counted."""
+    ids = ["b/3", "a/1", "x/9"] if on_keys else ["b/3.jpg", "a/1.jpg", "x/9.jpg"]
+    table = pd.DataFrame({"id": ids, "label": ["two", "one", "none"], "n": [3, 1, 9]})
+    made = _create(
+        source, tmp_path / "o", join=table, on="id", where="label.notna()", values=("cls=label",), classes=("cls",)
+    )
+    assert _metadata(tmp_path / "o") == {"a/1": {"label": "one", "n": 1}, "b/3": {"label": "two", "n": 3}}
+    found = dict(members(*shards(tmp_path / "o")))
+    assert (found["a/1.cls"], found["b/3.cls"]) == (b"0", b"1")
+    assert ("paths of files" in " ".join(made.notes)) is not on_keys
+    assert "2 of 4 samples have no row in DataFrame, such as 'a/2', 'b/4'" in made.notes
+    assert f"1 row of DataFrame matches no sample, such as '{ids[2]}'" in made.notes
+
+
+def test_two_rows_for_one_sample_by_path(source: Path) -> None:
+    """Where a table has a row for each of two files of a sample, neither is taken."""
+    table = pd.DataFrame({"file": ["a/1.jpg", "a/1.json"], "n": [1, 2]})
+    with pytest.raises(InvalidRequest, match=r"two rows for files of one sample, such as 'a/1\.jpg', 'a/1\.json'"):
+        dry_run(source, "out-{0..}.tar", _options(join=table, on="file"))
+
+
+def test_no_row_matches_a_file(source: Path) -> None:
+    """Where no row matches, the message shows a key, and a path."""
+    table = pd.DataFrame({"file": ["1.jpg"], "n": [1]})
+    with pytest.raises(
+        InvalidRequest, match=r"holds '1\.jpg'; expected keys, such as 'a/1', or paths of files, such as "
+    ):
+        dry_run(source, "out-{0..}.tar", _options(join=table, on="file"))
+
+
+def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
+    """`verify --source` compares all but what came of the table; `--repair` says why it makes no shards again."""
+    table = pd.DataFrame({"id": list(KINDS)[:3], "label": ["x", "y", "x"]})
+    asked: dict[str, Any] = {"join": table, "on": "id", "values": {"cls": "label"}, "classes": ("cls",)}
+    _create(source, tmp_path / "o", where="label == 'x'", **asked)
+    unchecked = " ".join(_sound(tmp_path / "o", source))
+    assert "field cls against the source" in unchecked
+    assert "--where" in unchecked or "where may have chosen them" in unchecked
+    shards(tmp_path / "o")[0].unlink()
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source, repair=True))
+    assert any("made with join DataFrame: run the command that made them again" in one for one in report.unchecked)
+    assert _create(source, tmp_path / "o", where="label == 'x'", if_exists="resume", **asked).kept == 0
+    _sound(tmp_path / "o", source)
+
+
+# Columns of JSON fields.
+
+
+def test_columns_of_json_files(source: Path, tmp_path: Path) -> None:
+    """The texts, numbers and truths at the top become typed columns, for queries and fields; `verify` agrees."""
+    _create(
+        source, tmp_path / "o", columns_from=("json",), drop_fields=("json",), where="width >= 100",
+        values=("txt=width",), rename_fields=("JPEG=jpg",),
+    )  # fmt: skip
+    assert _metadata(tmp_path / "o") == {
+        "a/2": {"kind": "dog", "width": 100, "ratio": 0.5, "good": False},
+        "b/3": {"kind": "cat", "width": 200, "ratio": 1.0, "good": True},
+        "b/4": {"kind": None, "width": 300, "ratio": 1.5, "good": True},
+    }
+    assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"jpg", "txt"}
+    assert _sound(tmp_path / "o", source) == ()
+
+
+def test_json_columns_divide(source: Path, tmp_path: Path) -> None:
+    """Of what a folder's JSON says, each value keeps the shares; each split is verified against the folder."""
+    output = tmp_path / "o" / "{split}-{0..}.tar"
+    create(source, output, _options(columns_from=("json",), split="train=0.5,val=0.5", stratify="good"))
+    tables = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "o").glob("*.index"))]
+    assert [sorted(row["good"] for row in rows) for rows in tables] == [[False, True]] * 2
+    for split in ("train", "val"):
+        options = VerifyOptions(workers=1, source=source)
+        assert verify(tmp_path / "o" / f"{split}.json", options).findings == ()
+
+
+def test_a_folder_in_the_order_of_a_column(source: Path, tmp_path: Path) -> None:
+    """A folder's samples stand in the order that was asked for, in each split that its folders name, and are sound."""
+    options = _options(columns_from=("json",), sort_by="width", descending=True, portable=True)
+    create(source, tmp_path / "o" / "out-{0..}.tar", options)
+    assert [*_metadata(tmp_path / "o")] == ["b/4", "b/3", "a/2", "a/1"]
+    assert _sound(tmp_path / "o", source) == ()
+    asked: dict[str, Any] = {"sort_by": "key", "descending": True, "split_from_folder": True}
+    create(source, tmp_path / "p" / "{split}-{0..}.tar", _options(include=("*.JPEG", "*.jpg"), **asked))
+    assert [*_metadata(tmp_path / "p")] == ["a/2", "a/1", "b/4", "b/3"]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) -> None:
+    """`reshard` finds in shards the columns that `create` finds in files, and sorts by them; no content changes."""
+    first, second = tmp_path / f"first-{{0..}}.{ending}", tmp_path / "o" / f"out-{{0..}}.{ending}"
+    before = create(source, first, _options(max_count=3))
+    asked = ReshardOptions(columns_from=("json",), sort_by="width", descending=True, workers=1)
+    after = reshard(tmp_path / "first.json", second, asked)
+    assert after.fingerprint == before.fingerprint
+    assert [(key, row["width"]) for key, row in _metadata(tmp_path / "o").items()] == [
+        ("b/4", 300), ("b/3", 200), ("a/2", 100), ("a/1", 0),
+    ]  # fmt: skip
+    assert _sound(tmp_path / "o", tmp_path / "first.json") == ()
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b"{bad", "no JSON: Expecting"),
+        (b"", "no JSON: Expecting"),
+        (b"[1]", "a JSON list, not an object"),
+        (b'{"n": 9223372036854775808}', "a whole number over 2^63: 'n'"),
+        (b'{"n": "\\ud800"}', "text that is no Unicode"),
+        (b"\xff\xfe{", "no"),
+        (b"[" * 99_999, "far too deep"),
+        (json.dumps(dict.fromkeys(map(str, range(99)), "x" * 30_000)).encode(), "more than 1,048,576"),
+    ],
+)
+def test_bad_json(payload: bytes, said: str, source: Path, tmp_path: Path) -> None:
+    """A field that is no JSON object fails its sample: the run ends, or leaves it out, and `verify` agrees."""
+    (source / "a/2.json").write_bytes(payload)
+    with pytest.raises(SampleFailed, match=r"a/2\.json") as caught:
+        _create(source, tmp_path / "o", columns_from=("json",))
+    assert said in str(caught.value)
+    made = _create(source, tmp_path / "o", columns_from=("json",), on_error="skip")
+    assert (made.samples, made.skipped) == (3, 1)
+    row = json.loads((tmp_path / "o" / "out.skipped").read_text())
+    assert (row["key"], row["path"], row["code"]) == ("a/2", "a/2.json", "bad-json")
+    _sound(tmp_path / "o", source)
+
+
+def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
+    """A JSON field that has not the checksum of its index chooses no sample: it is damaged, and said to be."""
+    create(source, tmp_path / "first-{0..}.tar", _options())
+    shard = tmp_path / "first-0.tar"
+    data = shard.read_bytes()
+    shard.write_bytes(data.replace(b'"width": 100', b'"width": 999'))
+    asked = ReshardOptions(columns_from=("json",), where="width < 500", workers=1)
+    with pytest.raises(SampleFailed, match=r"first-0\.tar \(field 'json': the CRC-32C"):
+        reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
+
+
+def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
+    """A name with numbers here and texts there is a column of text, and far too long ones are none; notes say so."""
+    said = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
+    source = write_tree(tmp_path / "in", {f"{at}.json": text.encode() for at, text in enumerate(said[:3])})
+    made = _create(source, tmp_path / "o", columns_from=("json",))
+    assert [*_metadata(tmp_path / "o").values()] == [
+        {"id": "7", "n": 1.0, "m": None}, {"id": "x", "n": 0.5, "m": None}, {"id": "true", "n": None, "m": 2},
+    ]  # fmt: skip
+    assert "column 'id' of field 'json' is text: it holds 1 number, 1 text, 1 truth" in made.notes
+    (source / "3.json").write_text(said[3])
+    with pytest.raises(InvalidRequest, match="two underscores"):
+        _create(source, tmp_path / "p", columns_from=("json",))
+    image = {"0.json": json.dumps({"label": "x", "imageData": "A" * 40_000}).encode()}
+    made = _create(write_tree(tmp_path / "labelme", image), tmp_path / "q", columns_from=("json",))
+    assert _metadata(tmp_path / "q") == {"0": {"label": "x"}}
+    assert "1 text of more than 32,768 letters left out: 'imageData' of field 'json'" in made.notes
+    lists = write_tree(tmp_path / "lists", {"0.json": b'{"box": [1]}'})
+    with pytest.raises(InvalidRequest, match="no text, number or truth at the top of any"):
+        _create(lists, tmp_path / "p", columns_from=("json",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"columns_from": ("jsn",)}, "columns_from: no field 'jsn'.*Did you mean 'json'"),
+        ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
+        ({"rename_fields": {"json": "jpg"}}, "would all be called 'jpg'"),
+        ({"values": {"cls": "kind"}}, "values: no column 'kind'.*join adds a table's, columns_from"),
+        ({"on": "key"}, "on: no join"),
+        ({"join": "t.csv"}, "join: no on"),
+        ({"classes": ("cls",)}, "classes: no field 'cls'"),
+    ],
+)
+def test_requests_that_make_no_sense(asked: dict[str, Any], said: str, source: Path) -> None:
+    """What a folder has not is refused by name, before anything is written."""
+    with pytest.raises(InvalidRequest, match=said):
+        dry_run(source, "out-{0..}.tar", _options(**asked))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"columns_from": ("json",)}, {"rename_fields": {"a": "b"}}, {"join": "t.csv", "on": "id"}]
+)
+def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
+    """Of a manifest, options that make columns and rename fields are refused by name."""
+    with pytest.raises(InvalidRequest, match=f"{next(iter(asked))}: the source is a manifest"):
+        dry_run(pd.DataFrame({"id": [1], "txt": ["x"]}), "out-{0..}.tar", _options(values=("txt=txt",), **asked))
+
+
+# Archives and several folders.
+
+
+def _asked(**asked: Any) -> dict[str, Any]:
+    return {
+        "columns_from": ("json",), "rename_fields": {"JPEG": "jpg"}, "label_from_folder": True,
+        "where": "path.str.endswith('JPEG') or width == 200", **asked,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["zip", "tar", "gztar"])
+def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> None:
+    """Of an archive, fields, columns and rows of a table are those of the folder; a compressed one makes no columns."""
+    archive = Path(shutil.make_archive(str(tmp_path / "files"), form, source))
+    table = pd.DataFrame({"file": ["a/2.JPEG", "b/3.jpg", "b/4.JPEG"], "label": ["x", "y", "z"]})
+    asked = _asked(join=table, on="file", values={"txt": "label"})
+    if form == "gztar":
+        with pytest.raises(InvalidRequest, match="columns_from: an archive that can only be read in sequence"):
+            _create(archive, tmp_path / "p", **asked)
+        asked |= {"columns_from": (), "where": "label.notna()"}
+    made, again = _create(source, tmp_path / "o", **asked), _create(archive, tmp_path / "p", **asked)
+    assert (made.samples, made.fingerprint) == (3, again.fingerprint)
+    assert _metadata(tmp_path / "o") == _metadata(tmp_path / "p")
+    _sound(tmp_path / "p", archive)
+
+
+def test_several_folders(source: Path, tmp_path: Path) -> None:
+    """Files of several folders get other names, and JSON in one of them tells of samples in all, as in one folder."""
+    for one in [*source.rglob("*.json")]:
+        other = tmp_path / "said" / one.relative_to(source)
+        other.parent.mkdir(parents=True, exist_ok=True)
+        one.rename(other)
+    made = create([source, tmp_path / "said"], tmp_path / "o" / "out-{0..}.tar", _options(**_asked()))
+    assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"cls", "jpg", "json"}
+    assert [*_metadata(tmp_path / "o")] == ["a/2", "b/3", "b/4"]
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=[source, tmp_path / "said"]))
+    assert (report.findings, made.samples) == ((), 3)
+
+
+# Fields.
+
+
+def test_renamed_files(source: Path, tmp_path: Path) -> None:
+    """Files keep their bytes under other names, also where labels are added, and `--resume` keeps the shards."""
+    asked: dict[str, Any] = {"rename_fields": {"JPEG": "jpg", "json": "meta.json"}, "label_from_folder": True}
+    _create(source, tmp_path / "o", **asked)
+    found = dict(members(*shards(tmp_path / "o")))
+    assert {name.partition(".")[2] for name in found} == {"cls", "jpg", "meta.json"}
+    assert found["b/4.jpg"] == (source / "b/4.JPEG").read_bytes()
+    assert _sound(tmp_path / "o", source) == ()
+    assert _create(source, tmp_path / "o", if_exists="resume", **asked).kept == 1
+    (source / "b/4.JPEG").write_bytes(b"other")
+    report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source))
+    assert [(one.code, one.key, one.field) for one in report.findings] == [("source-differs", "b/4", "jpg")]
+
+
+def test_paths_of_renamed_files_are_asked_for(source: Path) -> None:
+    """A query sees the path of a file as it lies, whatever its field is called, and the bytes of files alone."""
+    query = "path == 'b/4.JPEG' and size == 0"
+    size = sum((source / f"b/4.{ending}").stat().st_size for ending in ("JPEG", "json"))
+    asked = {"rename_fields": ("JPEG=a",), "label_from_folder": True}
+    with pytest.raises(InvalidRequest, match="no sample for which"):
+        dry_run(source, "out-{0..}.tar", _options(where=query, **asked))
+    assert (
+        dry_run(source, "out-{0..}.tar", _options(where=query.replace("0", f"{size}"), **asked)).shards[0].samples == 1
+    )
+
+
+def test_samples_without_the_fields_that_were_selected(source: Path, tmp_path: Path) -> None:
+    """A sample that has none of the fields selected is listed as left out, and is no failure."""
+    made = _create(source, tmp_path / "o", select_fields=("jpg",))
+    assert (made.samples, made.skipped) == (2, 2)
+    assert _sound(tmp_path / "o", source) == ()
+
+
+def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_path: Path) -> None:
+    """Without `--classes`, an append onto numbered labels is refused; with it, they get the numbers that there are."""
+    table = pd.DataFrame({"id": list(KINDS), "label": ["x", "y", "y", "x"]})
+    asked: dict[str, Any] = {"join": table, "on": "id", "values": ("cls=label",)}
+    _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **asked)
+    with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected numbers of classes"):
+        _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked)
+    given = {"classes": ("cls",), "classes_from": tmp_path / "o" / "out.json"}
+    _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked, **given)
+    assert [data for name, data in members(*shards(tmp_path / "o")) if name[-3:] == "cls"] == [b"0", b"1", b"1", b"0"]
+
+
+def test_the_command(source: Path, tmp_path: Path) -> None:
+    """A folder, a table and several new names for fields in one option, as they are typed."""
+    (tmp_path / "labels.csv").write_text("id,label\na/1,x\na/2,y\nb/3,x\nb/4,y\n")
+    ran = typed(
+        "create", source, tmp_path / "o" / "out-{0..}.tar", "--join", tmp_path / "labels.csv", "--on", "id", "--field",
+        "cls=label", "--classes", "cls", "--rename-field", "JPEG=jpg,json=meta.json", "--columns-from", "json",
+        "--where", "width > 0", "--quiet", "--workers", "1",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert sorted({name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))}) == [
+        "cls",
+        "jpg",
+        "meta.json",
+    ]
+    recorded = json.loads((tmp_path / "o" / "out.json").read_text())["shardtool"]["made"]["options"]
+    assert recorded["join"] == "labels.csv"
+    assert recorded["rename_fields"] == ["JPEG=jpg", "json=meta.json"]
