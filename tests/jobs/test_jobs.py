@@ -94,9 +94,9 @@ def test_imagenet(tmp_path: Path) -> None:
         whole = {str(path.with_suffix("")): path for path in files if "_90" not in path.name}
         assert found.keys() == whole.keys()
         for key, path in whole.items():
-            assert found[key]["jpeg"] == (source / path).read_bytes()
+            assert found[key]["jpg"] == (source / path).read_bytes()
             assert found[key]["cls"] == b"%d" % sorted(inputs.WNIDS).index(path.parent.name)
-            assert size_of(found[key]["jpeg"])[1] == 36
+            assert size_of(found[key]["jpg"])[1] == 36
         assert {key.partition("/")[0] for key in found} == set(classes)
     left_out = [json.loads(line) for line in (tmp_path / "shards/train.skipped").read_text().splitlines()]
     assert sorted((Path(row["path"]).name, row["code"]) for row in left_out) == [
