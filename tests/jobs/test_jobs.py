@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 from tests import warm
-from tests.helpers import ENVIRONMENT, PATIENCE_S, REPO, Ran
+from tests.helpers import ENVIRONMENT, PATIENCE_S, REPO, Ran, flip
 from tests.jobs import inputs
 
 JOBS = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".sh", ".py"))
@@ -93,9 +94,9 @@ def test_imagenet(tmp_path: Path) -> None:
         whole = {str(path.with_suffix("")): path for path in files if "_90" not in path.name}
         assert found.keys() == whole.keys()
         for key, path in whole.items():
-            assert found[key]["jpeg"] == (source / path).read_bytes()
+            assert found[key]["jpg"] == (source / path).read_bytes()
             assert found[key]["cls"] == b"%d" % sorted(inputs.WNIDS).index(path.parent.name)
-            assert size_of(found[key]["jpeg"])[1] == 36
+            assert size_of(found[key]["jpg"])[1] == 36
         assert {key.partition("/")[0] for key in found} == set(classes)
     left_out = [json.loads(line) for line in (tmp_path / "shards/train.skipped").read_text().splitlines()]
     assert sorted((Path(row["path"]).name, row["code"]) for row in left_out) == [
@@ -192,7 +193,10 @@ def check_foreign(place: Path) -> None:
 
 
 def test_nightly(tmp_path: Path) -> None:
-    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte."""
+    """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte.
+
+    Damage is a failed case of the report, by the name of the shard.
+    """
     nights: list[list[str]] = [["a", "b"], ["c"], [], ["0", "d"]]
     keys: list[str] = []
     before: dict[str, bytes] = {}
@@ -210,3 +214,8 @@ def test_nightly(tmp_path: Path) -> None:
         assert [*samples(*tars)] == keys
         assert 'failures="0"' in (tmp_path / "report.xml").read_text()
         before = now
+    flip(tars[1], 520)
+    assert run("nightly.sh", tmp_path).code == 3
+    suite = ET.parse(tmp_path / "report.xml").getroot()  # noqa: S314 - of our own run
+    failed = [(case.get("classname"), case[0].get("type")) for case in suite.iter("testcase") if len(case)]
+    assert (tars[1].name, "shard-checksum") in failed

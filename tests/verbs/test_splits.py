@@ -169,6 +169,15 @@ def test_group_by_folder(scenes: Path, tmp_path: Path) -> None:
     assert sum(map(len, folders)) == len(set.union(*folders)) == 12
 
 
+def test_stratify_by_the_label_of_a_folder(scenes: Path, tmp_path: Path) -> None:
+    """With `--label-from-folder`, `--stratify cls` means its labels, by the name that the field has."""
+    _pack(scenes, tmp_path, stratify="cls", label_from_folder=True)
+    for keys, count in zip(_parts(tmp_path).values(), (18, 6, 6), strict=True):
+        assert Counter(key.partition("/")[0] for key in keys) == {"cat": count, "dog": count}
+    with pytest.raises(InvalidRequest, match=r"cls.*no such column"):
+        _pack(scenes, tmp_path / "unlabelled", stratify="cls")
+
+
 def test_stratify_by_folder(scenes: Path, tmp_path: Path) -> None:
     """With `--stratify folder`, every folder of five samples keeps the shares: three, one and one."""
     _pack(scenes, tmp_path, stratify="folder")

@@ -89,12 +89,13 @@ class FolderSource(Source):
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column of metadata, or `key`, `path`, `folder` or `size` of each sample."""
+        """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
         from shardtool.source.folder import samples as folder
 
-        if name == TOP_FOLDER:
-            return folder.split_folders(listed.entries.keys, in_order=self.by_key)
         table = _table(listed)
+        labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
+        if name == TOP_FOLDER or labelled:
+            return folder.split_folders(listed.entries.keys, in_order=self.by_key)
         if name not in table.column_names:
             remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of JSON fields."
             expected = f"one of {listing(table.column_names, 100)}"
