@@ -106,7 +106,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
     CreateOptions, "on_duplicate", "With --append, a sample whose key is there: an error, or the first stays as it is."
 )
 @common
-def create(  # noqa: PLR0913 - an option each
+def create(
     arguments: tuple[str, ...],
     *,
     append: bool,

@@ -30,7 +30,7 @@ from shardtool.request.options import ExportOptions, IndexOptions
     "--overwrite", is_flag=True, help="Replace what is wrong: sidecars, the dataset file, indexes of other tools."
 )
 @common
-def index(  # noqa: PLR0913 - an option each
+def index(
     dataset: tuple[str, ...],
     *,
     formats: tuple[str, ...],

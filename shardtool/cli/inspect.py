@@ -68,7 +68,7 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
 @click.option("--quiet", is_flag=True, help="No progress.")
 @progress_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def inspect(  # noqa: PLR0913 - an option each
+def inspect(
     dataset: tuple[str, ...],
     *,
     samples: tuple[str, ...],

@@ -111,7 +111,7 @@ def follows(one: str, other: str) -> bool:
 @selecting
 @running
 @common
-def reshard(  # noqa: PLR0913 - an option each
+def reshard(
     datasets: tuple[str, ...],
     *,
     append: bool,

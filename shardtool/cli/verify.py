@@ -53,7 +53,7 @@ class _Verify(Sectioned):
     help="How findings are printed.",
 )  # fmt: skip
 @common
-def verify(  # noqa: PLR0913 - an option each
+def verify(
     dataset: tuple[str, ...],
     *,
     sources: tuple[str, ...],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +92,7 @@ def _asked(shard: OpenedShard, part: OpenedIndex, columns: set[str]) -> pa.Table
         table = table.append_column(name, pa.nulls(part.samples))
     starts = part.starts()
     sums = np.concatenate(([0], np.cumsum(part.fields().field("length").to_numpy()))).astype(np.int64)
-    own: dict[str, Callable[[], Any]] = {
+    own: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: part.table.column("__key__"),
         "shard": lambda: pa.array([printable(shard.name)] * part.samples, pa.string()),
         "size": lambda: pa.array(np.diff(sums[starts]) if part.samples else np.zeros(0, np.int64)),
@@ -104,6 +104,6 @@ def _asked(shard: OpenedShard, part: OpenedIndex, columns: set[str]) -> pa.Table
     return table
 
 
-def texts_of(column: Any) -> Any:
+def texts_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column without dictionaries."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from io import RawIOBase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -25,6 +25,8 @@ from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.inspection.chosen import Piece
@@ -80,7 +82,7 @@ def write_table(
     return rows
 
 
-def _schema(datasets: Sequence[OpenedDataset]) -> Any:
+def _schema(datasets: Sequence[OpenedDataset]) -> pa.Schema:
     """Return the table's columns: those of all sidecars."""
     schemas = []
     for dataset in datasets:
@@ -105,17 +107,17 @@ def _schema(datasets: Sequence[OpenedDataset]) -> Any:
     return pa.schema([*own, *merged])
 
 
-def _metadata(schema: Any) -> Any:
+def _metadata(schema: pa.Schema) -> pa.Schema:
     return pa.schema([one.with_nullable(nullable=True) for one in schema if not one.name.startswith("__")])
 
 
-def _tables(datasets: Sequence[OpenedDataset], where: str | None, schema: Any) -> Iterator[Any]:
+def _tables(datasets: Sequence[OpenedDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
     for piece in pieces(datasets, where, metadata=True):
         yield _table(piece, schema, every=where is None)
         piece.raise_damage()
 
 
-def _table(piece: Piece, schema: Any, *, every: bool) -> Any:
+def _table(piece: Piece, schema: pa.Schema, *, every: bool) -> pa.Table:
     """Return the rows of a shard that are asked for."""
     found = piece.part.table if every else piece.part.table.take(piece.rows)
     rows = found.num_rows
@@ -133,7 +135,7 @@ def _table(piece: Piece, schema: Any, *, every: bool) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _cast(column: Any, field: Any, piece: Piece) -> Any:
+def _cast(column: pa.ChunkedArray, field: pa.Field, piece: Piece) -> pa.ChunkedArray:
     try:
         return texts_of(column).cast(field.type)
     except pa.ArrowInvalid as error:
@@ -141,9 +143,9 @@ def _cast(column: Any, field: Any, piece: Piece) -> Any:
         raise CorruptShard(piece.shard.sidecar, found, expected=f"{field.type}, as elsewhere") from None
 
 
-def _gathered(tables: Iterator[Any]) -> Iterator[Any]:
+def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Yield tables of many rows each."""
-    held: list[Any] = []
+    held: list[pa.Table] = []
     for table in tables:
         held.append(table)
         if sum(one.num_rows for one in held) >= _ROWS:
@@ -163,7 +165,7 @@ class _Sink(RawIOBase):
         """Tell that it can be written."""
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         """Append bytes."""
         view = memoryview(data)
         if not self.dropped:
@@ -179,12 +181,12 @@ class _Sink(RawIOBase):
 class _Parquet:
     """Writes tables as Parquet."""
 
-    def __init__(self, sink: _Sink, schema: Any) -> None:
+    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
         from pyarrow import parquet
 
         self._writer = parquet.ParquetWriter(pa.PythonFile(sink, "w"), schema, compression="zstd")
 
-    def write(self, table: Any) -> None:
+    def write(self, table: pa.Table) -> None:
         """Append rows."""
         self._writer.write_table(table)
 
@@ -196,13 +198,13 @@ class _Parquet:
 class _Csv:
     """Writes tables as CSV."""
 
-    def __init__(self, sink: _Sink, schema: Any) -> None:
+    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
         from pyarrow import csv
 
         self._schema = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
         self._writer = csv.CSVWriter(pa.PythonFile(sink, "w"), self._schema)
 
-    def write(self, table: Any) -> None:
+    def write(self, table: pa.Table) -> None:
         """Append rows."""
         columns = [
             texts_of(column) if _is_flat(field) else pa.array([*map(_as_text, column.to_pylist())], pa.string())
@@ -215,11 +217,11 @@ class _Csv:
         self._writer.close()
 
 
-def _is_flat(field: Any) -> bool:
+def _is_flat(field: pa.Field) -> bool:
     kind = field.type
     return field.name == SHARD or (is_plain(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind))
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     found = plain(value)
     return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
