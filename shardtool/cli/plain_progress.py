@@ -34,7 +34,7 @@ class PlainProgress:
 
         Args:
             label: What is done.
-            total: Its bytes; None: samples are counted, and nobody knows how many there are.
+            total: Its bytes; None: samples are counted, and how many there are is unknown.
         """
         self._label, self._total, self._done, self._shards = label, total, 0, ""
         self._begun = time.monotonic()

@@ -62,7 +62,9 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
 
 
 @memory_for("arranging the payloads")
-def place(request: Request, samples: Samples, planned: Plans, pool: LocalPool, notes: Notes) -> Sequence[Plan]:
+def arrange_payloads(
+    request: Request, samples: Samples, planned: Plans, pool: LocalPool, notes: Notes
+) -> Sequence[Plan]:
     """Return the plans for payloads that lie where they can be read better; the output is locked."""
     options, plans, compressed = request.options, [*planned.each], samples.listed.compressed
     temporary = temporary_file(request, samples.targets)

@@ -14,7 +14,7 @@ from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import memory_for
 from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
-from shardtool.pack.request import made
+from shardtool.pack.request import run_record
 from shardtool.pack.resume import (
     Resumed,
     find_changes,
@@ -144,7 +144,9 @@ def check_output(request: Request, samples: Samples, notes: Notes) -> Samples:
         samples = _only_new(request, samples, notes)
     keys = [samples.entries.keys if part is None else samples.entries.keys.take(part) for part in samples.parts]
     both = zip(samples.targets, keys, strict=True)
-    outputs = begin([Appended(one.output, names, made(request, samples.listed, one.split)) for one, names in both])
+    outputs = begin(
+        [Appended(one.output, names, run_record(request, samples.listed, one.split)) for one, names in both]
+    )
     pairs = zip(samples.targets, outputs, strict=True)
     return replace(samples, targets=tuple(replace(target, output=output) for target, output in pairs))
 
@@ -188,7 +190,7 @@ def _changes(
     if options.if_exists not in ("resume", "resume-overwrite"):
         return None, ()
     resumed = [
-        Resumed(target.output, plan, made(request, samples.listed, target.split), request, samples.dots)
+        Resumed(target.output, plan, run_record(request, samples.listed, target.split), request, samples.dots)
         for target, plan in zip(samples.targets, plans, strict=True)
     ]
     changes = find_changes(resumed)

@@ -157,7 +157,7 @@ def _check_names(names: tuple[str, ...], verb: Verb, *, divides: bool) -> None:
         raise InvalidRequest(names[0], "no {split} in it", expected=expected)
 
 
-def made(request: Request, listed: Listing, split: str) -> RunRecord:
+def run_record(request: Request, listed: Listing, split: str) -> RunRecord:
     """Return how a dataset is made, as its dataset file says."""
     return RunRecord(
         {

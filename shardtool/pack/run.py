@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import printable
 from shardtool.execute.local import LocalPool, cores
-from shardtool.pack.place import check_memory, check_method, place, temporary_file
-from shardtool.pack.request import Manner, made, output_pattern, read_request
+from shardtool.pack.place import arrange_payloads, check_memory, check_method, temporary_file
+from shardtool.pack.request import Manner, output_pattern, read_request, run_record
 from shardtool.pack.samples import list_samples, spool
-from shardtool.pack.targets import lock, open_targets, remove_splits
+from shardtool.pack.targets import open_publishers, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
 from shardtool.source.open import open_source
 from shardtool.wording import option
@@ -63,11 +63,11 @@ def write_dataset(
             return result(request, untouched, None, notes, time.time() - begun)
         targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []
         if samples.binary:  # workers read binary columns from a file beside the output
-            publishers = lock(targets, temporary, pool, stack)
+            publishers = open_publishers(targets, temporary, pool, stack)
             samples = spool(samples, opened, publishers[0])
         plans = plan_shards(request, samples, pool, notes)
-        publishers = publishers or lock(targets, temporary, pool, stack)
-        placed = place(request, samples, plans, pool, notes)
+        publishers = publishers or open_publishers(targets, temporary, pool, stack)
+        placed = arrange_payloads(request, samples, plans, pool, notes)
         packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
         for plan, publisher in zip(placed, publishers, strict=True):
             packed.append(Packing(plan, publisher, manner, notes.observer, made_keys).pack(pool))
@@ -75,7 +75,7 @@ def write_dataset(
         check_content(samples.listed, packed)
         written = [unchanged(target) for target in samples.untouched]
         for target, one, publisher in zip(targets, packed, publishers, strict=True):
-            dataset = publish_dataset(one, publisher, made(request, samples.listed, target.split))
+            dataset = publish_dataset(one, publisher, run_record(request, samples.listed, target.split))
             written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
         remove_splits(request, plans.gone)
         notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
-from shardtool.pack.request import made
+from shardtool.pack.request import run_record
 from shardtool.pack.targets import open_targets
 from shardtool.values import SPAN, SpanFile
 from shardtool.wording import option
@@ -103,7 +103,7 @@ def _taken_keys(request: Request, listed: Listing, targets: Sequence[Target]) ->
     from shardtool.names import Names
     from shardtool.publish.append import taken_keys
 
-    found = [taken_keys(target.output, made(request, listed, target.split)) for target in targets]
+    found = [taken_keys(target.output, run_record(request, listed, target.split)) for target in targets]
     return Names.parse(b"".join(names.span(0, len(names)) for names in found))
 
 

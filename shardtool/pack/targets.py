@@ -121,7 +121,7 @@ def remove_splits(request: Request, names: Sequence[str]) -> None:
             folder.remove(sorted(one for one in folder.names() if pattern.owns(one)))
 
 
-def lock(
+def open_publishers(
     targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: LocalPool, stack: ExitStack
 ) -> list[Publisher]:
     """Make the folders, take the locks, look again, and remove what a killed run has left.
