@@ -281,7 +281,8 @@ def check_new_keys(keys: Names, taken: Names, where: str) -> None:
     if number == len(keys):
         what, remedy = f"all {counted(number, 'key')} there already", "Was this source appended before?"
     else:
-        what, remedy = f"{counted(number, 'key')} there already", "Leave these samples out, or give them other keys."
+        what = f"{counted(number, 'key')} there already"
+        remedy = f"{option('on_duplicate', 'first')} leaves these samples out."
     raise InvalidRequest(where, f"{what}: {listing(found, total=number)}", expected="new keys", remedy=remedy)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError, printable
@@ -15,6 +15,8 @@ from shardtool.values import counted
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.entries.entries import Entries
 
 _EXPECTED = "a folder of samples"
@@ -52,6 +54,18 @@ def check_archive(path: str) -> None:
     folder, name = os.path.split(path)
     if read_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=_EXPECTED, remedy=f"{_again()}.")
+
+
+def check_not_shards(sources: Sequence[Any]) -> None:
+    """Check that several sources are not all shards, as of a glob that the shell made names of.
+
+    Raises:
+        InvalidRequest: They are.
+    """
+    names = [os.path.basename(one) for one in sources if isinstance(one, str | os.PathLike) and os.path.isfile(one)]
+    if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
+        found = f"one of {len(names)} shards"
+        raise InvalidRequest(os.fspath(sources[0]), found, expected=_EXPECTED, remedy=f"{_again()}.")
 
 
 def shards_note(entries: Entries) -> str:

@@ -136,7 +136,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
         _EMPTY: "sample left out, without a field",
         "incomplete": "sample left out, without a file of each folder",
         "duplicate": "sample left out, of a key that another one has",
-        "damaged": "damaged part or sample of a shard left out",
+        "damaged": "part of the shards left out as damaged",
     }
     return [
         f"{counted(len(paths), text.get(code, f'file left out ({code})'))}: {listing(paths, 3)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.shard_names import format_of
-from shardtool.source.advice import check_archive, check_folder
+from shardtool.source.advice import check_archive, check_folder, check_not_shards
 from shardtool.storage.reading import entries_in
 from shardtool.wording import option
 
@@ -65,6 +65,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     Raises:
         InvalidRequest: They are none.
     """
+    check_not_shards(sources)
     for one in sources or [None]:
         is_path = isinstance(one, str | os.PathLike)
         if not is_path or not os.path.isdir(one):

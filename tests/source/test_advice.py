@@ -63,6 +63,11 @@ def test_several_shards(place: Path) -> None:
     create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
     assert (ran.code, "`shardtool reshard` packs the samples of shards into other shards." in ran.err) == (2, True)
+    for sidecar in place.glob("*.index"):
+        sidecar.unlink()
+    ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
+    assert (ran.code, ran.err.startswith("shardtool: s-0.tar: one of 2 shards; ")) == (2, True)
+    assert "`shardtool reshard` packs" in ran.err
 
 
 def test_what_the_advice_names_works(place: Path) -> None:
