@@ -278,12 +278,11 @@ def check_new_keys(keys: Names, taken: Names, where: str) -> None:
     if not found:
         return
     number = len(found) if len(found) < _SHOWN else len(alike)
-    if number == len(keys):
-        what, remedy = f"all {counted(number, 'key')} there already", "Was this source appended before?"
-    else:
-        what = f"{counted(number, 'key')} there already"
-        remedy = f"{option('on_duplicate', 'first')} leaves these samples out."
-    raise InvalidRequest(where, f"{what}: {listing(found, total=number)}", expected="new keys", remedy=remedy)
+    is_all = number == len(keys)
+    what = f"{'all ' if is_all else ''}{counted(number, 'key')} there already: {listing(found, total=number)}"
+    remedy = "Was this source appended before?" if is_all else "Give these samples other keys."
+    remedy = f"{remedy} {option('on_duplicate', 'first')} appends only those whose keys are new."
+    raise InvalidRequest(where, what, expected="new keys", remedy=remedy)
 
 
 def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:

@@ -398,12 +398,13 @@ def test_resume_of_other_samples_appends_them(new: Path, tars: Path, tar_pattern
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *, resume: bool) -> None:
-    """A key that the dataset has already is refused by name, and nothing is touched."""
-    before = identity(tars.parent)
-    with pytest.raises(InvalidRequest, match=r"all 7 keys there already: old/000, .* Was this source appended before"):
+    """A key that the dataset has already is refused by name, with the option that leaves it out; nothing is touched."""
+    before, first = identity(tars.parent), "on_duplicate='first' appends only those whose keys are new"
+    asked = "Was this source appended before"
+    with pytest.raises(InvalidRequest, match=rf"all 7 keys there already: old/000, .* {asked}\? {first}"):
         append(old, tar_pattern, resume=resume)
     some = write_tree(tmp_path / "some", {"new/1.txt": b"1", "old/004.txt": b"2", "old/9.txt": b"3"})
-    with pytest.raises(InvalidRequest, match=r"1 key there already: old/004;.*on_duplicate='first' leaves"):
+    with pytest.raises(InvalidRequest, match=rf"1 key there already: old/004;.* {first}"):
         append(some, tar_pattern, resume=resume)
     assert identity(tars.parent) == before
 
