@@ -139,6 +139,21 @@ def _heavy(module: str) -> bool:
     return False
 
 
+def test_modules_named_in_texts_lie_below() -> None:
+    """A module that is imported by its name in a text is one of the same room or of a room below it, too."""
+    named = [
+        (module, one.value)
+        for module, path in _modules().items()
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Constant)
+        and one.value in _modules()
+        and min(module.count("."), one.value.count(".")) > 1
+    ]
+    assert named
+    at = [[ROOMS.index(name.split(".")[1]) for name in pair] for pair in named]
+    assert [pair for pair, (above, below) in zip(named, at, strict=True) if above > below] == []
+
+
 def test_rooms_import_downward() -> None:
     """A module imports only from its own room and from rooms below it, for types too."""
     assert not _table(_upward())

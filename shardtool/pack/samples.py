@@ -85,7 +85,7 @@ def list_samples(
 
 
 def spool(samples: Samples, source: Source, publisher: Publisher) -> Samples:
-    """Write the payloads that lie in a table to a file beside the output, for the workers; `lock` has it removed."""
+    """Write the payloads that lie in a table to a file beside the output for workers; the run removes it."""
     entries = samples.entries
     if entries.spans is None:
         return samples

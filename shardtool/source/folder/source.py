@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]  # samples, what was left out, notes
 
+_HEAVY = ("shardtool.dataset.sidecar_write", "shardtool.plan.plan")  # NumPy and pyarrow
+
 
 class FolderSource(Source):
     """A tree of files."""
@@ -119,7 +121,7 @@ class Tree:
 
     def scan(self, pool: LocalPool, observer: Observer) -> list[ScanPart]:
         """Return what the tree holds, its top first; listed in the workers, while a thread imports what comes next."""
-        ahead = threading.Thread(target=importlib.import_module, args=("shardtool.pack.rounds",), daemon=True)
+        ahead = threading.Thread(target=_import_heavy, daemon=True)
         top = ScanPart()
         tasks = share_out(self.root, self.rules, TASKS, top)
         ahead.start()
@@ -129,6 +131,12 @@ class Tree:
             observer.listed(len(part.counts))
         ahead.join()
         return [top.packed(), *(found[number] for number in sorted(found))]
+
+
+def _import_heavy() -> None:
+    """Import what takes long of what comes after the listing."""
+    for name in _HEAVY:
+        importlib.import_module(name)
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree:
