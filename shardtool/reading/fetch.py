@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import ShardCache
-    from shardtool.reading.index import ShardIndex
+    from shardtool.reading.shard_index import ShardIndex
 
     Numbers = NDArray[np.int64]
 
