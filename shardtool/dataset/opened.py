@@ -191,6 +191,8 @@ def sidecar_schema(shard: OpenedShard) -> pa.Schema:
         return SCHEMA
     try:
         return pq.read_schema(shard.sidecar).remove_metadata()
+    except MemoryError:
+        raise  # of pyarrow, it is an ArrowException, too
     except (OSError, pa.ArrowException) as error:
         raise CorruptShard(shard.sidecar, f"no sidecar: {error}", remedy=made_again()) from None
 

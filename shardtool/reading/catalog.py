@@ -7,7 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -62,14 +62,14 @@ class Catalog:
         shards: In order.
         firsts: int64 [shards + 1]: the number of each shard's first sample, and how many samples there are.
         sizes: int64 [shards]: bytes.
-        key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
-        origins: The datasets, in order.
         fields: How many samples have each field; empty where any dataset does not say so.
         kinds: Field to `int64` or `float`, of TFRecords.
-        lists: Features of TFRecords that are lists of values in every sample.
         classes: Field to the names of its class numbers, where all datasets agree.
-        content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
         fingerprint: Equal for equal samples in an equal order, as far as that is known without reading them.
+        lists: Features of TFRecords that are lists of values in every sample.
+        content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
+        key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
+        origins: The datasets, in order.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
     """
 
@@ -77,15 +77,15 @@ class Catalog:
     shards: tuple[OpenedShard, ...] = field(repr=False)
     firsts: NDArray[np.int64] = field(repr=False)
     sizes: NDArray[np.int64] = field(repr=False)
-    key_ranges: tuple[tuple[str, str], ...] = field(repr=False)
-    origins: tuple[Origin, ...]
     fields: Mapping[str, int]
     kinds: Mapping[str, Kind]
-    lists: frozenset[str]
     classes: Mapping[str, list[str]]
-    content: str
     fingerprint: str
-    shared: SharedBlocks = field(repr=False)
+    lists: frozenset[str] = frozenset()
+    content: str = ""
+    key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    origins: tuple[Origin, ...] = ()
+    shared: SharedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
 
     def __len__(self) -> int:
         return int(self.firsts[-1])

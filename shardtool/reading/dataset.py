@@ -125,7 +125,7 @@ class Dataset:
             CorruptShard: A shard is missing or damaged.
         """
         if isinstance(which, slice):
-            return self._view(np.arange(len(self), dtype=np.int64)[which])
+            return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
             return self._fetcher.fetch(self._with_keys([which]))[0]
         if isinstance(which, (Sequence, np.ndarray)):
@@ -138,13 +138,15 @@ class Dataset:
 
     def _several(self, which: Several) -> Numbers:
         """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
-        asked = np.asarray(which)
-        if not len(asked):
-            return np.zeros(0, np.int64)
-        if asked.ndim == 1 and asked.dtype.kind in "UTO" and all(isinstance(one, str) for one in which):
-            return self._with_keys([str(one) for one in which])
-        if asked.ndim != 1 or asked.dtype.kind not in "biu":
+        try:
+            asked = np.asarray(which)
+        except ValueError:  # lists of several lengths
+            asked = np.zeros(())
+        texts = asked.dtype.kind in "UTO" and all(isinstance(one, str) for one in which)
+        if asked.ndim != 1 or not (texts or asked.dtype.kind in "biu" or not len(asked)):
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH)
+        if texts:
+            return self._with_keys([str(one) for one in which])
         if asked.dtype.kind == "b":
             if len(asked) != len(self):
                 raise IndexError(f"a mask of {len(asked):,} for {counted(len(self), 'sample')}")
@@ -161,9 +163,6 @@ class Dataset:
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
         return numbers_of(self._finder, keys, self._chosen)
-
-    def _view(self, places: Numbers) -> Dataset:
-        return self._with_chosen(self._numbers(places))
 
     def _by_shard(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield each shard: its place, the rows of the samples that lie in it, and their places here."""

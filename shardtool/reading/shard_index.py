@@ -100,6 +100,9 @@ class ShardIndex:
 
     def row_of(self, key: bytes) -> int:
         """Return the first sample of a key; -1 where there is none."""
+        if not key:
+            empty = np.flatnonzero(np.diff(self.key_ends) == 0)
+            return int(empty[0]) if len(empty) else -1
         keys, at = bytes(self.keys), -1
         while (at := keys.find(key, at + 1)) >= 0:
             row = int(np.searchsorted(self.key_ends, at, side="right")) - 1

@@ -46,8 +46,8 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
     """
     columns = [name for name in schema_of(catalog).names if not name.startswith("__")]
     found = [np.zeros(0, np.int64)]
-    wanted = np.arange(len(catalog)) if chosen is None else np.unique(chosen)
-    for shard in np.unique(catalog.places(wanted)[0]).tolist():
+    shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
+    for shard in shards:
         part = _part(catalog.shards[shard])
         found.append(matching(asked_table(catalog.shards[shard], part, columns), query) + catalog.firsts[shard])
     taken = np.concatenate(found)
