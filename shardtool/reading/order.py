@@ -254,18 +254,12 @@ class Shuffled:
         start, count = part * whole + np.minimum(part, more), whole + (part < more)
         window, within = at // self.window, at % self.window
         size = np.minimum(self.window, count - window * self.window)
-        spot = start + window * self.window + self._permuted(window * self.parts + part, within, size)
+        key = random_start("window", self.seed, self.epoch)
+        spot = permuted_windows(key, window * self.parts + part, within, size, self.window)
+        spot += start + window * self.window
         shard = np.searchsorted(self._ends, spot, side="right")
         before = np.concatenate((np.zeros(1, np.int64), self._ends))[shard]
-        return self._starts[shard] + spot - before
-
-    def _permuted(self, name: Numbers, within: Numbers, size: Numbers) -> Numbers:
-        """Return where in its window each sample stands that is asked for; windows have names."""
-        keys = random_at(random_start("window", self.seed, self.epoch), name.astype(np.uint64))
-        found = np.empty_like(within)
-        for one in {self.window, *np.unique(size[size < self.window]).tolist()}:  # the last windows are shorter
-            (which,) = np.nonzero(size == one)
-            found[which] = permuted(within[which], one, keys[which])
+        found: Numbers = self._starts[shard] + spot - before
         return found
 
 
@@ -288,3 +282,24 @@ class Full:
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position."""
         return permuted(positions, self.length, np.uint64(random_start("full", self.seed, self.epoch)))
+
+
+def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
+    """Return where places go that are permuted within their windows.
+
+    Args:
+        start: The state of a generator: what the permutations depend on.
+        names: int64 [n]: the window of each place.
+        within: int64 [n]: where in its window it is; a place beyond the window's size stays.
+        sizes: int64 [n]: of its window.
+        window: The size of all windows but a few, which are smaller.
+
+    Returns:
+        int64 [n].
+    """
+    keys = random_at(start, names.astype(np.uint64))
+    found: Numbers = within.copy()
+    for one in {window, *np.unique(sizes[sizes < window]).tolist()}:
+        (which,) = np.nonzero((sizes == one) & (within < one))
+        found[which] = permuted(within[which], one, keys[which])
+    return found
