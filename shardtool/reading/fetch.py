@@ -5,24 +5,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.shard_file import shard_format
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError
+from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import ForkLock, OpenFiles
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import Rows, single_sample
+from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
 from shardtool.reading.samples import Sample, failed_part, join
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.files import OpenFile, ShardCache
+    from shardtool.reading.files import OpenFile
     from shardtool.reading.index import ShardIndex
     from shardtool.reading.samples import Batch, Part
 
@@ -30,32 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
 
-OnError = Literal["raise", "skip"]
 _MOST_REASONS = 1000
 _FEW = 4  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Whether the CRC-32C of each payload is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: Whether a damaged sample is an error, or left out and counted.
-        metadata: Whether samples have the metadata of their sidecar, too.
-        fields: The fields that are wanted; None: all.
-    """
-
-    check: bool = False
-    cache: ShardCache | None = None
-    on_error: OnError = "raise"
-    metadata: bool = False
-    fields: frozenset[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
 
 
 class Skipped:
@@ -138,8 +113,13 @@ class Fetcher:
                 found.append(sample)
         return found
 
-    def refuse(self, error: ShardError, number: int) -> None:
+    def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples are skipped.
+
+        Args:
+            error: What is wrong.
+            number: Of the sample.
+            counts: Where it is counted, beside `skipped`.
 
         Raises:
             ShardError: They are not skipped.
@@ -147,7 +127,8 @@ class Fetcher:
         if self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.places(np.array([number]))[0][0])
-        self.skipped.add(error, self.catalog.shards[shard].path)
+        for count in (self.skipped, *counts):
+            count.add(error, self.catalog.shards[shard].path)
 
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones.
@@ -184,7 +165,7 @@ class Fetcher:
             with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
                 index = self.store.index(shard)
                 if not index.kinds:
-                    kinds = self.catalog.kinds if self.holds_numbers(shard) else {}
+                    kinds = self.catalog.kinds if holds_numbers(self.catalog.shards[shard]) else {}
                     return single_sample(index, self._open(shard), row, kinds, self.options.fields)
         (found,) = join([self._part(shard, np.array([row]), np.zeros(1, np.int64))], 1)
         return found
@@ -204,15 +185,13 @@ class Fetcher:
             if self.options.on_error == "skip":
                 self._broken[shard] = error  # no second walk, and no second message
             return failed_part(places, error)
-        found = Rows(self, shard, index, file, rows, places)
+        found = Rows(self.catalog, self.options, shard, index, file, rows, places)
         return found.records() if self._parses(shard, index) else found.payloads()
-
-    def holds_numbers(self, shard: int) -> bool:
-        """Tell whether features of a shard may be numbers: those of a TFRecord."""
-        return shard_format(self.catalog.shards[shard].path) == "tfrecord"
 
     def _parses(self, shard: int, index: ShardIndex) -> bool:
         """Tell whether the records of a shard are parsed: nothing else tells a list from a value of the same bytes."""
         lists, wanted = self.catalog.lists, self.options.fields
         known = self.catalog.fields and not index.kinds  # by a dataset file, not by a walk
-        return not (known and not (lists if wanted is None else lists & wanted)) and self.holds_numbers(shard)
+        return not (known and not (lists if wanted is None else lists & wanted)) and holds_numbers(
+            self.catalog.shards[shard]
+        )

@@ -7,34 +7,61 @@ block of small ones, so that no large one is copied twice.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from shardtool.dataset.opened import read_part
+from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY
 from shardtool.reading.samples import Part, number_reader, values_of_record
+from shardtool.wording import call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Fetcher
-    from shardtool.reading.files import OpenFile
+    from shardtool.dataset.opened import OpenedShard
+    from shardtool.reading.catalog import Catalog
+    from shardtool.reading.files import OpenFile, ShardCache
     from shardtool.reading.index import ShardIndex
     from shardtool.reading.samples import Sample
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
+OnError = Literal["raise", "skip"]
 _ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
 _GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
 _LONGEST = 2**18  # bytes of one read of small payloads, about
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How samples are read.
+
+    Attributes:
+        check: Whether the CRC-32C of each payload is compared with its index.
+        cache: Where shards are copied to before they are read.
+        on_error: Whether a damaged sample is an error, or left out and counted.
+        metadata: Whether samples have the metadata of their sidecar, too.
+        fields: The fields that are wanted; None: all.
+    """
+
+    check: bool = False
+    cache: ShardCache | None = None
+    on_error: OnError = "raise"
+    metadata: bool = False
+    fields: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
 
 
 class _Layout(NamedTuple):
@@ -72,7 +99,8 @@ class Rows:
     """Some samples of a shard, to be read.
 
     Attributes:
-        fetcher: What they are read for.
+        catalog: What is read.
+        options: How.
         shard: The shard's place in the catalog.
         index: Where its samples lie.
         file: Its bytes.
@@ -80,7 +108,8 @@ class Rows:
         places: int64 [n]: where each belongs among all that are read.
     """
 
-    fetcher: Fetcher
+    catalog: Catalog
+    options: ReadOptions
     shard: int
     index: ShardIndex
     file: OpenFile
@@ -101,10 +130,10 @@ class Rows:
 
     def records(self) -> Part:
         """Return the samples, by reading their records of TFRecord and parsing them."""
-        if self.fetcher.options.check:
+        if self.options.check:
             for _ in self._read(self._layout()):
                 pass
-        wanted = self.fetcher.options.fields
+        wanted = self.options.fields
         keys, names, counts, values = self._keys(), list[str](), list[int](), list[object]()
         for at, key in enumerate(keys):
             taken = {name: value for name, value in self._record(at, key) if wanted is None or name in wanted}
@@ -117,7 +146,7 @@ class Rows:
         start, size = int(self.index.starts[self.rows[at]]), int(self.index.sizes[self.rows[at]])
         try:
             (record,) = self.file.read([start], [size])
-            yield from values_of_record(record, start, self.file.path, self.fetcher.catalog.lists).items()
+            yield from values_of_record(record, start, self.file.path, self.catalog.lists).items()
         except CorruptShard as error:
             self._errors.setdefault(at, _named(error, key))
         except (ValueError, IndexError):
@@ -129,7 +158,7 @@ class Rows:
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
         flat = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
-        if (wanted := self.fetcher.options.fields) is not None:
+        if (wanted := self.options.fields) is not None:
             keeps = np.array([name in wanted for name in index.names], np.bool_)[index.codes[flat]]
             counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)
             flat = flat[keeps]
@@ -155,7 +184,7 @@ class Rows:
                 cuts = offsets - starts[which], offsets + lengths - starts[which]
                 places = zip(which.tolist(), *(cut.tolist() for cut in cuts), strict=True)
                 values = [values[block][first:last] for block, first, last in places]
-        if self.fetcher.options.check:
+        if self.options.check:
             self._check(layout, values)
         return values
 
@@ -179,7 +208,7 @@ class Rows:
         if layout.crcs is None:
             raise InvalidRequest(
                 "check", f"no checksums are known of {self.file.path}",
-                remedy="Make a sidecar that has them: `shardtool index --checksums`.",
+                remedy=f"Make sidecars that have them: {call('index', checksum=True)}.",
             )  # fmt: skip
         found = np.fromiter(map(crc32c, values), np.uint32, len(values))
         for at in np.flatnonzero(found != layout.crcs).tolist():
@@ -216,8 +245,8 @@ class Rows:
 
     def _kinds(self) -> Mapping[str, Kind]:
         """Return the fields of the shard that are numbers."""
-        kinds = {**self.fetcher.catalog.kinds, **self.index.kinds}
-        if not kinds or not self.fetcher.holds_numbers(self.shard):
+        kinds = {**self.catalog.kinds, **self.index.kinds}
+        if not kinds or not holds_numbers(self.catalog.shards[self.shard]):
             return {}
         return {name: kinds[name] for name in self.index.names if kinds.get(name, "bytes") != "bytes"}
 
@@ -235,11 +264,16 @@ class Rows:
         return [text[start:end] for start, end in zip(*ends, strict=True)]
 
     def _metadata(self) -> dict[str, list[object]]:
-        if not self.fetcher.options.metadata:
+        if not self.options.metadata:
             return {}
-        table = read_part(self.fetcher.catalog.shards[self.shard], metadata=True).table
+        table = read_part(self.catalog.shards[self.shard], metadata=True).table
         names = [name for name in table.column_names if not name.startswith("__")]
         return {name: table.column(name).take(self.rows).to_pylist() for name in names}
+
+
+def holds_numbers(shard: OpenedShard) -> bool:
+    """Tell whether features of a shard may be numbers: those of a TFRecord."""
+    return shard_format(shard.path) == "tfrecord"
 
 
 def single_sample(
