@@ -6,7 +6,6 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast, overload
 
@@ -15,8 +14,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
-from shardtool.reading.share import Share, default_share
-from shardtool.reading.stream import Stream, StreamOptions
+from shardtool.reading.order import View
+from shardtool.reading.stream import Streamable
 from shardtool.reading.tables import matching_rows, schema_of, table_of
 from shardtool.values import counted
 
@@ -36,14 +35,15 @@ if TYPE_CHECKING:
 _WHICH = "a number, a key, a slice, several of these, or a mask of all samples"
 
 
-class Dataset:
+class Dataset(Streamable):
     """Samples of shards, or some of them.
 
     Picklable without open files; safe in threads and after a fork.
     """
 
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
-        self._fetcher, self._chosen = fetcher, chosen
+        super().__init__(fetcher, View(fetcher.catalog, chosen))
+        self._chosen = chosen
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
     @classmethod
@@ -54,47 +54,44 @@ class Dataset:
     @property
     def fields(self) -> Mapping[str, int]:
         """How many samples have each field; counted where no dataset file says so, and of a view."""
-        catalog = self._fetcher.catalog
+        catalog = self.fetcher.catalog
         if self._chosen is None and catalog.fields:
             return catalog.fields
         found: Counter[str] = Counter()
         for shard, rows, _ in self._by_shard():
-            index = self._fetcher.store.index(shard)
+            index = self.fetcher.store.index(shard)
             found.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
         return dict(+found)
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
         """Field to the names of its class numbers."""
-        return self._fetcher.catalog.classes
+        return self.fetcher.catalog.classes
 
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        bounds = self._fetcher.catalog.splits.items()
+        bounds = self.fetcher.catalog.splits.items()
         return {name: len(self._of_bounds(one)) for name, one in bounds}
 
     @property
     def fingerprint(self) -> str:
         """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
-        catalog = self._fetcher.catalog
-        if self._chosen is None:
-            return catalog.content or catalog.fingerprint
-        numbers = self._chosen.astype("<i8", copy=False).tobytes()
-        return blake2b(catalog.fingerprint.encode() + b"\n" + numbers, digest_size=16).hexdigest()
+        content = self.fetcher.catalog.content if self._chosen is None else ""
+        return content or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the sidecars, and their types."""
-        return schema_of(self._fetcher.catalog)
+        return schema_of(self.fetcher.catalog)
 
     @property
     def keys(self) -> Keys:
         """The keys of all samples, in order: a sequence that is read when it is asked."""
-        return Keys(self._fetcher.store, self._finder, self._fetcher.catalog, self._chosen)
+        return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
 
     def __len__(self) -> int:
-        return len(self._fetcher.catalog) if self._chosen is None else len(self._chosen)
+        return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
@@ -103,7 +100,7 @@ class Dataset:
         return key in self.keys
 
     def __repr__(self) -> str:
-        catalog = self._fetcher.catalog
+        catalog = self.fetcher.catalog
         of = "" if self._chosen is None else f"{len(self):,} of "
         what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
         fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
@@ -127,14 +124,14 @@ class Dataset:
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
-            return self._fetcher.fetch(self._with_keys([which]))[0]
+            return self.fetcher.fetch(self._with_keys([which]))[0]
         if isinstance(which, (Sequence, np.ndarray)):
-            return self._fetcher.fetch(self._several(cast("Several", which)))
+            return self.fetcher.fetch(self._several(cast("Several", which)))
         try:
             place = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
-        return self._fetcher.fetch(self._numbers(np.array([place])))[0]
+        return self.fetcher.fetch(self._numbers(np.array([place])))[0]
 
     def _several(self, which: Several) -> Numbers:
         """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
@@ -166,7 +163,7 @@ class Dataset:
 
     def _by_shard(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield each shard: its place, the rows of the samples that lie in it, and their places here."""
-        catalog = self._fetcher.catalog
+        catalog = self.fetcher.catalog
         if self._chosen is not None:
             yield from catalog.by_shard(self._chosen)
             return
@@ -175,7 +172,7 @@ class Dataset:
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         found = copy(self)
-        vars(found).update(_chosen=chosen)
+        vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
         return found
 
     def _of_bounds(self, bounds: Numbers) -> Dataset:
@@ -203,7 +200,7 @@ class Dataset:
         """
         if not isinstance(which, str):
             return self._with_chosen(self._with_keys(which))
-        splits = self._fetcher.catalog.splits
+        splits = self.fetcher.catalog.splits
         if which not in splits:
             expected = f"one of {listing([*splits])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
@@ -218,7 +215,7 @@ class Dataset:
         Raises:
             InvalidRequest: It is no query, or names what is no column.
         """
-        return self._with_chosen(matching_rows(self._fetcher.catalog, self._chosen, query))
+        return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
 
     def table(self) -> pads.Dataset:
         """Return the sidecars as one table that pandas, DuckDB and polars can query: a `pyarrow.dataset.Dataset`.
@@ -226,14 +223,4 @@ class Dataset:
         It has a row a sample: `__key__`, `__shard__`, where it lies, and the metadata. Of a whole dataset, files are
         read when it is queried, and not checked before; the rows of a view are held in memory, in its order.
         """
-        return table_of(self._fetcher.catalog, self._chosen)
-
-    def stream(
-        self, *, shuffle: bool = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
-        world_size: int | None = None, buffer: int | None = None,
-    ) -> Stream:  # fmt: skip
-        """Return a stream of the samples."""
-        if not len(self):
-            raise InvalidRequest("the dataset", "no samples")
-        rank, world_size = default_share(rank, world_size)
-        return Stream(self._fetcher, self._chosen, StreamOptions(shuffle, seed, epoch, buffer), Share(rank, world_size))
+        return table_of(self.fetcher.catalog, self._chosen)
