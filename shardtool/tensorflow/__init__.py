@@ -14,9 +14,11 @@ from shardtool.tensorflow.records import Order, find_records
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from shardtool.tensorflow.sequence import Samples
     from shardtool.values import Given
 
-__all__ = ["feature_spec", "tf_dataset"]
+_LIBRARIES = ("keras", "tensorflow")
+__all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 
 def tf_dataset(
@@ -58,7 +60,8 @@ def tf_dataset(
     order.check()
     if batch_size is not None and batch_size < 1:
         raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
-    return _needing("tensorflow", "data").read_records(find_records(given, fields), order, batch_size)
+    found = find_records(given, fields)
+    return _needing("data").read_records(found, order, batch_size)
 
 
 def feature_spec(given: Given, fields: Collection[str] | None = None) -> dict[str, Any]:
@@ -75,16 +78,53 @@ def feature_spec(given: Given, fields: Collection[str] | None = None) -> dict[st
         InvalidRequest: As for `tf_dataset`.
         CorruptShard: A dataset file is damaged, or a shard that is walked.
     """
-    found: dict[str, Any] = _needing("tensorflow", "data").spec_of(find_records(given, fields).features)
-    return found
+    features = find_records(given, fields).features
+    spec: dict[str, Any] = _needing("data").spec_of(features)
+    return spec
 
 
-def _needing(library: str, module: str) -> Any:
-    """Return a module of this folder, which needs a library that may be missing."""
+def keras_sequence(
+    dataset: Samples,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    workers: int = 4,
+) -> Any:
+    """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
+
+    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed tells.
+
+    Args:
+        dataset: What `shardtool.open` gives, of tar or TFRecord shards, with a sample as Keras takes it: a tuple of
+            inputs and targets, or a dict.
+        batch_size: Samples in a batch; the last one may be smaller.
+        shuffle: Whether each epoch has a random order of all samples.
+        seed: Of that order, with the number of the epoch.
+        epoch: The first one, where `fit` goes on with an `initial_epoch`.
+        workers: Threads that read and decode batches.
+
+    Returns:
+        A sequence of batches: its arrays hold the values of a batch's samples in their own dtype; `int` becomes int64,
+        `float` float32, `str` and `bytes` objects.
+
+    Raises:
+        InvalidRequest: Keras is missing, or a number is too small.
+    """
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
+        if value < least:
+            raise InvalidRequest(name, f"{value}", expected=f"{least} or more")
+    sequence = _needing("sequence")
+    return sequence.BatchSequence(dataset, sequence.Epochs(batch_size, shuffle, seed, epoch), workers)
+
+
+def _needing(module: str) -> Any:
+    """Return a module of this folder that needs a library, which may be missing."""
     try:
         return import_module(f"shardtool.tensorflow.{module}")
     except ModuleNotFoundError as error:
-        if error.name != library:
+        if (error.name or "").partition(".")[0] not in _LIBRARIES:
             raise
-        remedy = f"Install it: `pip install 'shardtool[tensorflow]'`, or `pip install {library}`."
-        raise InvalidRequest(library, "not installed", remedy=remedy) from None
+        remedy = "Run `pip install 'shardtool[tensorflow]'`."
+        raise InvalidRequest("shardtool.tensorflow", f"{error.name} is not installed", remedy=remedy) from None

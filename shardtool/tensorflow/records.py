@@ -79,7 +79,6 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
         CorruptShard: A dataset file is damaged, or a shard that had to be walked.
     """
     parts = [_part_of(open_dataset(one)) for one in given_datasets(given)]
-    paths = [path for part in parts for path in part.paths]
     features = _merged([part.features for part in parts])
     wanted = [*features] if fields is None else list(dict.fromkeys(fields))
     if lacking := [name for name in wanted if name not in features]:
@@ -87,8 +86,8 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
     if not wanted:
         raise InvalidRequest("fields", "none", expected=f"some of {listing([*features])}")
     return Records(
-        paths=tuple(paths),
-        packings=tuple(map(_packing_of, paths)),
+        paths=tuple(path for part in parts for path in part.packings),
+        packings=tuple(packing for part in parts for packing in part.packings.values()),
         samples=sum(part.samples for part in parts),
         size=sum(part.size for part in parts),
         features={name: features[name] for name in wanted},
@@ -98,9 +97,14 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the datasets; its attributes are those of `Records`."""
+    """One of the datasets.
 
-    paths: list[str]
+    Attributes:
+        packings: How TensorFlow unpacks the shard at each path, in order.
+        samples: As of `Records`, and so are the rest.
+    """
+
+    packings: Mapping[str, str]
     samples: int
     size: int
     features: Mapping[str, Feature]
@@ -122,19 +126,20 @@ def _part_of(dataset: OpenedDataset) -> _Part:
             " with shardtool.tensorflow.keras_sequence."
         )
         raise InvalidRequest(where, "tar shards", expected="TFRecords, which TensorFlow reads by itself", remedy=remedy)
+    packings = {path: _packing_of(path) for path in paths}
     if file is None:
-        return _walked(paths)
+        return _walked(packings)
     features = dict(file.features)
     if file.made.document.get("verb") == "index":
         features["__key__"] = _KEY_OF_OTHERS
     samples, size = (sum(getattr(shard, name) for shard in file.shards) for name in ("samples", "size"))
-    return _Part(paths, samples, size, features, file.classes)
+    return _Part(packings, samples, size, features, file.classes)
 
 
-def _walked(paths: list[str]) -> _Part:
+def _walked(packings: Mapping[str, str]) -> _Part:
     """Return what is found in shards that no dataset file lists."""
     fields, kinds, lists, samples, size = Counter[str](), dict[str, Kind](), set[str](), 0, 0
-    for path in paths:
+    for path in packings:
         found = survey(SurveyTask(path))
         if found.error is not None:
             raise found.error
@@ -144,7 +149,7 @@ def _walked(paths: list[str]) -> _Part:
         fields.update(tally.fields)
         samples, size = samples + tally.samples, size + tally.field_bytes
     features = features_of(fields, kinds, samples, lists) | {"__key__": _KEY_OF_OTHERS}
-    return _Part(paths, samples, size, features)
+    return _Part(packings, samples, size, features)
 
 
 def _packing_of(path: str) -> str:
