@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not tell
+# of the beginning of one: there, each end counts.
+_TELLS_OF_BEGIN = hasattr(keras.utils.PyDataset, "on_epoch_begin")
+
 
 class Samples(Protocol):
     """What `shardtool.open` gives, or anything else that gives many samples at once."""
@@ -44,7 +48,7 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
     def __init__(self, samples: Samples, epochs: Epochs, workers: int) -> None:
         super().__init__(workers=workers)
         self._samples, self._epochs, self._epoch = samples, epochs, epochs.epoch
-        self._numbers = self._order()
+        self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
 
     def __len__(self) -> int:
         """Return how many batches an epoch has; the last one may be smaller."""
@@ -62,10 +66,15 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
         first = number * self._epochs.batch_size
         return stacked(self._samples[self._numbers[first : first + self._epochs.batch_size]])
 
+    def on_epoch_begin(self) -> None:
+        """Note that an epoch begins."""
+        self._begun = True
+
     def on_epoch_end(self) -> None:
-        """Go on to the order of the next epoch."""
-        self._epoch += 1
-        self._numbers = self._order()
+        """Go on to the order of the next epoch, unless none has begun."""
+        if self._begun:
+            self._epoch += 1
+            self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
 
     def _order(self) -> NDArray[np.int64]:
         count = len(self._samples)
