@@ -42,21 +42,14 @@ def _spec(feature: Feature) -> Any:
 
 
 def _in_order(found: Records) -> Any:
-    return _shards(found).interleave(_records, cycle_length=1)
+    return tf.data.TFRecordDataset([*found.paths], found.packing)
 
 
 def _shuffled(found: Records, order: Order) -> Any:
     """Return records in a random order: shards in such an order, read side by side, and a buffer."""
     every = order.epoch is None  # pass has another order
     of_shards, of_samples = np.random.SeedSequence([order.seed, order.epoch or 0]).generate_state(2).tolist()
-    shards = _shards(found).shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=every)
-    records = shards.interleave(_records, cycle_length=_AT_ONCE, num_parallel_calls=tf.data.AUTOTUNE)
+    shards = tf.data.Dataset.from_tensor_slices([*found.paths])
+    shards = shards.shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=every)
+    records = tf.data.TFRecordDataset(shards, found.packing, num_parallel_reads=_AT_ONCE)
     return records.shuffle(found.buffer(order.shuffle), seed=of_samples, reshuffle_each_iteration=every)
-
-
-def _shards(found: Records) -> Any:
-    return tf.data.Dataset.from_tensor_slices(([*found.paths], [*found.packings]))
-
-
-def _records(path: Any, packing: Any) -> Any:
-    return tf.data.TFRecordDataset(path, compression_type=packing)

@@ -50,7 +50,7 @@ class Records:
 
     Attributes:
         paths: Where they are, in order.
-        packings: How TensorFlow unpacks each: `GZIP`, or an empty text.
+        packing: How TensorFlow unpacks them: `GZIP`, or an empty text.
         samples: How many there are in all.
         size: Bytes of all shards, or of their payloads.
         features: What samples have, by name.
@@ -58,7 +58,7 @@ class Records:
     """
 
     paths: tuple[str, ...] = field(repr=False)
-    packings: tuple[str, ...] = field(repr=False)
+    packing: str
     samples: int
     size: int
     features: Mapping[str, Feature]
@@ -78,7 +78,9 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
         InvalidRequest: There is no such dataset or field, or these are no TFRecords.
         CorruptShard: A dataset file is damaged, or a shard that had to be walked.
     """
-    parts = [_part_of(open_dataset(one)) for one in given_datasets(given)]
+    datasets = [open_dataset(one) for one in given_datasets(given)]
+    packing = _packing_of(datasets)
+    parts = [_part_of(one) for one in datasets]
     features = _merged([part.features for part in parts])
     wanted = [*features] if fields is None else list(dict.fromkeys(fields))
     if lacking := [name for name in wanted if name not in features]:
@@ -86,8 +88,8 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
     if not wanted:
         raise InvalidRequest("fields", "none", expected=f"some of {listing([*features])}")
     return Records(
-        paths=tuple(path for part in parts for path in part.packings),
-        packings=tuple(packing for part in parts for packing in part.packings.values()),
+        paths=tuple(path for part in parts for path in part.paths),
+        packing=packing,
         samples=sum(part.samples for part in parts),
         size=sum(part.size for part in parts),
         features={name: features[name] for name in wanted},
@@ -97,14 +99,9 @@ def find_records(given: Given, fields: Collection[str] | None) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the datasets.
+    """One of the datasets; its attributes are those of `Records`."""
 
-    Attributes:
-        packings: How TensorFlow unpacks the shard at each path, in order.
-        samples: As of `Records`, and so are the rest.
-    """
-
-    packings: Mapping[str, str]
+    paths: list[str]
     samples: int
     size: int
     features: Mapping[str, Feature]
@@ -115,31 +112,22 @@ def _part_of(dataset: OpenedDataset) -> _Part:
     """Return what the dataset file tells; where there is none, shards are walked.
 
     Raises:
-        InvalidRequest: The shards are tar.
         CorruptShard: A shard that is walked is damaged.
     """
     paths, file = [shard.path for shard in dataset.shards], dataset.file
-    if dataset.format != "tfrecord":
-        where = dataset.found.dataset_file or paths[0]
-        remedy = (
-            f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to Keras"
-            " with shardtool.tensorflow.keras_sequence."
-        )
-        raise InvalidRequest(where, "tar shards", expected="TFRecords, which TensorFlow reads by itself", remedy=remedy)
-    packings = {path: _packing_of(path) for path in paths}
     if file is None:
-        return _walked(packings)
+        return _walked(paths)
     features = dict(file.features)
     if file.made.document.get("verb") == "index":
         features["__key__"] = _KEY_OF_OTHERS
     samples, size = (sum(getattr(shard, name) for shard in file.shards) for name in ("samples", "size"))
-    return _Part(packings, samples, size, features, file.classes)
+    return _Part(paths, samples, size, features, file.classes)
 
 
-def _walked(packings: Mapping[str, str]) -> _Part:
+def _walked(paths: list[str]) -> _Part:
     """Return what is found in shards that no dataset file lists."""
     fields, kinds, lists, samples, size = Counter[str](), dict[str, Kind](), set[str](), 0, 0
-    for path in packings:
+    for path in paths:
         found = survey(SurveyTask(path))
         if found.error is not None:
             raise found.error
@@ -149,15 +137,38 @@ def _walked(packings: Mapping[str, str]) -> _Part:
         fields.update(tally.fields)
         samples, size = samples + tally.samples, size + tally.field_bytes
     features = features_of(fields, kinds, samples, lists) | {"__key__": _KEY_OF_OTHERS}
-    return _Part(packings, samples, size, features)
+    return _Part(paths, samples, size, features)
 
 
-def _packing_of(path: str) -> str:
-    packing = shard_kind(path).packing
-    if packing not in _PACKINGS:
-        found = f"compressed with {packing}, which TensorFlow cannot unpack"
-        raise InvalidRequest(path, found, expected="TFRecords, or such with gzip")
-    return _PACKINGS[packing]
+def _packing_of(datasets: Sequence[OpenedDataset]) -> str:
+    """Return how TensorFlow unpacks all shards.
+
+    Raises:
+        InvalidRequest: They are no TFRecords, or TensorFlow cannot unpack them.
+    """
+    kinds: dict[str, str] = {}
+    for dataset in datasets:
+        for shard in dataset.shards:
+            kind = shard_kind(shard.path)
+            if kind.format != "tfrecord":
+                raise _no_records(dataset.found.dataset_file or shard.path)
+            kinds[kind.packing] = shard.path
+    for packing, path in kinds.items():
+        if packing not in _PACKINGS:
+            found = f"compressed with {packing}, which TensorFlow cannot unpack"
+            raise InvalidRequest(path, found, expected="TFRecords, or such with gzip")
+        if len(kinds) > 1 and packing:
+            found = f"compressed with {packing}, and other shards are not"
+            raise InvalidRequest(path, found, expected="all of one kind")
+    return _PACKINGS[next(iter(kinds))]
+
+
+def _no_records(where: str) -> InvalidRequest:
+    remedy = (
+        f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to Keras with"
+        " shardtool.tensorflow.keras_sequence."
+    )
+    return InvalidRequest(where, "tar shards", expected="TFRecords, which TensorFlow reads by itself", remedy=remedy)
 
 
 def _merged(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Feature]:

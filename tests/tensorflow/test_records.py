@@ -63,11 +63,13 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
     for path in made.glob("a-*.tfrecord"):
         (made / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     found = find_records(str(made / "packed"), None)
-    assert found.packings == ("GZIP", "GZIP")
+    assert found.packing == "GZIP"
     assert found.samples == 3
     assert dict(found.features) == {"__key__": Feature(lacking=True), "cls": Feature("int64"), "txt": _KEY}
     one = find_records([str(made / "a-1.tfrecord")], ["txt"])
-    assert (one.samples, one.packings) == (1, ("",))
+    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, and other shards are not"):
+        find_records([str(made / "packed"), str(made / "a.json")], None)
+    assert (one.samples, one.packing) == (1, "")
 
 
 @pytest.mark.parametrize(
