@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shardtool.inspection.summary import Summary
+    from shardtool.reading.dataset import Dataset
+    from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
+    from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
     from shardtool.request.reshard_options import ReshardOptions
@@ -38,6 +41,7 @@ __all__ = [
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
+    "Dataset",
     "DryRun",
     "ExportOptions",
     "ExportResult",
@@ -54,6 +58,7 @@ __all__ = [
     "SampleFailed",
     "ShardError",
     "SplitResult",
+    "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
@@ -63,6 +68,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "open",
     "reshard",
     "reshard_dry_run",
     "verify",
@@ -71,6 +77,7 @@ __all__ = [
 _MODULES = {
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
+    "Dataset": "reading.dataset",
     "DryRun": "request.results",
     "ExportOptions": "request.options",
     "ExportResult": "request.results",
@@ -82,6 +89,7 @@ _MODULES = {
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",
     "SplitResult": "request.results",
+    "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
     "create": "verbs.create",
@@ -89,6 +97,7 @@ _MODULES = {
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",
