@@ -3,64 +3,73 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import InOrder, Shuffled
+from shardtool.reading.order import OrderOptions, window_of
+from shardtool.reading.share import Share, default_share
+from shardtool.reading.state import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.reading.fetch import Fetcher, Sample
-    from shardtool.reading.order import Order
-    from shardtool.reading.share import Share
-
-Shuffle = bool | Literal["full"]
-_STATE_VERSION = 1
-_ROUND_BYTES = 2**25
-_MOST_IN_WINDOW = 1024
+    from shardtool.reading.order import Order, Ordered, Shuffle
+    from shardtool.reading.share import Ends
 
 
-@dataclass(frozen=True)
-class StreamOptions:
-    """How a stream goes through its samples.
+class Streamable:
+    """Samples that can be read as a stream."""
 
-    Attributes:
-        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
-        seed: What the order depends on, with the epoch.
-        epoch: Counted from 0.
-        buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
-        parts: Into how many parts the samples are cut, which are read side by side.
-    """
+    def __init__(self, fetcher: Fetcher, source: Ordered) -> None:
+        self.fetcher, self.source = fetcher, source
 
-    shuffle: Shuffle = True
-    seed: int = 0
-    epoch: int = 0
-    buffer: int | None = None
-    parts: int = 64
+    def stream(  # noqa: PLR0913 - its public options
+        self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
+        world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",
+    ) -> Stream:  # fmt: skip
+        """Return a stream of the samples.
+
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer` alone: ranks only divide it.
+
+        Args:
+            shuffle: Whether shards and samples are shuffled; `"full"`: one random order of all samples.
+            seed: With the epoch, what the shuffle depends on.
+            epoch: Counted from 0.
+            rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
+            world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
+            buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
+            parts: Into how many parts the samples are cut, which are read side by side.
+            ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
+                has as many; those read for it have `__padding__`), or `uneven`.
+
+        Raises:
+            InvalidRequest: There are no samples, or an argument is out of its range.
+        """
+        if not self.source.length:
+            raise InvalidRequest("the dataset", "no samples")
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.catalog, buffer, parts))
+        return Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
 
 
 class Stream:
     """Samples in an exact order: iterate over it for one epoch."""
 
-    def __init__(
-        self, fetcher: Fetcher, chosen: NDArray[np.int64] | None, options: StreamOptions, share: Share
-    ) -> None:
-        self._fetcher, self._chosen, self._options, self._share = fetcher, chosen, options, share
+    def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
+        self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
         self._position = 0
 
     def __len__(self) -> int:
         """Return how many samples this reader's rank takes of an epoch."""
-        return self._share.count(self._order().length)
+        return replace(self._share, origin=0).count(self._source.length)
 
     def __iter__(self) -> Iterator[Sample]:
-        order, share = self._order(), self._share
-        end = -(-order.length // share.world_size) * share.world_size
+        order, share = self._source.order(self._options), self._share
+        end = share.end(order.length)
         with ThreadPoolExecutor(1, "shardtool-read") as ahead:
             start, waiting = self._position, None
             while start < end or waiting is not None:
@@ -72,48 +81,36 @@ class Stream:
                     start = stop
                 if waiting is not None:
                     for position, sample in zip(waiting[0].tolist(), waiting[1].result(), strict=True):
-                        self._position = (position // share.world_size + 1) * share.world_size
+                        self._position = share.after(position)
                         yield sample
                 waiting = coming
         self.set_epoch(self._options.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        self._options, self._position = replace(self._options, epoch=epoch), 0
+        self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
         """Return where the stream is: the same for all ranks at the same step; JSON."""
-        return {
-            "version": _STATE_VERSION,
-            "fingerprint": self._fetcher.catalog.fingerprint,
-            "seed": self._options.seed,
-            "epoch": self._options.epoch,
-            "position": self._position,
-        }
+        end = self._share.end(self._source.length)
+        return StreamState.at(self._source, self._options, self._position, end).to_json()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on where a stream of the same dataset was, with any number of ranks and workers.
+        """Go on where a stream of the same samples was, in its order, with any number of ranks and workers.
 
         Raises:
-            InvalidRequest: It is the state of another dataset.
+            InvalidRequest: It is no state of a stream, or one of other samples.
         """
-        if state["fingerprint"] != self._fetcher.catalog.fingerprint:
-            raise InvalidRequest("the state", "of another dataset")
-        self.set_epoch(int(str(state["epoch"])))
-        self._position = int(str(state["position"]))
+        found = StreamState.of(state, self._source)
+        self._go_to(found.options, found.position)
+
+    def _go_to(self, options: OrderOptions, position: int) -> None:
+        self._options, self._position = options, position
+        self._share = replace(self._share, origin=position)
 
     def _read(self, order: Order, positions: NDArray[np.int64]) -> list[Sample]:
-        numbers = order.numbers(positions % max(1, order.length))
-        return self._fetcher.fetch(numbers if self._chosen is None else self._chosen[numbers])
-
-    def _order(self) -> Order:
-        catalog, options = self._fetcher.catalog, self._options
-        counts = np.diff(catalog.firsts)
-        if self._chosen is not None:
-            counts = np.bincount(catalog.places(self._chosen)[0], minlength=len(counts)).astype(np.int64)
-        length, mean = int(counts.sum()), int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-        buffer = options.buffer or options.parts * max(1, min(_MOST_IN_WINDOW, _ROUND_BYTES // options.parts // mean))
-        window = max(1, buffer // options.parts)
-        if not options.shuffle:
-            return InOrder(length, window * options.parts)
-        return Shuffled(counts, options.seed, options.epoch, options.parts, window)
+        samples = self._fetcher.fetch(order.numbers(positions % order.length))
+        if self._share.ends == "pad":
+            for sample, position in zip(samples, positions.tolist(), strict=True):
+                sample["__padding__"] = position >= order.length
+        return samples
