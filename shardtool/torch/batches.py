@@ -113,7 +113,11 @@ class _Field:
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 rows = self._rows_like(array)
-                if self._array is not None and array.shape == tuple(rows.shape[1:]) and array.dtype == self._array.dtype:
+                if (
+                    self._array is not None
+                    and array.shape == tuple(rows.shape[1:])
+                    and array.dtype == self._array.dtype
+                ):
                     self._array[row] = array
                     array = _PLACED  # type: ignore[assignment]
             value = array

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardtool.torch.batches import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     Samples = list[Any]
 
@@ -62,8 +62,8 @@ class Work:
     pin: bool
 
 
-def batches(source: Source, work: Work, threads: int, depth: int) -> Iterator[tuple[Any, dict[str, object]]]:
-    """Yield each batch, and the source's state after it."""
+def batches(source: Source, work: Work, threads: int, depth: int) -> Generator[list[Any], None, None]:
+    """Yield each batch, and the source's state after it, as a list: who empties it holds the only reference."""
     stop, samples = Event(), iter(source)
     feeder, decoders = ThreadPoolExecutor(1, "shardtool-feed"), ThreadPoolExecutor(threads, "shardtool-decode")
 
@@ -81,10 +81,10 @@ def batches(source: Source, work: Work, threads: int, depth: int) -> Iterator[tu
     try:
         while (batch := coming.popleft().result()) is not None:
             coming.append(feeder.submit(feed))
-            done = [(batch.done.result(), batch.state)]
+            handed = [batch.done.result(), batch.state]
             del batch
-            if done[0][0] is not None:
-                yield done.pop()
+            if handed[0] is not None:
+                yield handed
     finally:
         stop.set()
         if not ending():
@@ -107,7 +107,9 @@ class _Batch:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [one.get("__key__") if isinstance(one, dict) else None for one in samples]
-        self._into: Rows | _Listed = _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), work.pin)
+        self._into: Rows | _Listed = (
+            _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), work.pin)
+        )
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
 
@@ -120,7 +122,7 @@ class _Batch:
         """Put samples into their rows, and end the batch if no others are open."""
         row = first
         try:
-            for row in range(first, last):  # noqa: B007 - where the error was
+            for row in range(first, last):
                 if self._stop.is_set() or row > self._failed:
                     break
                 value = self._work.function(self._samples[row])

@@ -65,7 +65,7 @@ def _numbers(found: Any) -> list[list[int]]:
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_batches_come_in_order(threads: int, depth: int) -> None:
-    """However long each sample takes, batches hold the samples in the source's order, and each has the state after it."""
+    """However long each sample takes, batches hold the samples in the source's order, each with the state after it."""
 
     def slow(sample: Any) -> Any:
         time.sleep(0.002 * (sample["n"] * 7 % 5))
@@ -93,7 +93,7 @@ def test_no_more_than_depth_batches_are_under_way() -> None:
         next(passed)
         time.sleep(0.02)
         assert source.taken <= (number + 3) * 4
-    passed.close()  # type: ignore[attr-defined]
+    passed.close()
 
 
 def test_who_stops_early_leaves_no_thread() -> None:
@@ -179,7 +179,7 @@ def test_a_program_may_end_in_the_middle(tmp_path: Path) -> None:
 
 
 def _filled(*samples: Any) -> Any:
-    rows = Rows(len(samples), False)
+    rows = Rows(len(samples), pin=False)
     for row, sample in reversed([*enumerate(samples)]):
         rows.put(row, sample)
     return rows.batch([f"k{row}" for row in range(len(samples))])
@@ -202,7 +202,7 @@ def test_what_values_become() -> None:
     assert _filled(torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert _filled({"x": None}, {"x": b"y"}) == {"x": [None, b"y"]}
     assert _filled(2**70, 1) == [2**70, 1]
-    assert _filled(True, 2) == [True, 2]
+    assert _filled({"x": True}, {"x": 2}) == {"x": [True, 2]}
 
 
 def test_arrays_of_different_shapes() -> None:
