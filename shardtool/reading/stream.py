@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from shardtool.errors import InvalidRequest
+import numpy as np
+
+from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.fetch import Skipped
 from shardtool.reading.order import OrderOptions, window_of
 from shardtool.reading.share import Share, default_share
 from shardtool.reading.state import StreamState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Future
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardtool.reading.fetch import Fetcher, Sample
     from shardtool.reading.order import Order, Ordered, Shuffle
+    from shardtool.reading.samples import Batch
     from shardtool.reading.share import Ends
+
+    Numbers = NDArray[np.int64]
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+_TOGETHER = 2**22  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_MOST_TOGETHER = 2**12  # samples
+_STEPS_AHEAD = 3
 
 
 class Streamable:
@@ -57,34 +72,41 @@ class Streamable:
 
 
 class Stream:
-    """Samples in an exact order: iterate over it for one epoch."""
+    """Samples in an exact order: iterate over it for one epoch.
+
+    It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
+    the state is that of the one started last. At its end, a stream is at the start of the next epoch.
+
+    Attributes:
+        skipped: Damaged samples that were left out, with `on_error="skip"`.
+    """
 
     def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
         self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
-        self._position = 0
+        self.skipped = Skipped()
+        self._pass = _Pass(0)
 
     def __len__(self) -> int:
         """Return how many samples this reader's rank takes of an epoch."""
         return replace(self._share, origin=0).count(self._source.length)
 
     def __iter__(self) -> Iterator[Sample]:
-        order, share = self._source.order(self._options), self._share
-        end = share.end(order.length)
-        with ThreadPoolExecutor(1, "shardtool-read") as ahead:
-            start, waiting = self._position, None
-            while start < end or waiting is not None:
-                coming = None
-                if start < end:
-                    stop = min(end, (start // order.round + 1) * order.round)
-                    positions = share.positions(start, stop, order.length)
-                    coming = positions, ahead.submit(self._read, order, positions)
-                    start = stop
-                if waiting is not None:
-                    for position, sample in zip(waiting[0].tolist(), waiting[1].result(), strict=True):
-                        self._position = share.after(position)
+        order, share, options = self._source.order(self._options), self._share, self._options
+        current = self._pass = _Pass(self._position)
+        jobs = _jobs(share, current.start, order.length, self._step or order.round)
+        ahead = _STEPS_AHEAD if self._step else 1
+        with closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
+            for positions, (numbers, batch) in rounds:
+                current.positions, current.taken = positions, 0
+                for current.taken, sample in enumerate(batch, 1):
+                    if isinstance(sample, dict):
                         yield sample
-                waiting = coming
-        self.set_epoch(self._options.epoch + 1)
+                    else:
+                        self._refuse(sample, int(numbers[current.taken - 1]), current)
+                if len(positions):
+                    current.start, current.positions = share.after(int(positions[-1])), positions[:0]
+        if self._pass is current:
+            self.set_epoch(options.epoch + 1)
 
     @property
     def world_size(self) -> int:
@@ -137,12 +159,95 @@ class Stream:
         return divided
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
-        self._options, self._position = options, position
+        self._options, self._pass = options, _Pass(position)
         self._share = replace(self._share, origin=position)
 
-    def _read(self, order: Order, positions: NDArray[np.int64]) -> list[Sample]:
-        samples = self._fetcher.fetch(order.numbers(positions % order.length))
+    @property
+    def _position(self) -> int:
+        """How many positions of the epoch all ranks are past."""
+        current = self._pass
+        taken = current.positions[: current.taken]
+        return self._share.after(int(taken[-1])) if len(taken) else current.start
+
+    @property
+    def _step(self) -> int | None:
+        """Positions that are read together where samples are not shuffled among themselves; None: a round."""
+        if self._options.shuffle and self._options.window > 1:
+            return None
+        catalog, share = self._fetcher.catalog, self._share
+        mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
+        return max(1, min(_MOST_TOGETHER, _TOGETHER // mean)) * share.world_size * share.workers
+
+    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
+        numbers = order.numbers(positions % max(1, order.length))
+        batch = self._fetcher.read(numbers)
         if self._share.ends == "pad":
-            for sample, position in zip(samples, positions.tolist(), strict=True):
-                sample["__padding__"] = position >= order.length
-        return samples
+            return numbers, _padded(batch, (positions >= order.length).tolist())
+        return numbers, batch
+
+    def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
+        """Count a damaged sample, or raise its error, and stay in front of it."""
+        try:
+            self._fetcher.refuse(error, number, self.skipped)
+        except ShardError:
+            current.taken -= 1
+            raise
+
+
+def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
+    """Yield the positions of a share that are read together."""
+    end = share.end(length)
+    while start < end:
+        stop = min(end, (start // step + 1) * step)
+        yield share.positions(start, stop, length)
+        start = stop
+
+
+def _padded(batch: Batch, padding: list[bool]) -> Batch:
+    """Return samples that say whether they were read for others' sake."""
+    return [
+        {**sample, "__padding__": padded} if isinstance(sample, dict) else sample
+        for sample, padded in zip(batch, padding, strict=True)
+    ]
+
+
+class _Pass:
+    """How far an iterator has got.
+
+    Attributes:
+        start: Where all ranks were before what is read now.
+        positions: int64 [n]: what is read now.
+        taken: How many of these were given out.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start, self.taken = start, 0
+        self.positions: Numbers = np.zeros(0, np.int64)
+
+
+def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:
+    """Yield each job and what `read` makes of it in a thread, in order; close it, and the thread has ended.
+
+    An error of `read` is raised where its result would be, behind all earlier ones.
+
+    Args:
+        jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
+        read: Reads a job; called in one thread.
+        ahead: How many results are made before they are wanted.
+    """
+    thread = ThreadPoolExecutor(1, "shardtool-read")
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    try:
+        for job in jobs:
+            waiting.append((job, thread.submit(read, job)))
+            if len(waiting) > ahead:
+                yield _first(waiting)
+        while waiting:
+            yield _first(waiting)
+    finally:
+        thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:
+    job, result = waiting.popleft()
+    return job, result.result()
