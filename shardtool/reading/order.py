@@ -8,21 +8,76 @@ once, so that a run goes on in the middle of an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from shardtool.errors import InvalidRequest
 from shardtool.plan.shuffle import FIRST_FACTOR, GAMMA, SECOND_FACTOR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardtool.reading.catalog import Catalog
+
     Numbers = NDArray[np.int64]
+
+Shuffle = bool | Literal["full"]
+_ROUND_BYTES = 2**25
+_MOST_IN_WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """What an order depends on, beside the data.
+
+    Attributes:
+        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
+        seed: With the epoch, what the shuffle depends on.
+        epoch: Counted from 0.
+        parts: Into how many parts the samples are cut, which are read side by side.
+        window: Samples of a part that are shuffled among themselves.
+    """
+
+    shuffle: Shuffle = True
+    seed: int = 0
+    epoch: int = 0
+    parts: int = 64
+    window: int = 16
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.shuffle, bool) or self.shuffle == "full"):
+            raise InvalidRequest("shuffle", repr(self.shuffle), expected="True, False or 'full'")
+        for name, least in (("seed", None), ("epoch", 0), ("parts", 1), ("window", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or (least is not None and value < least):
+                expected = "a whole number" if least is None else f"a whole number, {least} or more"
+                raise InvalidRequest(name, repr(value), expected=expected)
+
+
+def window_of(catalog: Catalog, buffer: int | None, parts: int) -> int:
+    """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
+
+    Args:
+        catalog: What is read; its mean size gives the buffer where none is given: about 32 MB.
+        buffer: Samples that are held, and shuffled among themselves.
+        parts: How many parts there are.
+
+    Raises:
+        InvalidRequest: The buffer or the parts are no positive numbers.
+    """
+    for name, value in (("parts", parts), ("buffer", buffer)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidRequest(name, repr(value), expected="a whole number, 1 or more")
+    mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
+    samples = parts * min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean) if buffer is None else buffer
+    return max(1, samples // parts)
 
 
 class Order(Protocol):
-    """An order of an epoch."""
+    """An order of an epoch: its positions are 0 to `length` - 1."""
 
     @property
     def length(self) -> int:
@@ -44,6 +99,97 @@ class Order(Protocol):
             int64 [n].
         """
         ...
+
+
+class Ordered(Protocol):
+    """Samples of a catalog that an epoch takes in some order: a view of it, or a mix of several datasets."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        ...
+
+    def order(self, options: OrderOptions) -> Order:
+        """Return the order of an epoch, as numbers of samples in the catalog."""
+        ...
+
+
+@dataclass(frozen=True)
+class View:
+    """All samples of a catalog, or chosen ones.
+
+    Attributes:
+        catalog: Where the samples are.
+        chosen: int64 [n]: their numbers, none twice; None: all.
+    """
+
+    catalog: Catalog
+    chosen: Numbers | None = field(default=None, repr=False)
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        return len(self.catalog) if self.chosen is None else len(self.chosen)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples."""
+        if self.chosen is None:
+            return self.catalog.fingerprint
+        numbers = self.chosen.astype("<i8", copy=False).tobytes()
+        return blake2b(self.catalog.fingerprint.encode() + b"\n" + numbers, digest_size=16).hexdigest()
+
+    def order(self, options: OrderOptions) -> Order:
+        """Return the order of an epoch, as numbers of samples in the catalog."""
+        if self.chosen is None:
+            return order_of(np.diff(self.catalog.firsts), options)
+        chosen = np.sort(self.chosen) if options.shuffle else self.chosen
+        counts = np.bincount(self.catalog.places(chosen)[0], minlength=len(self.catalog.shards))
+        return Chosen(order_of(counts.astype(np.int64), options), chosen)
+
+
+def order_of(counts: Numbers, options: OrderOptions) -> Order:
+    """Return the order of an epoch.
+
+    Args:
+        counts: int64 [shards]: samples of each.
+        options: Which order.
+    """
+    if not options.shuffle:
+        return InOrder(int(counts.sum()), options.window * options.parts)
+    return Shuffled(counts, options.seed, options.epoch, options.parts, options.window)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The order of some samples of a catalog.
+
+    Attributes:
+        order: Of the chosen ones, numbered from 0.
+        chosen: int64 [n]: the number of each in the catalog.
+    """
+
+    order: Order
+    chosen: Numbers = field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        return self.order.length
+
+    @property
+    def round(self) -> int:
+        """Positions that are best read together."""
+        return self.order.round
+
+    def numbers(self, positions: Numbers) -> Numbers:
+        """Return the sample at each position."""
+        return self.chosen[self.order.numbers(positions)]
 
 
 @dataclass(frozen=True)
