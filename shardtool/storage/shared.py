@@ -70,7 +70,7 @@ class SharedBlocks:
 
     def _start(self, fd: int | None) -> None:
         self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
-        self._map: mmap.mmap | None = None
+        self._maps: list[mmap.mmap] = []  # of the file as it grew: the last one has all of it
         self._origin: _Origin | None = None
         if fd is not None:
             fact = os.fstat(fd)
@@ -82,9 +82,9 @@ class SharedBlocks:
         fd = None if self._origin is None else _Origin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
-        before = self._map
+        before = self._maps
         self._start(fd)
-        self._map = before if fd is not None else None
+        self._maps = before
 
     def __getstate__(self) -> tuple[int, int, _Origin | None]:
         return self._count, self._most, self._origin
@@ -106,9 +106,9 @@ class SharedBlocks:
         if not start:
             return None
         with self._lock:
-            if self._map is None or start + size > len(self._map):
-                self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
-            return memoryview(self._map)[start : start + size]
+            if not self._maps or start + size > len(self._maps[-1]):
+                self._maps.append(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
+            return memoryview(self._maps[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Make a block, and return it; None where there is no room for it.
@@ -136,8 +136,8 @@ class SharedBlocks:
     def let_go(self) -> None:
         """Let the system take back the pages that this process has looked at; they are there when next needed."""
         with self._lock:
-            if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-                self._map.madvise(mmap.MADV_DONTNEED)
+            for one in self._maps if hasattr(mmap, "MADV_DONTNEED") else ():
+                one.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
         """Tell whether the descriptor is still that of the file: a program may close all descriptors."""
