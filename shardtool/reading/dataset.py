@@ -77,7 +77,8 @@ class Dataset(Streamable):
     @property
     def fingerprint(self) -> str:
         """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
-        return (self._chosen is None and self.fetcher.catalog.content) or self.source.fingerprint
+        content = self.fetcher.catalog.content if self._chosen is None else ""
+        return content or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:
