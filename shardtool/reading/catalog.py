@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,7 +26,7 @@ from shardtool.storage.shared import SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -160,13 +161,33 @@ def open_catalog(given: Given) -> Catalog:
         sizes=np.array([size for one in described for size in one.sizes], np.int64),
         key_ranges=key_ranges,
         origins=tuple(map(_origin, opened)),
-        fields=_fields(opened),
+        fields=_summed([one.file.fields if one.file else {} for one in opened]),
         kinds={name: kind for file in files for name, kind in numbers_in(file.features).items()},
         lists=frozenset(name for file in files for name, one in file.features.items() if one.is_list),
-        classes=_classes(opened),
+        classes=_agreed(file.classes for file in files),
         content=content,
         fingerprint=_hash(content, str(counts.tolist()), *(fact for one in described for fact in one.facts)),
         shared=shared,
+    )
+
+
+def joined(catalogs: Sequence[Catalog]) -> Catalog:
+    """Return one catalog of all shards of several, one after the other."""
+    shards = tuple(shard for one in catalogs for shard in one.shards)
+    counts = np.concatenate([np.diff(one.firsts) for one in catalogs])
+    return Catalog(
+        name=", ".join(one.name for one in catalogs),
+        shards=shards,
+        firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        sizes=np.concatenate([one.sizes for one in catalogs]),
+        key_ranges=tuple(pair for one in catalogs for pair in one.key_ranges),
+        origins=tuple(origin for one in catalogs for origin in one.origins),
+        fields=_summed([one.fields for one in catalogs]),
+        kinds={name: kind for one in catalogs for name, kind in one.kinds.items()},
+        lists=frozenset(name for one in catalogs for name in one.lists),
+        classes=_agreed([one.classes for one in catalogs]),
+        fingerprint=_hash(*(one.fingerprint for one in catalogs)),
+        shared=SharedBlocks(len(shards) + 1),
     )
 
 
@@ -230,20 +251,21 @@ def _name(opened: OpenedDataset) -> str:
     return opened.found.dataset_file or opened.shards[0].path
 
 
-def _fields(opened: list[OpenedDataset]) -> dict[str, int]:
-    fields: dict[str, int] = {}
-    for one in opened:
-        if one.file is None:
-            return {}
-        fields = {name: fields.get(name, 0) + one.file.fields.get(name, 0) for name in [*fields, *one.file.fields]}
-    return fields
+def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return how many samples of several datasets have each field; nothing where that is not known of one."""
+    if not all(counts):
+        return {}
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
-def _classes(opened: list[OpenedDataset]) -> dict[str, list[str]]:
+def _agreed(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
     """Return the classes of all datasets; without those of fields whose numbers mean different things."""
     found: dict[str, list[str]] = {}
     bad: set[str] = set()
-    for field_name, names in ((name, names) for one in opened if one.file for name, names in one.file.classes.items()):
+    for field_name, names in ((name, names) for one in classes for name, names in one.items()):
         if found.setdefault(field_name, names) != names:
             bad.add(field_name)
     for name in sorted(bad):

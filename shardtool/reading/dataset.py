@@ -41,6 +41,8 @@ class Dataset(Streamable):
     Picklable without open files; safe in threads and after a fork.
     """
 
+    fetcher: Fetcher
+
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen

@@ -256,8 +256,8 @@ class Rows:
         if last - first > _DENSE * len(rows):
             return index.keys_of(rows)
         base = int(index.key_ends[first])
-        data = bytes(index.keys[base : int(index.key_ends[last])])
-        text = data.decode()
+        data = index.keys[base : int(index.key_ends[last])]
+        text = str(data, "utf-8")
         if len(text) < len(data):  # places are in bytes, and some characters take several
             return index.keys_of(rows)
         ends = (index.key_ends[rows] - base).tolist(), (index.key_ends[rows + 1] - base).tolist()
