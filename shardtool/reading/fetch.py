@@ -186,11 +186,12 @@ class Fetcher:
         try:
             index = self.store.index(shard)
             file = self._open(shard)
+            metadata = self.store.metadata(shard) if self.options.metadata else None
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[shard] = error  # no second walk, and no second message
             return failed_part(places, error)
-        found = Rows(self.catalog, self.options, shard, index, file, rows, places)
+        found = Rows(self.catalog, self.options, shard, index, file, rows, places, metadata)
         return found.records() if self._parses(shard, index) else found.payloads()
 
     def _parses(self, shard: int, index: ShardIndex) -> bool:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.opened import file_size, read_rows
 from shardtool.errors import CorruptShard
 from shardtool.reading.shard_index import ShardIndex
+from shardtool.reading.tables import metadata_schema, whole_table
 from shardtool.storage.forks import renew_after_fork
 from shardtool.values import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from shardtool.dataset.opened import OpenedRows, OpenedShard
     from shardtool.reading.catalog import Catalog
 
@@ -43,6 +46,8 @@ class IndexStore:
         self._catalog = catalog
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._looked_at = self._turn = 0
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._schema: pa.Schema | None = None
         self.after_fork()
         renew_after_fork(self)
 
@@ -69,6 +74,27 @@ class IndexStore:
         if block is not None:
             return self._keep(shard, ShardIndex.unpacked(block))
         return self.add(shard, read_index(self._catalog, shard))
+
+    def metadata(self, shard: int) -> pa.Table:
+        """Return the metadata of a shard's samples: the columns of all sidecars, null where this one lacks them.
+
+        Raises:
+            CorruptShard: There is no sound sidecar, and the shard cannot be read.
+        """
+        with self._lock:
+            found = self._tables.get(shard)
+            if found is not None:
+                self._tables.move_to_end(shard)
+                return found
+            schema = self._schema
+        if schema is None:
+            schema = self._schema = metadata_schema(self._catalog)
+        found = whole_table(self._catalog.shards[shard], schema)
+        with self._lock:
+            self._tables[shard] = found
+            while sum(table.nbytes for table in self._tables.values()) > _ROOM and len(self._tables) > 1:
+                self._tables.popitem(last=False)
+        return found
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
