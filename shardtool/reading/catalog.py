@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate
@@ -19,6 +19,7 @@ from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
+from shardtool.dataset.unfinished import recorded_dots
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
@@ -45,12 +46,14 @@ class Origin:
         split: Its name among the others: the split that it is, or what its file or folder is called.
         shards: How many it has.
         listed: Whether a dataset file of ours lists them.
+        walks: Whether it is known where keys end in the names of members, so that a shard can be walked.
         appends: The places of shards, counted from 0 in the dataset, from which on sidecars may have other columns.
     """
 
     split: str
     shards: int
     listed: bool
+    walks: bool = True
     appends: tuple[int, ...] = ()
 
 
@@ -129,10 +132,12 @@ class Catalog:
 class _Described:
     """What is known of the shards of a dataset: attributes as those of `Catalog`."""
 
+    shards: Sequence[OpenedShard]
     counts: Sequence[int]
     sizes: Sequence[int]
     key_ranges: Sequence[tuple[str, str]]
     facts: Sequence[str]
+    walks: bool = True
 
 
 def open_catalog(given: Given) -> Catalog:
@@ -142,12 +147,11 @@ def open_catalog(given: Given) -> Catalog:
         InvalidRequest: There are none.
         CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
-    opened = [open_dataset(one) for one in given_datasets(given)]
+    opened = [open_dataset(one, dots="first") for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
-    shards = tuple(shard for one in opened for shard in one.shards)
-    shared = SharedBlocks(len(shards) + 1)
+    shared = SharedBlocks(sum(len(one.shards) for one in opened) + 1)
     firsts = accumulate((len(one.shards) for one in opened), initial=0)
     described = [_described(one, shared, first) for one, first in zip(opened, firsts, strict=False)]
     counts = np.array([count for one in described for count in one.counts], np.int64)
@@ -156,11 +160,11 @@ def open_catalog(given: Given) -> Catalog:
     files = [one.file for one in opened if one.file is not None]
     return Catalog(
         name=", ".join(_name(one) for one in opened),
-        shards=shards,
+        shards=tuple(shard for one in described for shard in one.shards),
         firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
         sizes=np.array([size for one in described for size in one.sizes], np.int64),
         key_ranges=key_ranges,
-        origins=tuple(map(_origin, opened)),
+        origins=tuple(map(_origin, opened, described)),
         fields=_summed([one.file.fields if one.file else {} for one in opened]),
         kinds={name: kind for file in files for name, kind in numbers_in(file.features).items()},
         lists=frozenset(name for file in files for name, one in file.features.items() if one.is_list),
@@ -177,7 +181,7 @@ def joined(catalogs: Sequence[Catalog]) -> Catalog:
     counts = np.concatenate([np.diff(one.firsts) for one in catalogs])
     return Catalog(
         name=", ".join(one.name for one in catalogs),
-        shards=shards,
+        shards=tuple(shard for one in described for shard in one.shards),
         firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
         sizes=np.concatenate([one.sizes for one in catalogs]),
         key_ranges=tuple(pair for one in catalogs for pair in one.key_ranges),
@@ -196,20 +200,22 @@ def _described(opened: OpenedDataset, shared: SharedBlocks, first: int) -> _Desc
     if opened.file is not None:
         of = opened.file.shards
         return _Described(
+            shards=opened.shards,
             counts=[one.samples for one in of],
             sizes=[one.size for one in of],
             key_ranges=[(one.first_key, one.last_key) for one in of],
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
         )
-    heads = [count_samples(shard) for shard in opened.shards]
-    walked = _walk([shard for shard, head in zip(opened.shards, heads, strict=True) if head is None], shared, first)
-    counts = [
-        walked[shard.number] if head is None else head[0] for shard, head in zip(opened.shards, heads, strict=True)
-    ]
-    sizes = [file_size(shard.path) or 0 for shard in opened.shards]
+    shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
+    if None in heads:  # keys of shards that are walked end where those of the others do
+        dots = recorded_dots(opened.found)
+        shards = tuple(replace(shard, dots=dots) for shard in shards)
+    walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared, first)
+    counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
+    sizes = [file_size(shard.path) or 0 for shard in shards]
     crcs = [None if head is None else head[1].crc for head in heads]
-    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(opened.shards, sizes, crcs, strict=True)]
-    return _Described(counts, sizes, [("", "")] * len(counts), facts)
+    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
+    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, walks=None in heads)
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[int, int]:
@@ -235,16 +241,15 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[i
     return counts
 
 
-def _origin(opened: OpenedDataset) -> Origin:
+def _origin(opened: OpenedDataset, described: _Described) -> Origin:
     file = opened.file
     split = file.made.split if file is not None else ""
     if not split:
         where = opened.found.dataset_file
         folder = os.path.dirname(os.path.abspath(opened.shards[0].path))
         split = os.path.basename(where).removesuffix(DATASET_SUFFIX) if where else os.path.basename(folder)
-    if file is None:
-        return Origin(split, len(opened.shards), listed=False)
-    return Origin(split, len(opened.shards), listed=True, appends=file.appends)
+    appends = () if file is None else file.appends
+    return Origin(split, len(opened.shards), listed=file is not None, walks=described.walks, appends=appends)
 
 
 def _name(opened: OpenedDataset) -> str:

@@ -19,12 +19,13 @@ from shardtool.reading.shard_index import ShardIndex
 from shardtool.reading.tables import metadata_schema, whole_table
 from shardtool.storage.forks import renew_after_fork
 from shardtool.values import counted
+from shardtool.wording import made_again
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.opened import OpenedRows, OpenedShard
-    from shardtool.reading.catalog import Catalog
+    from shardtool.reading.catalog import Catalog, Origin
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
@@ -131,12 +132,12 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: There is no sound sidecar, and the shard is damaged; or it has other samples than the dataset
             file says.
     """
-    shard, listed = catalog.shards[number], catalog.origin(number).listed
-    if listed:
+    shard, origin = catalog.shards[number], catalog.origin(number)
+    if origin.listed:
         _check_size(shard, int(catalog.sizes[number]))
     found = read_rows(shard)
     if found.walked:
-        _look_at_walk(shard, found, listed=listed)
+        _look_at_walk(shard, found, origin)
     samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
@@ -158,10 +159,12 @@ def _check_size(shard: OpenedShard, expected: int) -> None:
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)
 
 
-def _look_at_walk(shard: OpenedShard, found: OpenedRows, *, listed: bool) -> None:
+def _look_at_walk(shard: OpenedShard, found: OpenedRows, origin: Origin) -> None:
     """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
+    if not origin.walks:
+        raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())
     if found.error is not None:
         raise found.error
-    if listed or found.damage is not None:
+    if origin.listed or found.damage is not None:
         problem = "missing" if found.damage is None else found.damage.found
         _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)

@@ -161,10 +161,6 @@ def test_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed(tmp_path / "one", count=5)
     packed(tmp_path / "two", first=5, count=5, join=pd.DataFrame({"key": [key_of(7)], "txt": ["of the table"]}))
     monkeypatch.setattr(module, "_ROOM", 1)
-    read: list[int] = []
-    monkeypatch.setattr(
-        module, "whole_table", lambda shard, schema: read.append(shard.number) or whole_table(shard, schema)
-    )  # type: ignore[func-returns-value]
     dataset = shardtool.open([tmp_path / "one", tmp_path / "two"], metadata=True)
     columns = [{"number": at, "bi": ("cat", "dog", None)[at % 3]} for at in range(5)] + [
         {"number": None, "bi": None}
