@@ -6,7 +6,7 @@ more samples than what it has given needs, so that the position of the stream be
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -223,14 +223,16 @@ class Stages:
         return vars(self)
 
 
-class Chain(ABC):
+class Chain:
     """What has samples, and does something to them: each method returns a copy that does one thing more."""
 
     stages: Stages = Stages()
 
-    @abstractmethod
     def _with(self, stages: Stages) -> Self:
         """Return a copy with other stages."""
+        found = copy(self)
+        found.stages = stages
+        return found
 
     def decode(
         self,
