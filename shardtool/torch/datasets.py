@@ -79,7 +79,8 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
+        now: dict[str, Any] = self._stream.state_dict()
+        self._at = torch.tensor([now["epoch"], now["position"]]).share_memory_()
 
     def __len__(self) -> int:
         return len(self._stream)
