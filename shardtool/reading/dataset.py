@@ -26,6 +26,8 @@ class Dataset(Streamable):
     Picklable without open files; safe in threads and after a fork.
     """
 
+    fetcher: Fetcher
+
     def __init__(self, fetcher: Fetcher, chosen: NDArray[np.int64] | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen
