@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
+from shardtool.reading.decode import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
 
 if TYPE_CHECKING:
@@ -168,6 +169,20 @@ def test_errors_name_the_sample(dataset: Any) -> None:
         loader([1, 2], 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^labels: none for the sample"):
         list(loader(dataset, 8, labels={"x": 1}))
+
+
+def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
+    """With `on_error="skip"` batches go without samples that cannot be decoded, and they are counted."""
+
+    def odd(data: bytes) -> object:
+        if int(data) % 2 == 0:
+            raise ValueError("even")
+        return int(data)
+
+    batches = loader(dataset, 10, decode=Decode((("cls", odd), ("jpg", None)), on_error="skip"), shuffle=False)
+    kept = [key for key, fields in photos.samples.items() if int(fields["cls"]) % 2]
+    assert flat(keys(batches)) == kept
+    assert batches.skipped.samples == 98 - len(kept) > 0
 
 
 def test_labels(dataset: Any, photos: Packed) -> None:
