@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Names
 
-_NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 
@@ -161,7 +161,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
     found = []
     for name, texts in entries.values.inline.items():
         if (
-            name.rpartition(".")[2].lower() not in _NUMBER_FIELDS
+            name.rpartition(".")[2].lower() not in NUMBER_FIELDS
             or name in entries.values.numbers
             or name not in entries.fields
         ):

@@ -157,7 +157,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to.
         """
-        return StagedFile(self.full_path(f".{name}{_STAGED_SUFFIX}"), name)
+        return StagedFile(staged_path(self, name), name)
 
     def spool(self, name: str, size: int) -> Spool:
         """Start a temporary file of `size` bytes; `discard_staged` removes it.
@@ -165,7 +165,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
         """
-        path = self.full_path(f".{name}{_STAGED_SUFFIX}")
+        path = staged_path(self, name)
         try:
             fd = _create(path)
             try:
@@ -198,7 +198,7 @@ class Folder:
         """Remove what a run has left of the files `names` under temporary names."""
         for name in names:
             with contextlib.suppress(OSError):
-                os.unlink(self.full_path(f".{name}{_STAGED_SUFFIX}"))
+                os.unlink(staged_path(self, name))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
@@ -294,6 +294,11 @@ def open_folder(path: str) -> Folder:
     if "://" in path:
         raise InvalidRequest(path, "a URL", expected="a local folder")
     return Folder(path)
+
+
+def staged_path(folder: Folder, name: str) -> str:
+    """Return where a file lies until it is published."""
+    return folder.full_path(f".{name}{_STAGED_SUFFIX}")
 
 
 def write_whole(folder: Folder, name: str, data: bytes) -> Staged:
