@@ -80,6 +80,17 @@ class StagedFile:
         except OSError as error:
             raise _failed(self._name, error) from None
 
+    def sync(self) -> None:
+        """Make durable what was written so far; another thread may write meanwhile.
+
+        Raises:
+            OutputFailed: The disk refuses.
+        """
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _failed(self._name, error) from None
+
     def finish(self, mtime_ns: int | None = None) -> Staged:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
         try:
