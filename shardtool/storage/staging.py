@@ -235,6 +235,23 @@ class Folder:
         """
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
+    def append(self, name: str, data: bytes) -> None:
+        """Append to a file that is there, durably; a kill may leave a part of `data`.
+
+        Raises:
+            OutputFailed: It cannot be written.
+        """
+        try:
+            fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                while data:
+                    data = data[os.write(fd, data) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _failed(name, error) from None
+
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""
         return read_blocks(os.fsencode(self.full_path(name)), into, READ_PLAIN)
