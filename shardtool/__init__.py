@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shardtool.inspection.summary import Summary
+    from shardtool.reading.dataset import Dataset
+    from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
+    from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
     from shardtool.request.reshard_options import ReshardOptions
@@ -40,6 +43,7 @@ __all__ = [
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
+    "Dataset",
     "DryRun",
     "ExportOptions",
     "ExportResult",
@@ -57,6 +61,7 @@ __all__ = [
     "ShardError",
     "ShardWriter",
     "SplitResult",
+    "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
@@ -67,6 +72,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "open",
     "reshard",
     "reshard_dry_run",
     "verify",
@@ -75,6 +81,7 @@ __all__ = [
 _MODULES = {
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
+    "Dataset": "reading.dataset",
     "DryRun": "request.results",
     "ExportOptions": "request.options",
     "ExportResult": "request.results",
@@ -87,6 +94,7 @@ _MODULES = {
     "ReshardOptions": "request.reshard_options",
     "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
+    "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
     "WriterOptions": "writer.options",
@@ -95,6 +103,7 @@ _MODULES = {
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",
