@@ -188,7 +188,8 @@ def _import_all() -> None:
     for name in _HEAVY:
         import_module(name)
     for module in walk_packages(shardtool.__path__, "shardtool."):
-        if not module.name.endswith("__main__") and not module.name.startswith("shardtool.torch"):  # it needs PyTorch
+        wants_more = module.name.startswith(("shardtool.torch", "shardtool.tensorflow"))  # what may not be installed
+        if not module.name.endswith("__main__") and not wants_more:
             import_module(module.name)
 
 
