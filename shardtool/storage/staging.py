@@ -196,9 +196,13 @@ class Folder:
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
+        self.discard(*(f".{name}{_STAGED_SUFFIX}" for name in names))
+
+    def discard(self, *names: str) -> None:
+        """Remove files where that is possible; a power cut may bring them back."""
         for name in names:
             with contextlib.suppress(OSError):
-                os.unlink(self.full_path(f".{name}{_STAGED_SUFFIX}"))
+                os.unlink(self.full_path(name))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
