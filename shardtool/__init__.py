@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shardtool.inspection.summary import Summary
+    from shardtool.reading.dataset import Dataset
+    from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
+    from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
     from shardtool.request.reshard_options import ReshardOptions
@@ -40,6 +43,7 @@ __all__ = [
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
+    "Dataset",
     "DryRun",
     "ExportOptions",
     "ExportResult",
@@ -56,6 +60,7 @@ __all__ = [
     "SampleFailed",
     "ShardError",
     "SplitResult",
+    "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
@@ -65,6 +70,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "open",
     "reshard",
     "reshard_dry_run",
     "verify",
@@ -74,6 +80,7 @@ _MODULES = {
     "Cache": "cache.cache",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
+    "Dataset": "reading.dataset",
     "DryRun": "request.results",
     "ExportOptions": "request.options",
     "ExportResult": "request.results",
@@ -85,6 +92,7 @@ _MODULES = {
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",
     "SplitResult": "request.results",
+    "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
     "create": "verbs.create",
@@ -92,6 +100,7 @@ _MODULES = {
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",

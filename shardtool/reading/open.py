@@ -1,0 +1,28 @@
+"""`shardtool.open`: a dataset for training code, given in any way that the commands take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardtool.reading.catalog import open_catalog
+from shardtool.reading.dataset import Dataset
+from shardtool.reading.fetch import ReadOptions
+
+if TYPE_CHECKING:
+    from shardtool.reading.files import ShardCache
+    from shardtool.values import Given
+
+
+def open(given: Given, *, check: bool = False, cache: ShardCache | None = None) -> Dataset:  # noqa: A001 - its public name
+    """Return a dataset for reading.
+
+    Args:
+        given: A dataset file, a shard pattern, a glob, a folder, or shards; several datasets become one.
+        check: Whether the checksum of each payload is compared with its index.
+        cache: Where shards are copied to before they are read.
+
+    Raises:
+        InvalidRequest: There is no such dataset.
+        CorruptShard: A dataset file is damaged.
+    """
+    return Dataset.of(open_catalog(given), ReadOptions(check, cache))
