@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect import inspect
     from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
+    from shardtool.writer.options import WriterOptions
+    from shardtool.writer.writer import ShardWriter
 
 
 __all__ = [
@@ -59,11 +61,13 @@ __all__ = [
     "ReshardOptions",
     "SampleFailed",
     "ShardError",
+    "ShardWriter",
     "SplitResult",
     "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
+    "WriterOptions",
     "__version__",
     "create",
     "dry_run",
@@ -91,10 +95,12 @@ _MODULES = {
     "Observer": "request.observer",
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",
+    "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
     "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
+    "WriterOptions": "writer.options",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",

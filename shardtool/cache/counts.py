@@ -37,6 +37,12 @@ class Counts:
     passed: int = 0
     evicted: int = 0
 
+    @property
+    def hit_rate(self) -> float | None:
+        """Which share of the openings found a copy; None: there were none."""
+        total = self.hits + self.copies + self.passed
+        return self.hits / total if total else None
+
     def add(self, other: Counts) -> None:
         """Add other counts."""
         for one in fields(Counts):

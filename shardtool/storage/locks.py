@@ -126,3 +126,23 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def open_by(folder: str) -> dict[str, list[int]]:
+    """Return which processes have files below a folder open, as far as this system tells: path to their ids."""
+    found: dict[str, list[int]] = {}
+    top = os.path.join(os.path.realpath(folder), "")
+    with suppress(OSError):
+        for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
+            with suppress(OSError):  # it ended, or is another user's
+                paths = {_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+                for path in paths:
+                    if path.startswith(top):
+                        found.setdefault(path, []).append(pid)
+    return found
+
+
+def _target(link: str) -> str:
+    with suppress(OSError):
+        return os.readlink(link)
+    return ""

@@ -157,7 +157,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to.
         """
-        return StagedFile(self.full_path(f".{name}{_STAGED_SUFFIX}"), name)
+        return StagedFile(staged_path(self, name), name)
 
     def spool(self, name: str, size: int) -> Spool:
         """Start a temporary file of `size` bytes; `discard_staged` removes it.
@@ -165,7 +165,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
         """
-        path = self.full_path(f".{name}{_STAGED_SUFFIX}")
+        path = staged_path(self, name)
         try:
             fd = _create(path)
             try:
@@ -196,7 +196,9 @@ class Folder:
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
-        self.discard(*(f".{name}{_STAGED_SUFFIX}" for name in names))
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(staged_path(self, name))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
@@ -298,6 +300,11 @@ def open_folder(path: str) -> Folder:
     if "://" in path:
         raise InvalidRequest(path, "a URL", expected="a local folder")
     return Folder(path)
+
+
+def staged_path(folder: Folder, name: str) -> str:
+    """Return where a file lies until it is published."""
+    return folder.full_path(f".{name}{_STAGED_SUFFIX}")
 
 
 def write_whole(folder: Folder, name: str, data: bytes) -> Staged:
