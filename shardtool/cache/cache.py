@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
 from shardtool.cache.counts import Counter, Counts
 from shardtool.cache.folder import prepare
+from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
 from shardtool.cache.names import COPIED, original_of
 from shardtool.cache.residents import lock_alone
 from shardtool.cache.space import POLICIES, Policy, Space
+from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
+from shardtool.plan.cuts import NO_LIMIT
 from shardtool.storage.staging import Folder, open_folder
 from shardtool.values import parse_size, show_size
 from shardtool.wording import option
@@ -68,6 +71,7 @@ class Cache:
             foreign = []
         if foreign:
             self._note("foreign", f"{listing(foreign)}: no part of a cache, and left alone")
+        self._shards: CacheShards | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -132,6 +136,63 @@ class Cache:
             else:
                 self._damaged.add(original.name)
             self._note(original.name, f"{printable(shard.path)}: its copy is damaged, and is dropped")
+
+    def writer(
+        self, part: int | str = 0, *, format: Format = "tar", max_size: int | str | None = None,  # noqa: A002
+        max_count: int | None = None,
+    ) -> CacheWriter:  # fmt: skip
+        """Return a writer of new shards into this cache, for a sampler.
+
+        A process that was forked lets go what its parent has taken by `refresh`: otherwise it might wait for itself.
+
+        Args:
+            part: What distinguishes the names of its shards, for people; writers never clash.
+            format: `tar` or `tfrecord`.
+            max_size: Bytes of a shard at most; None: a fiftieth of the cache's bound, and no more than 256 MB.
+            max_count: Samples in a shard at most.
+
+        Raises:
+            InvalidRequest: The cache can never hold such a shard.
+            OutputFailed: The folder cannot be written to.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+            self._release()
+        size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
+        grown = Grown(part, format, size, NO_LIMIT if max_count is None else max_count)
+        return CacheWriter(self._space, grown, lambda text: self._note("wait", text))
+
+    def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
+        """Return the paths of the shards that samplers have finished by now, the oldest first.
+
+        They are held, so that none is evicted, until the next `refresh` of this cache, or until `close` of the result.
+        Those that it returned before are let go first, and writers that wait get the room of those that are evicted
+        first.
+
+        Args:
+            max_bytes: Hold no more than so many bytes, the newest ones, so that writers have room during an epoch.
+                None: all.
+
+        Raises:
+            OutputFailed: The folder cannot be locked.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+        self._release()
+        try:
+            self._shards = take_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
+        except OSError as error:
+            raise OutputFailed(self.folder, _why(error)) from None
+        return self._shards
+
+    def paths(self) -> list[str]:
+        """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
+        return [*self.refresh()]
+
+    def _release(self) -> None:
+        if self._shards is not None:
+            self._shards.close()
+            self._shards = None
 
     def _leased(self, original: Original) -> Lock | None:
         """Return a lease on a shard's copy; None: there is none, and none can be made now."""

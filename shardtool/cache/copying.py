@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from shardtool.cache.leases import lease
@@ -100,6 +101,7 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
         raise
     if lock is None:
         raise StuckError
+    lock.used(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted
 

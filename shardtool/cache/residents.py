@@ -54,6 +54,11 @@ class Resident:
     used_ns: int
     sidecar: str = ""
 
+    @property
+    def unread(self) -> bool:
+        """Whether nobody has taken it yet."""
+        return self.used_ns <= self.came_ns
+
 
 @dataclass(slots=True)
 class Found:

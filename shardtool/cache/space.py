@@ -14,7 +14,7 @@ from shardtool.storage.locks import take_lock
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardtool.cache.residents import Found, Resident
     from shardtool.storage.locks import Lock
@@ -77,8 +77,13 @@ class Space:
         with lock:
             yield
 
-    def give(self, room: Lock, size: int) -> int | None:
+    def give(self, room: Lock, size: int, *, spare_unread: bool = False) -> int | None:
         """Give `size` bytes to a room, if they fit or shards can be evicted for them; the folder's lock must be held.
+
+        Args:
+            room: The room.
+            size: The bytes.
+            spare_unread: Whether what nobody has taken yet stays.
 
         Returns:
             How many shards were evicted; None: it does not fit, nothing was evicted, and the room waits.
@@ -88,7 +93,8 @@ class Space:
         """
         room.put(room_text(0, size))
         found = look(self.folder, but=room.path)
-        evicted = self.evict(found, self.over(found, size))
+        victims = [one for one in self.in_order(found.residents) if not (spare_unread and one.unread)]
+        evicted = self.evict(victims, self.over(found, size))
         if evicted is not None:
             room.put(room_text(size, 0))
         return evicted
@@ -97,15 +103,15 @@ class Space:
         """Return how many bytes are too many for `size` more, by the bound or by what the disk has left."""
         return max(found.size + found.taken + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
-    def evict(self, found: Found, over: int) -> int | None:
-        """Evict shards until `over` bytes are free, all or none; the folder's lock must be held.
+    def evict(self, shards: Iterable[Resident], over: int) -> int | None:
+        """Evict shards, the first ones first, until `over` bytes are free; the folder's lock must be held.
 
         Returns:
-            How many; None: too few that nobody reads.
+            How many; None: none, for all that nobody reads are too few.
         """
         victims: list[tuple[Resident, Lock]] = []
         try:
-            for one in self.in_order(found.residents) if self.policy != "keep" else ():
+            for one in shards if self.policy != "keep" else ():
                 if over <= 0:
                     break
                 if lock := lock_alone(os.path.join(self.folder, one.folder, one.name)):
@@ -124,7 +130,8 @@ class Space:
         """Return shards in the order in which they would be evicted."""
         if self.policy == "oldest":
             return sorted(residents, key=lambda one: (one.came_ns, one.name))
-        return sorted(residents, key=lambda one: (one.used_ns, one.name))
+        # What nobody has used yet was written for those who come: it goes last.
+        return sorted(residents, key=lambda one: (one.unread, one.used_ns, one.came_ns, one.name))
 
 
 def remove_shard(folder: str, one: Resident) -> None:
