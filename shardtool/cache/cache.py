@@ -67,7 +67,7 @@ class Cache:
         try:
             foreign = prepare(self._space)
         except (OSError, OutputFailed) as error:
-            self._note("folder", f"{_why(error)}; shards that are there are read, no others are copied")
+            self._note_failure(error)
             foreign = []
         if foreign:
             self._note("foreign", f"{listing(foreign)}: no part of a cache, and left alone")
@@ -160,7 +160,7 @@ class Cache:
             self._release()
         size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
         grown = Grown(part, format, size, NO_LIMIT if max_count is None else max_count)
-        return CacheWriter(self._space, grown, lambda text: self._note("wait", text))
+        return CacheWriter(self._space, grown, self._take)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the shards that samplers have finished by now, the oldest first.
@@ -189,6 +189,13 @@ class Cache:
         """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
+    def _take(self, told: str | int) -> None:
+        """Take what a writer tells: a note, or how many shards were evicted."""
+        if isinstance(told, str):
+            self._note("wait", told)
+        elif told:
+            self._count(evicted=told)
+
     def _release(self) -> None:
         if self._shards is not None:
             self._shards.close()
@@ -214,7 +221,7 @@ class Cache:
             self._note(original.name, f"not copied: {error}")
         except (OSError, OutputFailed) as error:
             self._retry_s = time.monotonic() + _AGAIN_S
-            self._note("copy", f"{_why(error)}; shards that are not there are read at their own place")
+            self._note_failure(error)
         else:
             self._count(**({"hits": 1} if evicted is None else {"copies": 1, "evicted": evicted}))
             return lock
@@ -223,6 +230,9 @@ class Cache:
     def _count(self, **more: int) -> None:
         with self._counting:
             self._counter.add(**more)
+
+    def _note_failure(self, error: OSError | OutputFailed) -> None:
+        self._note("failure", f"{_why(error)}; shards that are not there are read at their own place")
 
     def _note(self, kind: str, text: str) -> None:
         """Tell the user something, once."""

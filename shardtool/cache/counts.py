@@ -63,6 +63,10 @@ class Counter:
         with suppress(OSError):
             self._lock = take_lock(os.path.join(folder, COUNTS, f"{self.pid}-{token_hex(4)}"), create=True)
 
+    def __del__(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
     def add(self, **more: int) -> None:
         """Count."""
         self.counts.add(Counts(**more))

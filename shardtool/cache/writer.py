@@ -66,14 +66,14 @@ class CacheWriter:
     Args:
         space: The cache's space.
         grown: What to write.
-        say: Gets a note.
+        told: Gets a note, or how many shards were evicted.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
         OutputFailed: The folder cannot be written to.
     """
 
-    def __init__(self, space: Space, grown: Grown, say: Callable[[str], None]) -> None:
+    def __init__(self, space: Space, grown: Grown, told: Callable[[str | int], None]) -> None:
         if not _PART.fullmatch(str(grown.part)):
             expected = "a number, or 1 to 20 letters, digits and underscores"
             raise InvalidRequest(option("part"), f"{grown.part!r}", expected=expected)
@@ -84,7 +84,7 @@ class CacheWriter:
         if grown.max_size > space.max_bytes:
             found = f"{show_size(grown.max_size)}, the cache {show_size(space.max_bytes)}"
             raise InvalidRequest(option("max_size"), found, expected="room for a shard at least")
-        self._space, self._grown, self._say = space, grown, say
+        self._space, self._grown, self._told = space, grown, told
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
         self._limit = min(grown.max_size - TRAILER_SIZE[grown.format], SAMPLE_LIMIT[grown.format])
@@ -195,10 +195,11 @@ class CacheWriter:
             with self._space.locked():
                 evicted = self._space.give(self._room, self._grown.max_size, spare_unread=True)
             if evicted is not None:
+                self._told(evicted)
                 break
             if not said and time.monotonic() - start_s > _LONG_S:
                 said = True
-                self._say(f"{self._name} waits for room: all shards are held by trainers, or wait for one")
+                self._told(f"{self._name} waits for room: all shards are held by trainers, or wait for one")
             time.sleep(_LOOK_S)
         name = f"{self._name}-{self.shards:06d}.{self._grown.format}"
         return OpenShard(self._folder, name, self._grown.format)
