@@ -40,8 +40,8 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "map-failed": "the function of --map raised, or returned no sample",
     "field-clash": "two images of a sample get the same name by --encode",
     "no-number": "what was a number is none after --map, in TFRecord",
-    "bad-value": "a value that a program gave to ShardWriter.write, and that no field or column can hold",
     "bad-json": "a field of --columns-from that is no JSON object, or holds what no column can",
+    "bad-value": "a value that a program gave to ShardWriter.write, and that no field or column can hold",
 }
 
 

@@ -57,10 +57,14 @@ class Journal:
         folder: Where the dataset lies.
         base: Its name.
         asked: What was asked for, as plain data: another writer goes on only if that is the same.
+
+    Attributes:
+        started: Whether the journal is this writer's.
     """
 
     def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
         self._folder, self.name = folder, f".{base}.writer"
+        self.started = False
         self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
     def read(self) -> tuple[dict[str, Any], list[Noted]] | None:
@@ -92,6 +96,7 @@ class Journal:
         lines = [self._asked, *map(asdict, noted)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self._folder.publish(write_whole(self._folder, self.name, data))
+        self.started = True
 
     def add(self, noted: Noted) -> None:
         """Note a shard, durably.

@@ -18,7 +18,7 @@ from shardtool.write.task import digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.storage.staging import Folder, Staged
+    from shardtool.storage.staging import Folder, Staged, StagedFile
     from shardtool.values import Number
     from shardtool.writer.samples import Sample
 
@@ -63,9 +63,8 @@ class OpenShard:
 
     def __init__(self, folder: Folder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
-        self._file = folder.stage(name)
-        self._size = self._crc = 0
-        self._records = Records(self._write)
+        self._file = _SummedFile(folder.stage(name))
+        self._records = Records(self._file.write)
         self._rows: list[Mapping[str, object]] = []
         self._columns: dict[str, None] = {}
 
@@ -100,24 +99,32 @@ class OpenShard:
         """
         self._records.flush()
         if TRAILER_SIZE[self._format]:
-            self._write(TRAILER)
-        staged = self._file.finish()
+            self._file.write(TRAILER)
+        staged = self._file.staged.finish()
         content = _in_order(self._records.content(numbers, texts=inline))
         crcs = self._records.crcs.tobytes()
         samples = ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans())
         return PackedShard(
-            self.name, staged, self._size, self._crc, content, crcs, self._rows, [*self._columns],
+            self.name, staged, self._file.size, self._file.crc, content, crcs, self._rows, [*self._columns],
             digest(content, crcs, ()), fingerprint(self._format, samples),
         )  # fmt: skip
 
     def abandon(self) -> None:
         """Remove what was written."""
-        self._file.abandon()
+        self._file.staged.abandon()
 
-    def _write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._crc = crc32c(data, self._crc)
-        self._size += len(data)
+
+class _SummedFile:
+    """A staged file, its size and checksum so far. It leads to no shard: what one holds is freed with it."""
+
+    def __init__(self, staged: StagedFile) -> None:
+        self.staged = staged
+        self.size = self.crc = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.staged.write(data)
+        self.crc = crc32c(data, self.crc)
+        self.size += len(data)
 
 
 def _in_order(content: ShardContent) -> ShardContent:

@@ -185,7 +185,7 @@ class Output:
         """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume."""
         with self._stack:
             clean(self.destination)
-            if self.options.overwrite or not self.totals.entries:
+            if self.journal.started and (self.options.overwrite or not self.totals.entries):
                 self.journal.remove()
 
     @property

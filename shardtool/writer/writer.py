@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from shardtool.errors import InvalidRequest, SampleFailed, memory_for, printable
+from shardtool.errors import (
+    MEMORY_REMEDY,
+    InvalidRequest,
+    OutOfMemory,
+    SampleFailed,
+    is_out_of_memory,
+    memory_for,
+    printable,
+)
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pattern import check_written, parse_pattern
@@ -15,7 +23,7 @@ from shardtool.request.observer import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import write_whole
 from shardtool.values import parse_size, show_size, to_text
-from shardtool.wording import option, typed_option
+from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.open_shard import OpenShard
 from shardtool.writer.options import options_of
 from shardtool.writer.output import Output
@@ -136,7 +144,6 @@ class ShardWriter:
         """What the user should know; most of it is known once the writer has been closed."""
         return [*self._notes.said]
 
-    @memory_for("a sample")
     def write(self, sample: Mapping[str, object], metadata: Mapping[str, object] | None = None) -> None:
         """Write a sample.
 
@@ -149,8 +156,10 @@ class ShardWriter:
         Raises:
             InvalidRequest: It cannot be written, and `on_error` is `raise`: the writer goes on without it.
             OutputFailed: The file system refuses; the writer is closed.
+            OutOfMemory: There is no memory for it; the writer is closed.
         """
-        self._check_open()
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
         self._state = _BUSY
         try:
             encoded = self._encoder.encode(sample)
@@ -167,8 +176,10 @@ class ShardWriter:
         except Refused as refused:
             self._state = _OPEN
             raise refused.error from None
-        except Exception:
+        except Exception as error:
             self.abandon()
+            if is_out_of_memory(error):
+                raise OutOfMemory("a sample", "not enough memory", remedy=MEMORY_REMEDY) from None
             raise
         self._state = _OPEN
         if written:
@@ -185,7 +196,8 @@ class ShardWriter:
         """
         if self._state == _CLOSED:
             return
-        self._check_open()
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
         try:
             if self._done is None:
                 self._finish()
@@ -219,15 +231,14 @@ class ShardWriter:
         if self._tag:
             output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
 
-    def _check_open(self) -> None:
+    def _refuse_use(self) -> NoReturn:
+        """Say why nothing can be written with a writer."""
         if os.getpid() != self._pid:
             found = "this process is a fork of the one that made the writer"
             raise InvalidRequest("ShardWriter", found, remedy=f"Make one here, with {option('part')}.")
-        if self._state != _OPEN:
-            if self._state == _BUSY:
-                self.abandon()
-            found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
-            raise InvalidRequest("ShardWriter", found, expected="writes inside of its with block")
+        found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
+        self.abandon()
+        raise InvalidRequest("ShardWriter", found, expected="writes inside of its with block")
 
     def _row(self, metadata: Mapping[str, object], sample: Sample) -> dict[str, object]:
         try:
@@ -351,5 +362,5 @@ class ShardWriter:
 
 def _ended(dataset_file: str) -> Refused:
     found = "the run that is resumed had ended, and there are more samples now"
-    remedy = f"`create` can append a dataset of them ({option('if_exists', 'append')}), or replace it with overwrite."
+    remedy = f"Append them with {call('create', if_exists='append')}, or replace it all: {flag('overwrite')}."
     return Refused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")
