@@ -25,7 +25,10 @@ MOST_AT_THE_ROOT = 12
 # An import stands inside a function only where it saves time or memory: of one of these, or of a module of ours that
 # imports one of them. Workers import neither NumPy nor pyarrow, and `--help` neither of them nor any verb: so modules
 # of the command line, and the package itself, import what they like where they use it.
-HEAVY = {"numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "braceexpand", "crc32c", "multiprocessing"}
+HEAVY = {
+    "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
+    "multiprocessing",
+}  # fmt: skip
 SLOW = {
     "concurrent.futures",
     "importlib",

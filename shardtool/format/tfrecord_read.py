@@ -234,6 +234,16 @@ def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
     return found
 
 
+def bytes_of(data: bytes) -> list[bytes]:
+    """Return the values of a `bytes_list`, by all that it holds.
+
+    Raises:
+        ValueError: It is no list.
+        IndexError: It ends too early.
+    """
+    return [data[first:last] for tag, first, last in _parts(data, 0, len(data)) if tag == 1]
+
+
 def single_int(data: bytes | memoryview) -> int | None:
     """Return the number in a packed part of an `int64_list`; None where it is not a single one.
 

@@ -34,6 +34,7 @@ class Catalog:
         sizes: int64 [shards]: bytes.
         fields: How many samples have each field; empty where no dataset file says so.
         kinds: Field to `int64` or `float`, of TFRecords.
+        lists: Features of TFRecords that are lists of values in every sample.
         classes: Field to the names of its class numbers.
         fingerprint: Equal for equal content, as far as that is known without reading it.
     """
@@ -46,6 +47,7 @@ class Catalog:
     kinds: Mapping[str, Kind]
     classes: Mapping[str, list[str]]
     fingerprint: str
+    lists: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -95,6 +97,7 @@ def joined(catalogs: list[Catalog]) -> Catalog:
         kinds=kinds,
         classes=classes,
         fingerprint=_hash(*(one.fingerprint for one in catalogs)),
+        lists=frozenset().union(*(one.lists for one in catalogs)),
     )
 
 
@@ -105,7 +108,8 @@ def _catalog(opened: OpenedDataset) -> Catalog:
         sizes = np.array([shard.size for shard in file.shards], np.int64)
         fields, kinds, classes = dict(file.fields), dict(numbers_in(file.features)), dict(file.classes)
         known = file.fingerprint or _hash(*(f"{one.name} {one.size} {one.crc}" for one in file.shards))
-        return Catalog(name, opened.shards, _firsts(counts), sizes, fields, kinds, classes, known)
+        lists = frozenset(name for name, one in file.features.items() if one.is_list)
+        return Catalog(name, opened.shards, _firsts(counts), sizes, fields, kinds, classes, known, lists)
     parts = [read_part(shard) for shard in opened.shards]
     counts = np.array([part.samples for part in parts], np.int64)
     sizes = np.array([int(part.table.column("__size__")[-1].as_py()) if part.samples else 0 for part in parts])

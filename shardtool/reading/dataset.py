@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest
 from shardtool.reading.fetch import Fetcher, ReadOptions
-from shardtool.reading.share import Share, default_share
-from shardtool.reading.stream import Stream, StreamOptions
+from shardtool.reading.order import View
+from shardtool.reading.stream import Streamable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +20,15 @@ if TYPE_CHECKING:
     from shardtool.reading.fetch import Sample
 
 
-class Dataset:
+class Dataset(Streamable):
     """Samples of shards, or some of them.
 
     Picklable without open files; safe in threads and after a fork.
     """
 
     def __init__(self, fetcher: Fetcher, chosen: NDArray[np.int64] | None = None) -> None:
-        self._fetcher, self._chosen = fetcher, chosen
+        super().__init__(fetcher, View(fetcher.catalog, chosen))
+        self._chosen = chosen
 
     @classmethod
     def of(cls, catalog: Catalog, options: ReadOptions) -> Dataset:
@@ -38,20 +38,20 @@ class Dataset:
     @property
     def fields(self) -> Mapping[str, int]:
         """How many samples have each field."""
-        return self._fetcher.catalog.fields
+        return self.fetcher.catalog.fields
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
         """Field to the names of its class numbers."""
-        return self._fetcher.catalog.classes
+        return self.fetcher.catalog.classes
 
     @property
     def fingerprint(self) -> str:
-        """What is equal for equal content."""
-        return self._fetcher.catalog.fingerprint
+        """What is equal for equal samples."""
+        return self.source.fingerprint
 
     def __len__(self) -> int:
-        return len(self._fetcher.catalog) if self._chosen is None else len(self._chosen)
+        return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1))
@@ -66,10 +66,10 @@ class Dataset:
     def __getitem__(self, which: int | slice | Sequence[int] | NDArray[np.int64]) -> Sample | Dataset | list[Sample]:
         if isinstance(which, slice):
             chosen = np.arange(len(self), dtype=np.int64)[which]
-            return Dataset(self._fetcher, chosen if self._chosen is None else self._chosen[chosen])
+            return Dataset(self.fetcher, chosen if self._chosen is None else self._chosen[chosen])
         if isinstance(which, (list, tuple, np.ndarray)):
-            return self._fetcher.fetch(self._numbers(np.asarray(which, np.int64)))
-        return self._fetcher.fetch(self._numbers(np.array([operator.index(cast("int", which))])))[0]
+            return self.fetcher.fetch(self._numbers(np.asarray(which, np.int64)))
+        return self.fetcher.fetch(self._numbers(np.array([operator.index(cast("int", which))])))[0]
 
     def _numbers(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
@@ -77,13 +77,3 @@ class Dataset:
         if len(places) and not 0 <= places.min() <= places.max() < len(self):
             raise IndexError(f"sample {places.max()} of {len(self)}")
         return places if self._chosen is None else self._chosen[places]
-
-    def stream(
-        self, *, shuffle: bool = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
-        world_size: int | None = None, buffer: int | None = None,
-    ) -> Stream:  # fmt: skip
-        """Return a stream of the samples."""
-        if not len(self):
-            raise InvalidRequest("the dataset", "no samples")
-        rank, world_size = default_share(rank, world_size)
-        return Stream(self._fetcher, self._chosen, StreamOptions(shuffle, seed, epoch, buffer), Share(rank, world_size))

@@ -1,20 +1,33 @@
-"""The shards that are open for reading: not more than a process can spare, given back when others are wanted."""
+"""The shards that are open for reading: not more than a process can spare, given back when others are wanted.
+
+A shard is read at places only (`os.pread`), so that threads and forked processes share no position in it. A compressed
+one is unpacked once into a temporary file without a name, which goes with its descriptor.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
+from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
-from shardtool.dataset.shard_file import unopened
-from shardtool.errors import CorruptShard, reason
-from shardtool.storage.reading import SpanSource
+from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
+from shardtool.errors import CorruptShard, OutputFailed, reason
+from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.dataset.opened import OpenedShard
 
+REMEDY = "Run `shardtool verify`; read with on_error='skip' to go on without what is damaged."
 _MOST_OPEN = 128
+_SHARE = 4  # of the descriptors that a process may have, shards take one in so many
+_BLOCK = 2**20
+_pread = os.pread
 
 
 class CachedShard(Protocol):
@@ -33,64 +46,165 @@ class ShardCache(Protocol):
         """Return a shard, copied into the cache where it is not there yet."""
 
 
-class OpenFile:
-    """The bytes of one shard; closed with the last reference to it, so that other threads may still read."""
+class ForkLock:
+    """A lock that is free in a forked process, whichever thread held it at the fork."""
 
-    def __init__(self, shard: OpenedShard, cache: ShardCache | None) -> None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def free(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
+
+
+_LOCKS: WeakSet[ForkLock] = WeakSet()
+
+
+def _free_locks() -> None:
+    for lock in list(_LOCKS):
+        lock.free()
+
+
+os.register_at_fork(after_in_child=_free_locks)
+
+
+class OpenFile:
+    """The bytes of one shard; closed with the last reference to it, so that other threads may still read.
+
+    Args:
+        shard: Which one.
+        cache: Where it is copied to first.
+        size: Bytes that it must have; None: not known.
+
+    Raises:
+        CorruptShard: It cannot be opened, or has another size.
+        OutputFailed: There is no room to unpack it.
+    """
+
+    def __init__(self, shard: OpenedShard, cache: ShardCache | None, size: int | None = None) -> None:
+        self._fd = -1
         self._held: CachedShard | None = None
+        self.path, self._pid = shard.path, os.getpid()
         self._held = cache.open(shard) if cache else None
-        self.path = shard.path
+        path = self._held.path if self._held else shard.path
         try:
-            self._source = SpanSource(os.fsencode(self._held.path if self._held else shard.path))
+            self._fd, fact = open_plain(path)
         except OSError as error:
             raise unopened(shard.path, error) from None
+        if size is not None and fact.st_size != size:
+            raise CorruptShard(
+                shard.path, f"{fact.st_size:,} bytes", expected=f"{size:,}, as its dataset says",
+                remedy="The shard changed or was cut: `shardtool verify` tells more.",
+            )  # fmt: skip
+        if is_packed(shard.path):
+            packed, self._fd = self._fd, -1
+            os.close(packed)
+            self._fd = _unpacked(path)
 
     def __del__(self) -> None:
-        if hasattr(self, "_source"):
-            self._source.close()
-        if self._held is not None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        if self._held is not None and self._pid == os.getpid():  # a forked process has no lease of its own
             self._held.close()
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on.
+    def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """Return the bytes at some places.
 
         Raises:
             CorruptShard: The shard ends before, or the disk fails.
         """
-        data = bytearray(length)
+        fd = self._fd
         try:
-            got = self._source.read(memoryview(data), offset)
+            found = [_pread(fd, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
         except OSError as error:
-            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset) from None
+            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", remedy=REMEDY) from None
+        if [*map(len, found)] != lengths:
+            return [self._whole(*one) for one in zip(found, offsets, lengths, strict=True)]
+        return found
+
+    def _whole(self, data: bytes, offset: int, length: int) -> bytes:
+        """Return `length` bytes, of which `data` are the first: a network file system, or 2 GiB, may give less."""
+        parts, got = [data], len(data)
+        try:
+            while got < length and parts[-1]:
+                parts.append(_pread(self._fd, length - got, offset + got))
+                got += len(parts[-1])
+        except OSError as error:
+            raise CorruptShard(
+                self.path, f"cannot be read: {reason(error)}", offset=offset + got, remedy=REMEDY
+            ) from None
         if got < length:
-            found = f"the shard ends at {offset + got:,}"
-            raise CorruptShard(self.path, found, expected=f"{length - got:,} more bytes", remedy=_REMEDY)
-        return bytes(data)
+            raise CorruptShard(
+                self.path, "the shard ends", offset=offset + got, expected=f"{length - got:,} more bytes", remedy=REMEDY
+            )
+        return b"".join(parts)
 
 
-_REMEDY = "Run `shardtool verify`; read with on_error='skip' to go on without the sample."
+def _unpacked(path: str) -> int:
+    """Return a descriptor of what a compressed shard holds: a temporary file without a name."""
+    with PackedFile(path) as packed:
+        try:
+            with TemporaryFile() as spool:
+                at = 0
+                while block := packed.read(at, _BLOCK):
+                    spool.write(block)
+                    at += len(block)
+                spool.flush()
+                return os.dup(spool.fileno())
+        except OSError as error:
+            raise OutputFailed(
+                gettempdir(), f"no room to unpack {path}: {reason(error)}",
+                remedy="Let TMPDIR name a folder that has room, or make plain shards of it with `shardtool reshard`.",
+            ) from None  # fmt: skip
 
 
 class OpenFiles:
     """The open shards of a catalog; safe in threads, and empty in a process that gets it."""
 
     def __init__(self, cache: ShardCache | None) -> None:
-        self._cache, self._lock, self._open = cache, threading.Lock(), OrderedDict[str, OpenFile]()
+        self._cache, self._lock, self._open = cache, ForkLock(), OrderedDict[str, OpenFile]()
+        self._most = _most_open()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
         return OpenFiles, (self._cache,)
 
-    def open(self, shard: OpenedShard) -> OpenFile:
+    def open(self, shard: OpenedShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.
 
+        Args:
+            shard: Which one.
+            size: Bytes that it must have; None: not known.
+
         Raises:
-            CorruptShard: It cannot be opened.
+            CorruptShard: It cannot be opened, or has another size.
+            OutputFailed: There is no room to unpack it.
         """
         with self._lock:
             found = self._open.get(shard.path)
-            if found is None:
-                found = self._open[shard.path] = OpenFile(shard, self._cache)
-            self._open.move_to_end(shard.path)
-            while len(self._open) > _MOST_OPEN:
+            if found is not None:
+                self._open.move_to_end(shard.path)
+                return found
+        found = OpenFile(shard, self._cache, size)
+        with self._lock:
+            found = self._open.setdefault(shard.path, found)
+            while len(self._open) > self._most:
                 self._open.popitem(last=False)
         return found
+
+    def close(self) -> None:
+        """Give all shards back; they are opened anew when they are wanted."""
+        with self._lock:
+            self._open.clear()
+
+
+def _most_open() -> int:
+    """Return how many shards may be open."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if most == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, most // _SHARE))

@@ -9,20 +9,26 @@ from shardtool.reading.dataset import Dataset
 from shardtool.reading.fetch import ReadOptions
 
 if TYPE_CHECKING:
+    from shardtool.reading.fetch import OnError
     from shardtool.reading.files import ShardCache
     from shardtool.values import Given
 
 
-def open(given: Given, *, check: bool = False, cache: ShardCache | None = None) -> Dataset:  # noqa: A001 - its public name
+def open(  # noqa: A001 - its public name
+    given: Given, *, check: bool = False, cache: ShardCache | None = None, on_error: OnError = "raise",
+    metadata: bool = False,
+) -> Dataset:  # fmt: skip
     """Return a dataset for reading.
 
     Args:
         given: A dataset file, a shard pattern, a glob, a folder, or shards; several datasets become one.
         check: Whether the checksum of each payload is compared with its index.
         cache: Where shards are copied to before they are read.
+        on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
+        metadata: Whether samples have the metadata of their sidecar, under the names of its columns.
 
     Raises:
         InvalidRequest: There is no such dataset.
         CorruptShard: A dataset file is damaged.
     """
-    return Dataset.of(open_catalog(given), ReadOptions(check, cache))
+    return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))

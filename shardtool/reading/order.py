@@ -8,21 +8,76 @@ once, so that a run goes on in the middle of an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from shardtool.plan.shuffle import FIRST_FACTOR, GAMMA, SECOND_FACTOR
+from shardtool.errors import InvalidRequest
+from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardtool.reading.catalog import Catalog
+
     Numbers = NDArray[np.int64]
+
+Shuffle = bool | Literal["full"]
+_ROUND_BYTES = 2**25
+_MOST_IN_WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """What an order depends on, beside the data.
+
+    Attributes:
+        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
+        seed: With the epoch, what the shuffle depends on.
+        epoch: Counted from 0.
+        parts: Into how many parts the samples are cut, which are read side by side.
+        window: Samples of a part that are shuffled among themselves.
+    """
+
+    shuffle: Shuffle = True
+    seed: int = 0
+    epoch: int = 0
+    parts: int = 64
+    window: int = 16
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.shuffle, bool) or self.shuffle == "full"):
+            raise InvalidRequest("shuffle", repr(self.shuffle), expected="True, False or 'full'")
+        for name, least in (("seed", None), ("epoch", 0), ("parts", 1), ("window", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or (least is not None and value < least):
+                expected = "a whole number" if least is None else f"a whole number, {least} or more"
+                raise InvalidRequest(name, repr(value), expected=expected)
+
+
+def window_of(catalog: Catalog, buffer: int | None, parts: int) -> int:
+    """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
+
+    Args:
+        catalog: What is read; its mean size gives the buffer where none is given: about 32 MB.
+        buffer: Samples that are held, and shuffled among themselves.
+        parts: How many parts there are.
+
+    Raises:
+        InvalidRequest: The buffer or the parts are no positive numbers.
+    """
+    for name, value in (("parts", parts), ("buffer", buffer)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidRequest(name, repr(value), expected="a whole number, 1 or more")
+    mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
+    samples = parts * min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean) if buffer is None else buffer
+    return max(1, samples // parts)
 
 
 class Order(Protocol):
-    """An order of an epoch."""
+    """An order of an epoch: its positions are 0 to `length` - 1."""
 
     @property
     def length(self) -> int:
@@ -44,6 +99,100 @@ class Order(Protocol):
             int64 [n].
         """
         ...
+
+
+class Ordered(Protocol):
+    """Samples of a catalog that an epoch takes in some order: a view of it, or a mix of several datasets."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        ...
+
+    def order(self, options: OrderOptions) -> Order:
+        """Return the order of an epoch, as numbers of samples in the catalog."""
+        ...
+
+
+@dataclass(frozen=True)
+class View:
+    """All samples of a catalog, or chosen ones.
+
+    Attributes:
+        catalog: Where the samples are.
+        chosen: int64 [n]: their numbers, none twice; None: all.
+    """
+
+    catalog: Catalog
+    chosen: Numbers | None = field(default=None, repr=False)
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        return len(self.catalog) if self.chosen is None else len(self.chosen)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples."""
+        if self.chosen is None:
+            return self.catalog.fingerprint
+        numbers = self.chosen.astype("<i8", copy=False).tobytes()
+        return blake2b(self.catalog.fingerprint.encode() + b"\n" + numbers, digest_size=16).hexdigest()
+
+    def order(self, options: OrderOptions) -> Order:
+        """Return the order of an epoch, as numbers of samples in the catalog."""
+        if self.chosen is None:
+            return order_of(np.diff(self.catalog.firsts), options)
+        chosen = np.sort(self.chosen) if options.shuffle else self.chosen
+        counts = np.bincount(self.catalog.places(chosen)[0], minlength=len(self.catalog.sizes))
+        return Chosen(order_of(counts.astype(np.int64), options), chosen)
+
+
+def order_of(counts: Numbers, options: OrderOptions) -> Order:
+    """Return the order of an epoch.
+
+    Args:
+        counts: int64 [shards]: samples of each.
+        options: Which order.
+    """
+    together = options.window * options.parts
+    if not options.shuffle:
+        return InOrder(int(counts.sum()), together)
+    if options.shuffle == "full":
+        return Full(int(counts.sum()), together, options.seed, options.epoch)
+    return Shuffled(counts, options.seed, options.epoch, options.parts, options.window)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The order of some samples of a catalog.
+
+    Attributes:
+        order: Of the chosen ones, numbered from 0.
+        chosen: int64 [n]: the number of each in the catalog.
+    """
+
+    order: Order
+    chosen: Numbers = field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch."""
+        return self.order.length
+
+    @property
+    def round(self) -> int:
+        """Positions that are best read together."""
+        return self.order.round
+
+    def numbers(self, positions: Numbers) -> Numbers:
+        """Return the sample at each position."""
+        return self.chosen[self.order.numbers(positions)]
 
 
 @dataclass(frozen=True)
@@ -82,7 +231,8 @@ class Shuffled:
     _ends: Numbers = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        order = np.argsort(_random(_start("shards", self.seed, self.epoch), np.arange(len(self.counts))), kind="stable")
+        drawn = random_numbers(random_start("shards", self.seed, self.epoch), len(self.counts))
+        order = np.argsort(drawn, kind="stable")
         firsts = np.cumsum(self.counts) - self.counts
         object.__setattr__(self, "_starts", firsts[order])
         object.__setattr__(self, "_ends", np.cumsum(self.counts[order]))
@@ -104,30 +254,52 @@ class Shuffled:
         start, count = part * whole + np.minimum(part, more), whole + (part < more)
         window, within = at // self.window, at % self.window
         size = np.minimum(self.window, count - window * self.window)
-        spot = start + window * self.window + self._permuted(part, window, within, size)
+        key = random_start("window", self.seed, self.epoch)
+        spot = permuted_windows(key, window * self.parts + part, within, size, self.window)
+        spot += start + window * self.window
         shard = np.searchsorted(self._ends, spot, side="right")
         before = np.concatenate((np.zeros(1, np.int64), self._ends))[shard]
-        return self._starts[shard] + spot - before
-
-    def _permuted(self, part: Numbers, window: Numbers, within: Numbers, size: Numbers) -> Numbers:
-        """Return where in its window each sample stands that is asked for."""
-        name = part + window * self.parts
-        names, first, which = np.unique(name, return_index=True, return_inverse=True)
-        start = _start("window", self.seed, self.epoch)
-        places = names[:, None] * self.window + np.arange(self.window)
-        drawn = _random(start, places.ravel()).reshape(places.shape)
-        drawn[np.arange(self.window) >= size[first][:, None]] = np.uint64(2**64 - 1)
-        return np.argsort(drawn, axis=1, kind="stable")[which, within]
+        found: Numbers = self._starts[shard] + spot - before
+        return found
 
 
-def _start(purpose: str, seed: int, epoch: int) -> int:
-    return int.from_bytes(blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=8).digest(), "little")
+@dataclass(frozen=True)
+class Full:
+    """One random order of all samples, in which no sample is nearer to another than by chance.
+
+    Attributes:
+        length: Samples in an epoch.
+        round: Positions that are best read together.
+        seed: With the epoch, what the order depends on.
+        epoch: Counted from 0.
+    """
+
+    length: int
+    round: int
+    seed: int
+    epoch: int
+
+    def numbers(self, positions: Numbers) -> Numbers:
+        """Return the sample at each position."""
+        return permuted(positions, self.length, np.uint64(random_start("full", self.seed, self.epoch)))
 
 
-def _random(start: int, places: Numbers) -> NDArray[np.uint64]:
-    """Return the numbers of SplitMix64 at places of its sequence."""
-    state: NDArray[np.uint64] = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(start)
-    for shift, factor in ((30, FIRST_FACTOR), (27, SECOND_FACTOR)):
-        state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    state ^= state >> np.uint64(31)
-    return state
+def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
+    """Return where places go that are permuted within their windows.
+
+    Args:
+        start: The state of a generator: what the permutations depend on.
+        names: int64 [n]: the window of each place.
+        within: int64 [n]: where in its window it is; a place beyond the window's size stays.
+        sizes: int64 [n]: of its window.
+        window: The size of all windows but a few, which are smaller.
+
+    Returns:
+        int64 [n].
+    """
+    keys = random_at(start, names.astype(np.uint64))
+    found: Numbers = within.copy()
+    for one in {window, *np.unique(sizes[sizes < window]).tolist()}:
+        (which,) = np.nonzero((sizes == one) & (within < one))
+        found[which] = permuted(within[which], one, keys[which])
+    return found

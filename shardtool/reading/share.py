@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import numpy as np
 
@@ -18,18 +18,21 @@ Ends = Literal["drop", "pad", "uneven"]
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one reader in an epoch.
+    """The share of one reader in an epoch, or in what is left of it.
 
-    Rank r of W takes the positions g with g % W == r; of its batches of so many samples, worker w of N takes those
-    whose number n has n % N == w.
+    Of the positions from `origin` on, rank r of W takes the r-th, and each W-th from there. It takes them in batches:
+    worker w of N takes those batches whose number n, counted from `origin`, has n % N == w. So the n-th batches of
+    all ranks together hold the same positions for any number of ranks and workers, as long as they hold as many.
 
     Attributes:
         rank: The rank.
         world_size: How many ranks there are.
-        ends: What becomes of positions that are no multiple of the ranks.
+        ends: What becomes of positions that are no multiple of the ranks: they are dropped (`drop`), filled up with
+            the first ones of the epoch (`pad`), or given to the first ranks (`uneven`).
         worker: The loader worker.
         workers: How many there are.
         batch_size: Samples of a rank's batch: what a worker takes at a time.
+        origin: The position where these ranks began to read: 0, or where a state was taken.
     """
 
     rank: int = 0
@@ -38,35 +41,61 @@ class Share:
     worker: int = 0
     workers: int = 1
     batch_size: int = 1
+    origin: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise InvalidRequest("rank", f"{self.rank} of {self.world_size}", expected="0 <= rank < world_size")
+        _check_part("rank", self.rank, "world_size", self.world_size)
+        _check_part("worker", self.worker, "workers", self.workers)
+        _check_least("batch_size", self.batch_size, 1)
+        _check_least("origin", self.origin, 0)
         if self.ends not in get_args(Ends):
             raise InvalidRequest("ends", repr(self.ends), expected=" or ".join(get_args(Ends)))
-        if self.batch_size < 1:
-            raise InvalidRequest("batch_size", str(self.batch_size), expected="1 or more")
+
+    def end(self, length: int) -> int:
+        """Return the position before which all ranks stop in an epoch of so many samples; `pad`: maybe past it."""
+        left = max(0, length - self.origin)
+        if self.ends == "uneven":
+            return self.origin + left
+        whole, more = divmod(left, self.world_size)
+        return self.origin + (whole + (self.ends == "pad" and more > 0)) * self.world_size
 
     def count(self, length: int) -> int:
-        """Return how many samples the rank takes of an epoch of so many."""
-        whole, more = divmod(length, self.world_size)
-        return whole + (self.ends == "pad" and more > 0) + (self.ends == "uneven" and self.rank < more)
+        """Return how many samples the rank takes from `origin` to the end of an epoch of so many."""
+        return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> NDArray[np.int64]:
         """Return the positions from `start` to `stop` of the epoch that are this reader's, in order.
 
         Args:
-            start: Global positions that all ranks together are past.
-            stop: Where to end; with `pad`, it may be past the epoch's length.
-            length: Samples in the epoch.
+            start: Where to begin: at `origin` or later.
+            stop: Where to end.
+            length: Samples in the epoch. With `pad`, positions may be past it: they stand for those of its start.
+
+        Returns:
+            int64 [n].
         """
-        count = self.count(length)
-        first = -(-(start - self.rank) // self.world_size)
-        last = min(count, -(-(stop - self.rank) // self.world_size))
+        shift = self.origin + self.rank
+        first = -(-(start - shift) // self.world_size)
+        last = -(-(min(stop, self.end(length)) - shift) // self.world_size)
         local = np.arange(max(0, first), max(0, last), dtype=np.int64)
         if self.workers > 1:
             local = local[(local // self.batch_size) % self.workers == self.worker]
-        return local * self.world_size + self.rank
+        return local * self.world_size + shift
+
+    def after(self, position: int) -> int:
+        """Return where all ranks are when this one has taken a position: past as many as there are ranks."""
+        return position - self.rank + self.world_size
+
+
+def _check_part(name: str, value: object, total_name: str, total: object) -> None:
+    _check_least(total_name, total, 1)
+    if type(value) is not int or not 0 <= value < cast("int", total):
+        raise InvalidRequest(name, f"{value!r} of {total}", expected=f"0 to {cast('int', total) - 1}")
+
+
+def _check_least(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidRequest(name, repr(value), expected=f"a whole number, {least} or more")
 
 
 def default_share(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -2,118 +2,252 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest
-from shardtool.reading.order import InOrder, Shuffled
+from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.fetch import Skipped
+from shardtool.reading.order import OrderOptions, window_of
+from shardtool.reading.share import Share, default_share
+from shardtool.reading.state import StreamState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from shardtool.reading.fetch import Fetcher, Sample
-    from shardtool.reading.order import Order
-    from shardtool.reading.share import Share
+    from shardtool.reading.order import Order, Ordered, Shuffle
+    from shardtool.reading.samples import Batch
+    from shardtool.reading.share import Ends
 
-Shuffle = bool | Literal["full"]
-_STATE_VERSION = 1
-_ROUND_BYTES = 2**25
-_MOST_IN_WINDOW = 1024
+    Numbers = NDArray[np.int64]
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+_TOGETHER = 2**22  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_MOST_TOGETHER = 2**12  # samples
+_STEPS_AHEAD = 3
 
 
-@dataclass(frozen=True)
-class StreamOptions:
-    """How a stream goes through its samples.
+class Streamable:
+    """Samples that can be read as a stream."""
 
-    Attributes:
-        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
-        seed: What the order depends on, with the epoch.
-        epoch: Counted from 0.
-        buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
-        parts: Into how many parts the samples are cut, which are read side by side.
-    """
+    def __init__(self, fetcher: Fetcher, source: Ordered) -> None:
+        self.fetcher, self.source = fetcher, source
 
-    shuffle: Shuffle = True
-    seed: int = 0
-    epoch: int = 0
-    buffer: int | None = None
-    parts: int = 64
+    def stream(  # noqa: PLR0913 - its public options
+        self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
+        world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",
+    ) -> Stream:  # fmt: skip
+        """Return a stream of the samples.
+
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer` alone: ranks only divide it.
+
+        Args:
+            shuffle: Whether shards and samples are shuffled; `"full"`: one random order of all samples.
+            seed: With the epoch, what the shuffle depends on.
+            epoch: Counted from 0.
+            rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
+            world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
+            buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
+            parts: Into how many parts the samples are cut, which are read side by side.
+            ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
+                has as many; those read for it have `__padding__`), or `uneven`.
+
+        Raises:
+            InvalidRequest: There are no samples, or an argument is out of its range.
+        """
+        if not self.source.length:
+            raise InvalidRequest("the dataset", "no samples")
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.catalog, buffer, parts))
+        return Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
 
 
 class Stream:
-    """Samples in an exact order: iterate over it for one epoch."""
+    """Samples in an exact order: iterate over it for one epoch.
 
-    def __init__(
-        self, fetcher: Fetcher, chosen: NDArray[np.int64] | None, options: StreamOptions, share: Share
-    ) -> None:
-        self._fetcher, self._chosen, self._options, self._share = fetcher, chosen, options, share
-        self._position = 0
+    It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
+    the state is that of the one started last. At its end, a stream is at the start of the next epoch.
+
+    Attributes:
+        skipped: Damaged samples that were left out, with `on_error="skip"`.
+    """
+
+    def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
+        self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
+        self.skipped = Skipped()
+        self._pass = _Pass(0)
 
     def __len__(self) -> int:
         """Return how many samples this reader's rank takes of an epoch."""
-        return self._share.count(self._order().length)
+        return replace(self._share, origin=0).count(self._source.length)
 
     def __iter__(self) -> Iterator[Sample]:
-        order, share = self._order(), self._share
-        end = -(-order.length // share.world_size) * share.world_size
-        with ThreadPoolExecutor(1, "shardtool-read") as ahead:
-            start, waiting = self._position, None
-            while start < end or waiting is not None:
-                coming = None
-                if start < end:
-                    stop = min(end, (start // order.round + 1) * order.round)
-                    positions = share.positions(start, stop, order.length)
-                    coming = positions, ahead.submit(self._read, order, positions)
-                    start = stop
-                if waiting is not None:
-                    for position, sample in zip(waiting[0].tolist(), waiting[1].result(), strict=True):
-                        self._position = (position // share.world_size + 1) * share.world_size
+        order, share, options = self._source.order(self._options), self._share, self._options
+        current = self._pass = _Pass(self._position)
+        jobs = _jobs(share, current.start, order.length, self._step or order.round)
+        ahead = _STEPS_AHEAD if self._step else 1
+        with closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
+            for positions, (numbers, batch) in rounds:
+                current.positions, current.taken = positions, 0
+                for current.taken, sample in enumerate(batch, 1):
+                    if isinstance(sample, dict):
                         yield sample
-                waiting = coming
-        self.set_epoch(self._options.epoch + 1)
+                    else:
+                        self._refuse(sample, int(numbers[current.taken - 1]), current)
+                if len(positions):
+                    current.start, current.positions = share.after(int(positions[-1])), positions[:0]
+        if self._pass is current:
+            self.set_epoch(options.epoch + 1)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks divide the stream."""
+        return self._share.world_size
+
+    @property
+    def end(self) -> int:
+        """How many samples of the epoch all ranks together have taken when they are through it."""
+        return self._share.end(self._source.length)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        self._options, self._position = replace(self._options, epoch=epoch), 0
+        self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
         """Return where the stream is: the same for all ranks at the same step; JSON."""
-        return {
-            "version": _STATE_VERSION,
-            "fingerprint": self._fetcher.catalog.fingerprint,
-            "seed": self._options.seed,
-            "epoch": self._options.epoch,
-            "position": self._position,
-        }
+        end = self._share.end(self._source.length)
+        return StreamState.at(self._source, self._options, self._position, end).to_json()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on where a stream of the same dataset was, with any number of ranks and workers.
+        """Go on where a stream of the same samples was, in its order, with any number of ranks and workers.
 
         Raises:
-            InvalidRequest: It is the state of another dataset.
+            InvalidRequest: It is no state of a stream, or one of other samples.
         """
-        if state["fingerprint"] != self._fetcher.catalog.fingerprint:
-            raise InvalidRequest("the state", "of another dataset")
-        self.set_epoch(int(str(state["epoch"])))
-        self._position = int(str(state["position"]))
+        found = StreamState.of(state, self._source)
+        self._go_to(found.options, found.position)
 
-    def _read(self, order: Order, positions: NDArray[np.int64]) -> list[Sample]:
+    def state_after(self, samples: int) -> dict[str, object]:
+        """Return where the stream will be when each rank has taken so many more samples, at most to the epoch's end."""
+        position = min(self.end, self._position + samples * self.world_size)
+        return StreamState.at(self._source, self._options, position, self.end).to_json()
+
+    def divided(self, worker: int, workers: int, batch_size: int, taken: int = 0) -> Stream:
+        """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
+
+        Args:
+            worker: Its number.
+            workers: How many there are.
+            batch_size: Samples of a batch.
+            taken: Samples that this worker has taken already.
+        """
+        share = replace(
+            self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position
+        )  # fmt: skip
+        batches, more = divmod(taken, batch_size)
+        divided = Stream(self._fetcher, self._source, self._options, share)
+        divided._position = self._position + ((batches * workers + worker) * batch_size + more) * share.world_size
+        return divided
+
+    def _go_to(self, options: OrderOptions, position: int) -> None:
+        self._options, self._pass = options, _Pass(position)
+        self._share = replace(self._share, origin=position)
+
+    @property
+    def _position(self) -> int:
+        """How many positions of the epoch all ranks are past."""
+        current = self._pass
+        taken = current.positions[: current.taken]
+        return self._share.after(int(taken[-1])) if len(taken) else current.start
+
+    @property
+    def _step(self) -> int | None:
+        """Positions that are read together where samples are not shuffled among themselves; None: a round."""
+        if self._options.shuffle and self._options.window > 1:
+            return None
+        catalog, share = self._fetcher.catalog, self._share
+        mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
+        return max(1, min(_MOST_TOGETHER, _TOGETHER // mean)) * share.world_size * share.workers
+
+    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
-        return self._fetcher.fetch(numbers if self._chosen is None else self._chosen[numbers])
+        batch = self._fetcher.read(numbers)
+        if self._share.ends == "pad":
+            return numbers, _padded(batch, (positions >= order.length).tolist())
+        return numbers, batch
 
-    def _order(self) -> Order:
-        catalog, options = self._fetcher.catalog, self._options
-        counts = np.diff(catalog.firsts)
-        if self._chosen is not None:
-            counts = np.bincount(catalog.places(self._chosen)[0], minlength=len(counts)).astype(np.int64)
-        length, mean = int(counts.sum()), int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-        buffer = options.buffer or options.parts * max(1, min(_MOST_IN_WINDOW, _ROUND_BYTES // options.parts // mean))
-        window = max(1, buffer // options.parts)
-        if not options.shuffle:
-            return InOrder(length, window * options.parts)
-        return Shuffled(counts, options.seed, options.epoch, options.parts, window)
+    def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
+        """Count a damaged sample, or raise its error, and stay in front of it."""
+        try:
+            self._fetcher.refuse(error, number, self.skipped)
+        except ShardError:
+            current.taken -= 1
+            raise
+
+
+def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
+    """Yield the positions of a share that are read together."""
+    end = share.end(length)
+    while start < end:
+        stop = min(end, (start // step + 1) * step)
+        yield share.positions(start, stop, length)
+        start = stop
+
+
+def _padded(batch: Batch, padding: list[bool]) -> Batch:
+    """Return samples that say whether they were read for others' sake."""
+    return [
+        {**sample, "__padding__": padded} if isinstance(sample, dict) else sample
+        for sample, padded in zip(batch, padding, strict=True)
+    ]
+
+
+class _Pass:
+    """How far an iterator has got.
+
+    Attributes:
+        start: Where all ranks were before what is read now.
+        positions: int64 [n]: what is read now.
+        taken: How many of these were given out.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start, self.taken = start, 0
+        self.positions: Numbers = np.zeros(0, np.int64)
+
+
+def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:
+    """Yield each job and what `read` makes of it in a thread, in order; close it, and the thread has ended.
+
+    An error of `read` is raised where its result would be, behind all earlier ones.
+
+    Args:
+        jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
+        read: Reads a job; called in one thread.
+        ahead: How many results are made before they are wanted.
+    """
+    thread = ThreadPoolExecutor(1, "shardtool-read")
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    try:
+        for job in jobs:
+            waiting.append((job, thread.submit(read, job)))
+            if len(waiting) > ahead:
+                yield _first(waiting)
+        while waiting:
+            yield _first(waiting)
+    finally:
+        thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:
+    job, result = waiting.popleft()
+    return job, result.result()

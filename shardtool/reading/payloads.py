@@ -1,0 +1,328 @@
+"""Samples of one shard, read with few system calls: in file order, small neighbours together.
+
+All arithmetic is done on columns, for all samples at once. A payload is read into bytes of its own, or cut from a
+block of small ones, so that no large one is copied twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from shardtool.dataset.opened import read_part
+from shardtool.dataset.shard_file import shard_format
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError
+from shardtool.fingerprint import crc32c
+from shardtool.reading.files import REMEDY
+from shardtool.reading.samples import Part, number_reader, values_of_record
+from shardtool.wording import call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.opened import OpenedShard
+    from shardtool.reading.catalog import Catalog
+    from shardtool.reading.files import OpenFile, ShardCache
+    from shardtool.reading.index import ShardIndex
+    from shardtool.reading.samples import Sample
+    from shardtool.values import Kind
+
+    Numbers = NDArray[np.int64]
+
+OnError = Literal["raise", "skip"]
+_ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
+_GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
+_LONGEST = 2**18  # bytes of one read of small payloads, about
+_TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
+_DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How samples are read.
+
+    Attributes:
+        check: Whether the CRC-32C of each payload is compared with its index.
+        cache: Where shards are copied to before they are read.
+        on_error: Whether a damaged sample is an error, or left out and counted.
+        metadata: Whether samples have the metadata of their sidecar, too.
+        fields: The fields that are wanted; None: all.
+    """
+
+    check: bool = False
+    cache: ShardCache | None = None
+    on_error: OnError = "raise"
+    metadata: bool = False
+    fields: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
+
+
+class _Layout(NamedTuple):
+    """The payloads of samples of a shard, in file order.
+
+    Attributes:
+        counts: int64 [samples]: how many each has.
+        codes: int32 [payloads]: their fields.
+        offsets: int64 [payloads].
+        lengths: int64 [payloads].
+        crcs: uint32 [payloads]; None: not known.
+    """
+
+    counts: Numbers
+    codes: NDArray[np.int32]
+    offsets: Numbers
+    lengths: Numbers
+    crcs: NDArray[np.uint32] | None
+
+    @property
+    def alike(self) -> bool:
+        """Whether all samples have the same fields."""
+        count = int(self.counts[0])
+        if not (self.counts == count).all():
+            return False
+        return not count or bool((self.codes.reshape(-1, count) == self.codes[:count]).all())
+
+    def samples(self) -> Numbers:
+        """Return the sample of each payload."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some samples of a shard, to be read.
+
+    Attributes:
+        catalog: What is read.
+        options: How.
+        shard: The shard's place in the catalog.
+        index: Where its samples lie.
+        file: Its bytes.
+        rows: int64 [n]: which samples, in ascending order.
+        places: int64 [n]: where each belongs among all that are read.
+    """
+
+    catalog: Catalog
+    options: ReadOptions
+    shard: int
+    index: ShardIndex
+    file: OpenFile
+    rows: Numbers
+    places: Numbers
+    _errors: dict[int, ShardError] = field(default_factory=dict)
+
+    def payloads(self) -> Part:
+        """Return the samples, by reading the payloads that are wanted."""
+        layout, names = self._layout(), self.index.names
+        values: list[object] = [*self._read(layout)]
+        alike = layout.alike
+        codes = layout.codes[: int(layout.counts[0])] if alike else layout.codes
+        found = tuple([names[code] for code in codes.tolist()])
+        self._put_numbers(layout, values, found if alike else None)
+        counts = None if alike else layout.counts.tolist()
+        return Part(self.places, self._keys(), found, counts, values, self._metadata(), self._errors)
+
+    def records(self) -> Part:
+        """Return the samples, by reading their records of TFRecord and parsing them."""
+        if self.options.check:
+            for _ in self._read(self._layout()):
+                pass
+        wanted = self.options.fields
+        keys, names, counts, values = self._keys(), list[str](), list[int](), list[object]()
+        for at, key in enumerate(keys):
+            taken = {name: value for name, value in self._record(at, key) if wanted is None or name in wanted}
+            names += taken
+            counts.append(len(taken))
+            values += taken.values()
+        return Part(self.places, keys, tuple(names), counts, values, self._metadata(), self._errors)
+
+    def _record(self, at: int, key: str) -> Iterator[tuple[str, object]]:
+        start, size = int(self.index.starts[self.rows[at]]), int(self.index.sizes[self.rows[at]])
+        try:
+            (record,) = self.file.read([start], [size])
+            yield from values_of_record(record, start, self.file.path, self.catalog.lists).items()
+        except CorruptShard as error:
+            self._errors.setdefault(at, _named(error, key))
+        except (ValueError, IndexError):
+            self._errors.setdefault(at, _unlike(self.file.path, key, start))
+
+    def _layout(self) -> _Layout:
+        index, rows = self.index, self.rows
+        firsts = index.firsts[rows]
+        counts = index.firsts[rows + 1] - firsts
+        ends = np.cumsum(counts)
+        flat = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
+        if (wanted := self.options.fields) is not None:
+            keeps = np.array([name in wanted for name in index.names], np.bool_)[index.codes[flat]]
+            counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)
+            flat = flat[keeps]
+        crcs = None if index.crcs is None else index.crcs[flat]
+        return _Layout(counts, index.codes[flat], index.offsets[flat], index.lengths[flat], crcs)
+
+    def _read(self, layout: _Layout) -> list[bytes]:
+        """Return all payloads; those that cannot be read, and their samples' errors, are noted."""
+        offsets, lengths = layout.offsets, layout.lengths
+        if not len(offsets):
+            return []
+        begins = _begins(offsets, lengths)
+        firsts = np.flatnonzero(begins)
+        starts = offsets[firsts]
+        sizes = (offsets + lengths)[np.append(firsts[1:], len(offsets)) - 1] - starts
+        try:
+            values = self.file.read(starts.tolist(), sizes.tolist())
+        except CorruptShard:
+            values = [*self._one_by_one(layout)]
+        else:
+            if len(values) < len(offsets):
+                which = np.cumsum(begins) - 1
+                cuts = offsets - starts[which], offsets + lengths - starts[which]
+                places = zip(which.tolist(), *(cut.tolist() for cut in cuts), strict=True)
+                values = [values[block][first:last] for block, first, last in places]
+        if self.options.check:
+            self._check(layout, values)
+        return values
+
+    def _one_by_one(self, layout: _Layout) -> Iterator[bytes]:
+        """Yield the payloads, empty ones in place of those that cannot be read."""
+        samples, keys = layout.samples().tolist(), self._keys()
+        for at, place in enumerate(zip(layout.offsets.tolist(), layout.lengths.tolist(), strict=True)):
+            try:
+                yield self.file.read([place[0]], [place[1]])[0]
+            except CorruptShard as error:
+                name = self.index.names[layout.codes[at]]
+                self._errors.setdefault(samples[at], _named(error, f"{keys[samples[at]]}, {name}", place[0]))
+                yield b""
+
+    def _check(self, layout: _Layout, values: list[bytes]) -> None:
+        """Note the samples of payloads that have another checksum than their index says.
+
+        Raises:
+            InvalidRequest: The index has no checksums.
+        """
+        if layout.crcs is None:
+            raise InvalidRequest(
+                "check", f"no checksums are known of {self.file.path}",
+                remedy=f"Make sidecars that have them: {call('index', checksum=True)}.",
+            )  # fmt: skip
+        found = np.fromiter(map(crc32c, values), np.uint32, len(values))
+        for at in np.flatnonzero(found != layout.crcs).tolist():
+            sample = int(layout.samples()[at])
+            name, offset = self.index.names[layout.codes[at]], int(layout.offsets[at])
+            what = f"{self._keys()[sample]}, {name}: the checksum {found[at]:08x}"
+            expected = f"{layout.crcs[at]:08x}, as its index says"
+            error = CorruptShard(self.file.path, what, offset=offset, expected=expected, remedy=REMEDY)
+            self._errors.setdefault(sample, error)
+
+    def _put_numbers(self, layout: _Layout, values: list[object], alike: tuple[str, ...] | None) -> None:
+        """Put numbers in place of the payloads that stand for some.
+
+        Args:
+            layout: Where the payloads lie.
+            values: Of all fields of all samples; changed.
+            alike: The fields of each sample, where all have the same.
+        """
+        kinds = self._kinds()
+        for name, kind in kinds.items():
+            read = number_reader(kind)
+            if alike is not None:
+                at = range(alike.index(name), len(values), len(alike)) if name in alike else range(0)
+            else:
+                at = np.flatnonzero(layout.codes == self.index.names.index(name)).tolist()
+            for place in at:
+                try:
+                    values[place] = read(values[place])  # type: ignore[arg-type]
+                except (ValueError, IndexError):
+                    sample = int(layout.samples()[place])
+                    what = f"{self._keys()[sample]}, {name}"
+                    error = _unlike(self.file.path, what, int(layout.offsets[place]))
+                    self._errors.setdefault(sample, error)
+
+    def _kinds(self) -> Mapping[str, Kind]:
+        """Return the fields of the shard that are numbers."""
+        kinds = {**self.catalog.kinds, **self.index.kinds}
+        if not kinds or not holds_numbers(self.catalog.shards[self.shard]):
+            return {}
+        return {name: kinds[name] for name in self.index.names if kinds.get(name, "bytes") != "bytes"}
+
+    def _keys(self) -> list[str]:
+        index, rows = self.index, self.rows
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        if last - first > _DENSE * len(rows):
+            return index.keys_of(rows)
+        base = int(index.key_ends[first])
+        data = index.keys[base : int(index.key_ends[last])]
+        text = data.decode()
+        if len(text) < len(data):  # places are in bytes, and some characters take several
+            return index.keys_of(rows)
+        ends = (index.key_ends[rows] - base).tolist(), (index.key_ends[rows + 1] - base).tolist()
+        return [text[start:end] for start, end in zip(*ends, strict=True)]
+
+    def _metadata(self) -> dict[str, list[object]]:
+        if not self.options.metadata:
+            return {}
+        table = read_part(self.catalog.shards[self.shard], metadata=True).table
+        names = [name for name in table.column_names if not name.startswith("__")]
+        return {name: table.column(name).take(self.rows).to_pylist() for name in names}
+
+
+def holds_numbers(shard: OpenedShard) -> bool:
+    """Tell whether features of a shard may be numbers: those of a TFRecord."""
+    return shard_format(shard.path) == "tfrecord"
+
+
+def single_sample(
+    index: ShardIndex, file: OpenFile, row: int, kinds: Mapping[str, Kind], wanted: frozenset[str] | None
+) -> Sample:
+    """Return one sample, with no arithmetic on columns.
+
+    Raises:
+        CorruptShard: The shard ends before.
+        ValueError: A number is not what its kind says.
+        IndexError: Its bytes end too early.
+    """
+    start, end = index.key_ends[row : row + 2].tolist()
+    sample: Sample = {"__key__": index.keys[start:end].decode()}
+    first, last = index.firsts[row : row + 2].tolist()
+    names = [index.names[code] for code in index.codes[first:last].tolist()]
+    offsets, lengths = index.offsets[first:last].tolist(), index.lengths[first:last].tolist()
+    if wanted is not None:
+        kept = [at for at, name in enumerate(names) if name in wanted]
+        names, offsets, lengths = ([column[at] for at in kept] for column in (names, offsets, lengths))
+    if names and 0 <= (span := offsets[-1] + lengths[-1] - offsets[0]) <= _TOGETHER:
+        (block,) = file.read(offsets[:1], [span])
+        base = offsets[0]
+        values = [block[at - base : at - base + length] for at, length in zip(offsets, lengths, strict=True)]
+    else:
+        values = file.read(offsets, lengths)
+    sample.update(zip(names, values, strict=True))
+    for name in kinds.keys() & sample.keys():
+        sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
+    return sample
+
+
+def _begins(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
+    """Return which payloads begin a read: large ones, those behind these, and those far from the one before."""
+    begins = np.ones(len(offsets), np.bool_)
+    alone, gaps = lengths >= _ALONE, offsets[1:] - offsets[:-1] - lengths[:-1]
+    begins[1:] = (gaps < 0) | (gaps > _GAP) | alone[1:] | alone[:-1]
+    starts = offsets[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    steps = (offsets - starts) // _LONGEST
+    begins[1:] |= steps[1:] != steps[:-1]
+    return begins
+
+
+def _named(error: CorruptShard, what: str, offset: int | None = None) -> CorruptShard:
+    """Return an error that says which sample it is about, and where that lies."""
+    at = error.offset if offset is None else offset
+    expected, remedy = error.expected, error.remedy
+    return CorruptShard(error.where, f"{what}: {error.problem}", offset=at, expected=expected, remedy=remedy)
+
+
+def _unlike(path: str, what: str, offset: int) -> CorruptShard:
+    return CorruptShard(path, f"{what}: not what its kind of feature holds", offset=offset, remedy=REMEDY)
