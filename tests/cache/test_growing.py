@@ -119,6 +119,18 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     assert ["waits for room" in note for note in noting.notes] == [True]
 
 
+def test_open(tmp_path: Path) -> None:
+    """`shardtool.open` of a cache is a dataset of what is finished by now, which stays as long as the dataset does."""
+    cache = Cache(tmp_path / "cache", 5 * SIZE, "oldest")
+    with pytest.raises(InvalidRequest, match="no finished shards yet"):
+        shardtool.open(cache)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(21))
+    dataset = shardtool.open(Cache(tmp_path / "cache", 5 * SIZE))
+    assert read_all(cache, made_shards(tmp_path / "slow", 3)) == [True] * 3
+    assert sorted(int(str(sample["__key__"])) for sample in dataset.stream(rank=0, world_size=1)) == [*range(21)]
+
+
 def test_a_part_of_the_room(tmp_path: Path) -> None:
     """A trainer that takes no more than so many bytes takes the newest shards, and leaves room for writers."""
     cache = Cache(tmp_path / "cache", 5 * SIZE)
