@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import ForkLock, OpenFiles
+from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
 from shardtool.reading.samples import Sample, failed_part, join
+from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,6 @@ where there are no shared blocks: each process then keeps as many indexes as the
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from shardtool.dataset.opened import file_size, read_rows
 from shardtool.errors import CorruptShard
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.reading.tables import metadata_schema, whole_table
-from shardtool.storage.forks import renew_after_fork
+from shardtool.storage.forks import ForkLock
 from shardtool.values import counted
 from shardtool.wording import made_again
 
@@ -49,15 +48,10 @@ class IndexStore:
         self._looked_at = self._turn = 0
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._schema: pa.Schema | None = None
-        self.after_fork()
-        renew_after_fork(self)
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self._catalog,)
-
-    def after_fork(self) -> None:
-        """Make the lock anew: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
 
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard, by its place in the catalog.
