@@ -17,14 +17,16 @@ import mmap
 import os
 import struct
 import threading
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardtool.storage.forks import renew_after_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _MOST = 2**33  # bytes of the file, and no more than a part of what the folder has free:
 _PART_OF_FREE = 4
@@ -174,6 +176,33 @@ class SharedBlocks:
                 yield self._fd
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+class JoinedBlocks:
+    """The blocks of several, one after the other, and one more behind them.
+
+    Args:
+        parts: Blocks, and how many of them count.
+    """
+
+    def __init__(self, parts: Sequence[tuple[SharedBlocks | JoinedBlocks, int]]) -> None:
+        self._parts = [*(blocks for blocks, _ in parts), SharedBlocks(1)]
+        self._firsts = [*accumulate((count for _, count in parts), initial=0)]
+
+    def read(self, number: int) -> memoryview | None:
+        """Return a block; None where no process has made it."""
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part].read(number - self._firsts[part])
+
+    def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
+        """Make a block, and return it; None where there is no room for it."""
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part].write(number - self._firsts[part], size, parts)
+
+    def let_go(self) -> None:
+        """Let the system take back the pages that this process has looked at."""
+        for one in self._parts:
+            one.let_go()
 
 
 def _made() -> int | None:

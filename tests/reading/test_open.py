@@ -143,6 +143,8 @@ def test_splits(tmp_path: Path) -> None:
         assert dataset.splits.keys() == {"train", "val"}
         train = shardtool.open(tmp_path / "set" / "train.json")
         assert [*dataset.partition("train")] == [*train]
+        assert dataset.partition("train").fingerprint == train.fingerprint
+        assert [*dataset[::-1].partition("train")] == [*train][::-1]
         parts = [*dataset.partition("train").keys, *dataset.partition("val").keys]
         assert sorted(parts) == [key_of(number) for number in range(COUNT)]
         assert len(dataset[:3].partition("val")) + len(dataset[:3].partition("train")) == 3
