@@ -117,6 +117,8 @@ def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataO
     assert sorted(found) == sorted(chosen)
     assert options.shuffle or found == chosen
     assert view.length == order.length == len(chosen)
+    again = View(view.catalog, np.sort(chosen)).order(options)
+    assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == found
 
 
 def test_views_have_fingerprints() -> None:
