@@ -176,7 +176,8 @@ class Stream:
         )  # fmt: skip
         batches, more = divmod(taken, batch_size)
         divided = Stream(self._fetcher, self._source, self._options, share)
-        divided._position = self._position + ((batches * workers + worker) * batch_size + more) * share.world_size
+        ahead = ((batches * workers + worker) * batch_size + more) * share.world_size
+        divided._pass = _Pass(self._position + ahead)
         return divided
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
