@@ -169,3 +169,20 @@ def test_state_of_another_view(dataset: shardtool.Dataset) -> None:
     for other in (dataset, dataset[:51], dataset[1:51]):
         with pytest.raises(InvalidRequest, match="of other samples"):
             other.stream(rank=0, world_size=1).load_state_dict(state)
+
+
+def test_epoch_that_a_state_is_in(dataset: shardtool.Dataset) -> None:
+    """A loop that sets each epoch goes on from a state in its midst; another epoch begins at its start."""
+    stream = dataset.stream(seed=2, rank=0, world_size=1)
+    expected = [[sample["__key__"] for sample in stream] for _ in range(3)]
+    state = {**stream.state_dict(), "epoch": 1, "position": 60}
+    again = dataset.stream(rank=0, world_size=1)
+    again.load_state_dict(state)
+    found = []
+    for epoch in (1, 2):
+        again.set_epoch(epoch)
+        found.append([sample["__key__"] for sample in again])
+    assert found == [expected[1][60:], expected[2]]
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert [sample["__key__"] for sample in again] == expected[0]
