@@ -172,22 +172,18 @@ class Stream(Chain):
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at(self._source, self._options, position, self.end).to_json()
 
-    def divided(self, worker: int, workers: int, batch_size: int, taken: int = 0) -> Stream:
+    def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
         """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
 
         Args:
             worker: Its number.
             workers: How many there are.
             batch_size: Samples of a batch.
-            taken: Samples that this worker has taken already.
+            position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
-        share = replace(
-            self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position
-        )  # fmt: skip
-        batches, more = divmod(taken, batch_size)
+        share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
-        past = ((batches * workers + worker) * batch_size + more) * share.world_size
-        divided._pass = _Pass(self._position + past)
+        divided._pass = _Pass(position)
         return divided._with(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
