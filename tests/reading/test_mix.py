@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -226,6 +227,14 @@ def test_mix_of_views_and_mixes(folder: Path) -> None:
     assert {counts[f"few{at:02}"] for at in range(20)} == {1}
     with pytest.raises(InvalidRequest, match="of other samples"):
         outer.stream(rank=0, world_size=1).load_state_dict(inner.stream(rank=0, world_size=1).state_dict())
+
+
+def test_mixes_travel(folder: Path) -> None:
+    """A mix and its stream are read in another process as here: they are pickled without open files."""
+    mixed = shardtool.mix(_open(folder), weights=[3, 1])
+    expected = list(mixed.stream(seed=1, rank=0, world_size=1))
+    assert list(pickle.loads(pickle.dumps(mixed)).stream(seed=1, rank=0, world_size=1)) == expected  # noqa: S301 - ours
+    assert list(pickle.loads(pickle.dumps(mixed.stream(seed=1, rank=0, world_size=1)))) == expected  # noqa: S301 - ours
 
 
 def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -61,6 +62,11 @@ def test_orders_are_the_same_everywhere() -> None:
     assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [6, 0, 5, 1, 7, 11, 9, 3, 8, 4, 10, 2]
     assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [6, 10, 11, 1, 0, 5, 8, 3, 7, 2, 9, 4]
     assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
+    large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
+    assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
+        "f74183ca6a3d562b",
+        "98d974251b22847b",
+    ]
 
 
 def test_full_order_is_spread() -> None:
