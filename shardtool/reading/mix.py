@@ -114,29 +114,20 @@ class MixedReader:
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
         which = np.searchsorted(self._ends, numbers, side="right")
-        own = {at: numbers[which == at] - self._first(at) for at in np.unique(which).tolist()}
-        return _Interleaved(which.tolist(), {at: self._readers[at].read(own[at]) for at in own})
+        found: list[Sample | ShardError] = [{}] * len(numbers)
+        for at, reader in enumerate(self._readers):
+            (here,) = np.nonzero(which == at)
+            if len(here):
+                batch = reader.read(numbers[here] - self._first(at))
+                for place, sample in zip(here.tolist(), batch, strict=True):
+                    found[place] = sample
+        return found
 
     def _dataset_of(self, number: int) -> int:
         return int(np.searchsorted(self._ends, number, side="right"))
 
     def _first(self, at: int) -> int:
         return int(self._ends[at]) - self._source.sources[at].span
-
-
-@dataclass(frozen=True)
-class _Interleaved:
-    """Samples of several datasets: of which one each is, and those of each in order."""
-
-    which: list[int]
-    batches: dict[int, Batch]
-
-    def __len__(self) -> int:
-        return len(self.which)
-
-    def __iter__(self) -> Iterator[Sample | ShardError]:
-        samples = {at: iter(batch) for at, batch in self.batches.items()}
-        return (next(samples[at]) for at in self.which)
 
 
 @dataclass(frozen=True)
