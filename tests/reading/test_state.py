@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from itertools import cycle, islice, zip_longest
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from tests.helpers import write_tree
 from tests.reading.catalogs import made_catalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtool.reading.order import Shuffle
     from shardtool.reading.share import Ends
 
@@ -125,6 +128,52 @@ def test_killed_and_resumed(dataset: shardtool.Dataset, worlds: list[tuple[int, 
         states = [rank.state_dict() for rank in ranks]
         assert states == [states[0]] * world_size
         state = states[-1]
+        if state["epoch"]:
+            break
+    assert found == expected
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
+class World(NamedTuple):
+    """Ranks with loader workers, which are killed after some batches."""
+
+    ranks: int
+    workers: int
+    batch: int
+    steps: int
+
+
+def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
+    """Yield the keys of a rank's batches, as a loader takes them from its workers: turn by turn."""
+    at = cast("int", stream.state_dict()["position"])
+    readers = [iter(stream.divided(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
+    for reader in cycle(readers):
+        batch = [sample["__key__"] for sample in islice(reader, world.batch)]
+        if not batch:
+            return
+        yield batch
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.builds(World, *[st.integers(1, 4)] * 4), min_size=1, max_size=3), st.sampled_from([True, "full"]))
+def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
+    """With loader workers, too, runs go on with other ranks, workers and batches in the one order of the epoch.
+
+    What all ranks take at a step is a piece of the order: the first sample of each rank, then the second, and so on.
+    """
+    whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
+    state = whole.state_dict()
+    expected = [sample["__key__"] for sample in whole]
+    found: list[str] = []
+    for world in [*worlds, World(2, 3, 5, 100)]:
+        ranks = [dataset.stream(rank=rank, world_size=world.ranks, ends="uneven") for rank in range(world.ranks)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        readers = [_batches(rank, world) for rank in ranks]
+        for _ in range(world.steps):
+            step = [next(reader, []) for reader in readers]
+            found += [key for keys in zip_longest(*step) for key in keys if key is not None]
+        state = ranks[0].state_after(world.steps * world.batch)
         if state["epoch"]:
             break
     assert found == expected
