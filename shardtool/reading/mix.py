@@ -65,8 +65,8 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
 
     Which dataset comes next is random in blocks of 64 samples, in which shares are exact; without `shuffle`, too, where
-    each dataset keeps its own order. A dataset that is exhausted before the epoch ends goes on with
-    its next epoch, in another order; and in the next epoch of the mix, each goes on where it was.
+    each dataset keeps its own order. A dataset that is exhausted before the epoch ends goes on with its next epoch, in
+    another order; and in the next epoch of the mix, each goes on where it was.
 
     Args:
         datasets: Datasets, views of them, or other mixes.
