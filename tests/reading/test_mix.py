@@ -41,12 +41,12 @@ def _numbers(mix: Mix, options: OrderOptions) -> list[int]:
     return list(map(int, mix.order(options).numbers(np.arange(mix.length))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(lengths_of_datasets, options_of_orders, st.data())
 def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: OrderOptions, data: st.DataObject) -> None:
     """Over several epochs of a mix, each dataset has every sample once before any twice, and so on."""
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
-    stop: Stop = data.draw(st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 200)))
+    stop: Stop = data.draw(st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 100)))
     mix = _mix(lengths, weights, stop)
     seen = [at for epoch in range(3) for at in _numbers(mix, replace(options, epoch=epoch))]
     first = 0
@@ -60,7 +60,7 @@ def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: Order
     assert set(seen) <= set(range(first))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), options_of_orders, st.integers(0, 10**9))
 def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
     """Any piece of the order has each dataset's share, up to parts of two blocks of 64 at its ends."""
@@ -71,13 +71,13 @@ def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int)
     assert off <= 2 * len(weights) + 64
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lengths_of_datasets, options_of_orders)
 def test_positions_in_any_company(lengths: list[int], options: OrderOptions) -> None:
     """A position has the same sample whichever positions it is asked with, and in whichever order."""
-    mix = _mix(lengths, range(1, len(lengths) + 1), 150)
+    mix = _mix(lengths, range(1, len(lengths) + 1), 100)
     whole = np.array(_numbers(mix, options))
-    asked = np.random.default_rng(len(lengths)).integers(0, 150, 40)
+    asked = np.random.default_rng(len(lengths)).integers(0, 100, 40)
     assert mix.order(options).numbers(asked).tolist() == whole[asked].tolist()
     assert mix.order(options).numbers(asked[:0]).tolist() == []
 

@@ -31,14 +31,14 @@ def _whole(counts: list[int] | np.ndarray[tuple[int], np.dtype[np.int64]], optio
     return list(map(int, order.numbers(np.arange(order.length))))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts_of_shards, options_of_orders)
 def test_each_sample_once(counts: list[int], options: OrderOptions) -> None:
     """An epoch has each sample exactly once, whatever the shards, parts and window."""
     assert sorted(_whole(counts, options)) == list(range(sum(counts)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts_of_shards, options_of_orders)
 def test_positions_in_any_company(counts: list[int], options: OrderOptions) -> None:
     """A position has the same sample whichever positions it is asked with, and in whichever order."""
@@ -112,7 +112,7 @@ def test_very_many_samples() -> None:
         assert 0 <= found.min() <= found.max() < order.length == 10**9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(counts_of_shards, options_of_orders, st.data())
 def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataObject) -> None:
     """An epoch of chosen samples has each of them once, and in the order they were chosen in if not shuffled."""
