@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.decode import Decode
+from shardtool.reading.chain.decode import Decode
 from shardtool.reading.open import open as open_to_read
 
 if TYPE_CHECKING:

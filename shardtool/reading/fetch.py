@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
-    from shardtool.reading.index import ShardIndex
     from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.shard_index import ShardIndex
 
     Numbers = NDArray[np.int64]
 

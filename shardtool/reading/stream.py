@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order import OrderOptions, window_of
 from shardtool.reading.share import Share, default_share
-from shardtool.reading.stages import Chain
 from shardtool.reading.state import StreamState
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ class Stream(Chain):
         )  # fmt: skip
         batches, more = divmod(taken, batch_size)
         divided = Stream(self._fetcher, self._source, self._options, share)
-        past = ((batches * workers + worker) * batch_size + more) * share.world_size
-        divided._pass = _Pass(self._position + past)
+        ahead = ((batches * workers + worker) * batch_size + more) * share.world_size
+        divided._pass = _Pass(self._position + ahead)
         return divided._with(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
