@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool._version import __version__
 
 if TYPE_CHECKING:
+    from shardtool.cache.cache import Cache
     from shardtool.check.findings import Finding
     from shardtool.check.look import Report
     from shardtool.errors import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from shardtool.inspection.summary import Summary
     from shardtool.reading.dataset import Dataset
+    from shardtool.reading.mix import mix
     from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
     from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
@@ -35,9 +37,12 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect import inspect
     from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
+    from shardtool.writer.options import WriterOptions
+    from shardtool.writer.writer import ShardWriter
 
 
 __all__ = [
+    "Cache",
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
@@ -57,17 +62,20 @@ __all__ = [
     "ReshardOptions",
     "SampleFailed",
     "ShardError",
+    "ShardWriter",
     "SplitResult",
     "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
+    "WriterOptions",
     "__version__",
     "create",
     "dry_run",
     "export",
     "index",
     "inspect",
+    "mix",
     "open",
     "reshard",
     "reshard_dry_run",
@@ -75,6 +83,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Cache": "cache.cache",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "Dataset": "reading.dataset",
@@ -88,15 +97,18 @@ _MODULES = {
     "Observer": "request.observer",
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",
+    "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
     "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
+    "WriterOptions": "writer.options",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "mix": "reading.mix",
     "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",

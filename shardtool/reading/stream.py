@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Fetcher, Sample
+    from shardtool.reading.fetch import Sample
     from shardtool.reading.order import Order, Ordered, Shuffle
     from shardtool.reading.samples import Batch
     from shardtool.reading.share import Ends
@@ -38,10 +38,35 @@ _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 3
 
 
+class Reader(Protocol):
+    """Reads samples by their numbers: a `Fetcher`, or several of them as one."""
+
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        ...
+
+    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
+        """Return a reader of some fields."""
+        ...
+
+    def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Raise the error of a sample, or count it where damaged samples are skipped."""
+        ...
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out."""
+        ...
+
+    def read(self, numbers: Numbers) -> Batch:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+
 class Streamable(Chain):
     """Samples that can be read as a stream, with what is done to them."""
 
-    def __init__(self, fetcher: Fetcher, source: Ordered) -> None:
+    def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
     def stream(  # noqa: PLR0913 - its public options
@@ -68,7 +93,7 @@ class Streamable(Chain):
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.catalog, buffer, parts))
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
         stream = Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
         return stream._with(self.stages)  # noqa: SLF001 - of the chain
 
@@ -83,7 +108,7 @@ class Stream(Chain):
         skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
-    def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
+    def __init__(self, fetcher: Reader, source: Ordered, options: OrderOptions, share: Share) -> None:
         self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = Skipped()
         self._pass = _Pass(0)
@@ -146,22 +171,18 @@ class Stream(Chain):
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at(self._source, self._options, position, self.end).to_json()
 
-    def divided(self, worker: int, workers: int, batch_size: int, taken: int = 0) -> Stream:
+    def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
         """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
 
         Args:
             worker: Its number.
             workers: How many there are.
             batch_size: Samples of a batch.
-            taken: Samples that this worker has taken already.
+            position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
-        share = replace(
-            self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position
-        )  # fmt: skip
-        batches, more = divmod(taken, batch_size)
+        share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
-        ahead = ((batches * workers + worker) * batch_size + more) * share.world_size
-        divided._pass = _Pass(self._position + ahead)
+        divided._pass = _Pass(position)
         return divided._with(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
@@ -180,9 +201,8 @@ class Stream(Chain):
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        catalog, share = self._fetcher.catalog, self._share
-        mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-        return max(1, min(_MOST_TOGETHER, _TOGETHER // mean)) * share.world_size * share.workers
+        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
+        return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
@@ -201,10 +221,8 @@ class Stream(Chain):
 
     def _left_out(self, error: ShardError) -> None:
         """Count the sample that was given out last, which a stage leaves out."""
-        current, catalog = self._pass, self._fetcher.catalog
-        shards, _ = catalog.places(current.numbers[current.taken - 1 : current.taken])
-        for count in (self._fetcher.skipped, self.skipped):
-            count.add(error, catalog.shards[int(shards[0])].path)
+        current = self._pass
+        self._fetcher.leave_out(error, int(current.numbers[current.taken - 1]), self.skipped)
 
 
 def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.reading.open import open as open_data
 from tests.helpers import write_tree
 
@@ -120,3 +120,14 @@ def test_a_sample_that_is_asked_for_is_not_left_out(dataset: Dataset) -> None:
     with pytest.raises(InvalidRequest, match="batch: one sample was asked for"):
         tuples.batch(2)[0]
     assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]
+
+
+def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """Where damaged samples are skipped, one asked for alone is an error; of several it is left out."""
+    for one in folder.glob("out*"):
+        (tmp_path / one.name).write_bytes(one.read_bytes())
+    (tmp_path / "out-000001.tar").unlink()
+    dataset = open_data(tmp_path / "out.json", on_error="skip")
+    with pytest.raises(CorruptShard, match=r"out-000001\.tar"):
+        dataset[4]
+    assert [sample["__key__"] for sample in dataset[[3, 4, 8]]] == ["03", "08"]
