@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool._version import __version__
 
 if TYPE_CHECKING:
+    from shardtool.cache.cache import Cache
     from shardtool.check.findings import Finding
     from shardtool.check.look import Report
     from shardtool.errors import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Cache",
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
@@ -83,6 +85,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Cache": "cache.cache",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "Dataset": "reading.dataset",

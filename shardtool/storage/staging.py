@@ -211,6 +211,12 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.unlink(staged_path(self, name))
 
+    def discard(self, *names: str) -> None:
+        """Remove files where that is possible; a power cut may bring them back."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(self.full_path(name))
+
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
         return [name[1 : -len(_STAGED_SUFFIX)] for name in self.names() if is_staged(name)]
