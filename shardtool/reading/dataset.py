@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.fetch import Sample
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -95,7 +94,7 @@ class Dataset(Streamable):
     def __len__(self) -> int:
         return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
 
     def __contains__(self, key: object) -> bool:
@@ -109,31 +108,42 @@ class Dataset(Streamable):
         return f"<Dataset {catalog.name}: {what}{fields}>"
 
     @overload
-    def __getitem__(self, which: int | str) -> Sample: ...
+    def __getitem__(self, which: int | str) -> Any: ...
     @overload
     def __getitem__(self, which: slice) -> Dataset: ...
     @overload
-    def __getitem__(self, which: Several) -> list[Sample]: ...
+    def __getitem__(self, which: Several) -> list[Any]: ...
 
-    def __getitem__(self, which: int | str | slice | Several) -> Sample | Dataset | list[Sample]:
+    def __getitem__(self, which: int | str | slice | Several) -> Any:
         """Return the sample of a number or key, a list of those of several, or a view of a slice.
+
+        What the dataset's stages make of a sample is returned; what they would leave out of a stream is an error.
 
         Raises:
             IndexError: There is no such number.
             UnknownKey: There is no such key.
             CorruptShard: A shard is missing or damaged.
+            SampleFailed: A stage cannot do its work.
         """
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
-            return self.fetcher.fetch(self._with_keys([which]))[0]
+            return self._one(self._with_keys([which]))
         if isinstance(which, (Sequence, np.ndarray)):
-            return self.fetcher.fetch(self._several(cast("Several", which)))
+            found = self.fetcher.fetch(self._several(cast("Several", which)))
+            return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
         try:
             place = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
-        return self.fetcher.fetch(self._numbers(np.array([place])))[0]
+        return self._one(self._numbers(np.array([place])))
+
+    def _one(self, numbers: Numbers) -> object:
+        """Return what becomes of one sample, which is never left out."""
+        sample = self.fetcher.one(int(numbers[0]))
+        if isinstance(sample, ShardError):
+            raise sample
+        return self.stages.apply(sample) if self.stages.stages else sample
 
     def _several(self, which: Several) -> Numbers:
         """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
