@@ -74,7 +74,10 @@ class Dataset(Streamable):
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        return {name: len(self.partition(name)) for name in self.fetcher.catalog.splits}
+        splits = self.fetcher.catalog.splits
+        if self._chosen is None:
+            return {name: sum(map(len, parts)) for name, parts in splits.items()}
+        return {name: len(self.partition(name)) for name in splits}
 
     @property
     def fingerprint(self) -> str:
