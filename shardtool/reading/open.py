@@ -23,8 +23,8 @@ def open(  # noqa: A001 - its public name
     """Return a dataset for reading.
 
     Args:
-        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or shards; several datasets, such
-            as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once for
+        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or shards; several datasets,
+            such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once for
             all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it by
             now.
         check: Whether the checksum of each payload is compared with its index.
