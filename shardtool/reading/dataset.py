@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, listing
+from shardtool.reading.catalog import joined
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
 from shardtool.reading.order import View
@@ -72,8 +73,7 @@ class Dataset(Streamable):
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        bounds = self.fetcher.catalog.splits.items()
-        return {name: len(self._of_bounds(one)) for name, one in bounds}
+        return {name: len(self.partition(name)) for name in self.fetcher.catalog.splits}
 
     @property
     def fingerprint(self) -> str:
@@ -187,12 +187,14 @@ class Dataset(Streamable):
         vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
         return found
 
-    def _of_bounds(self, bounds: Numbers) -> Dataset:
-        """Return a view of the samples whose numbers lie within bounds, in their order here: int64 [n, 2]."""
-        if self._chosen is None:
-            return self._with_chosen(np.concatenate([np.arange(*pair, dtype=np.int64) for pair in bounds.tolist()]))
-        inside = [(self._chosen >= first) & (self._chosen < last) for first, last in bounds.tolist()]
-        return self._with_chosen(self._chosen[np.logical_or.reduce(inside)])
+    def _of_split(self, split: str) -> Dataset:
+        catalog, chosen = self.fetcher.catalog, self._chosen
+        if chosen is None:
+            found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
+            found.stages = self.stages
+            return found
+        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
+        return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
     def take(self, which: Several) -> Dataset:
         """Return a view of several samples, given by numbers, keys, or a mask, in the order given.
@@ -204,7 +206,7 @@ class Dataset(Streamable):
         return self._with_chosen(self._several(which))
 
     def partition(self, which: str | Iterable[str]) -> Dataset:
-        """Return a view of one split, by its name; or of the samples of some keys, in the order given.
+        """Return one split, by its name: what opening it alone gives; or a view of some keys, in the order given.
 
         Raises:
             InvalidRequest: There is no such split.
@@ -216,7 +218,7 @@ class Dataset(Streamable):
         if which not in splits:
             expected = f"one of {listing([*splits])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
-        return self._of_bounds(splits[which])
+        return self._of_split(which)
 
     def where(self, query: str) -> Dataset:
         """Return a view of the samples for which a query is true, such as `bi == 'dog' and width > 256`.
