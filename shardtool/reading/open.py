@@ -24,9 +24,9 @@ def open(  # noqa: A001 - its public name
 
     Args:
         given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or shards; several datasets,
-            such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once for
-            all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it by
-            now.
+            such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once
+            for all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it
+            by now.
         check: Whether the checksum of each payload is compared with its index.
         cache: Where shards are copied to before they are read.
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
