@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Fetcher, Sample
+    from shardtool.reading.fetch import Sample
     from shardtool.reading.order import Order, Ordered, Shuffle
     from shardtool.reading.samples import Batch
     from shardtool.reading.share import Ends
@@ -37,10 +37,31 @@ _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 3
 
 
+class Reader(Protocol):
+    """Reads samples by their numbers: a `Fetcher`, or several of them as one."""
+
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        ...
+
+    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
+        """Return a reader of some fields."""
+        ...
+
+    def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Raise the error of a sample, or count it where damaged samples are skipped."""
+        ...
+
+    def read(self, numbers: Numbers) -> Batch:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+
 class Streamable:
     """Samples that can be read as a stream."""
 
-    def __init__(self, fetcher: Fetcher, source: Ordered) -> None:
+    def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
     def stream(  # noqa: PLR0913 - its public options
@@ -67,7 +88,7 @@ class Streamable:
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.catalog, buffer, parts))
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
         return Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
 
 
@@ -81,7 +102,7 @@ class Stream:
         skipped: Damaged samples that were left out, with `on_error="skip"`.
     """
 
-    def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
+    def __init__(self, fetcher: Reader, source: Ordered, options: OrderOptions, share: Share) -> None:
         self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = Skipped()
         self._pass = _Pass(0)
@@ -171,9 +192,8 @@ class Stream:
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        catalog, share = self._fetcher.catalog, self._share
-        mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-        return max(1, min(_MOST_TOGETHER, _TOGETHER // mean)) * share.world_size * share.workers
+        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
+        return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))

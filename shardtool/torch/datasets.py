@@ -22,8 +22,8 @@ from shardtool.torch.streaming import Streaming
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from shardtool.reading.chain.stages import Stages
     from shardtool.reading.dataset import Dataset
-    from shardtool.reading.stages import Stages
     from shardtool.reading.stream import Stream
 
 

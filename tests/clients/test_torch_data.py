@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.reading.decode import Decode
+from shardtool.reading.chain.decode import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
 
 if TYPE_CHECKING:

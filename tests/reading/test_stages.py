@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.reading.stages import Chain, Stages, collate
+from shardtool.reading.chain.stages import Chain, Stages, collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.reading.decode import Decoder
+    from shardtool.reading.chain.decode import Decoder
 
 _SAMPLES: list[dict[str, object]] = [
     {"__key__": "a", "jpg": b"ja", "cls": b"0"},

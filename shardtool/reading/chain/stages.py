@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
-from shardtool.reading.decode import Decode
+from shardtool.reading.chain.decode import Decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from shardtool.reading.decode import Decoder, Images, OnError
+    from shardtool.reading.chain.decode import Decoder, Images, OnError
 
 Missing = Literal["error", "skip", "none"]
 Size = tuple[int, int]
