@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 POSSIBLE = sys.platform == "linux"
 _HEAVY = ("numpy", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet")
+_OF_EXTRAS = ("shardtool.torch", "shardtool.tensorflow")  # the command line never imports them
 _NUMBER = struct.Struct("=i")
 _MESSAGE = 2**17
 
@@ -188,7 +189,7 @@ def _import_all() -> None:
     for name in _HEAVY:
         import_module(name)
     for module in walk_packages(shardtool.__path__, "shardtool."):
-        if not module.name.endswith("__main__") and not module.name.startswith("shardtool.torch"):  # it needs PyTorch
+        if not module.name.endswith("__main__") and not module.name.startswith(_OF_EXTRAS):
             import_module(module.name)
 
 
