@@ -131,6 +131,10 @@ class Fetcher:
         """
         if self.options.on_error == "raise":
             raise error
+        self.leave_out(error, number, *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out, in `skipped` and in `counts`."""
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.add(error, self.catalog.shards[shard].path)

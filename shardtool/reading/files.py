@@ -11,7 +11,7 @@ import resource
 import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, OutputFailed, reason
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardtool.dataset.opened import OpenedShard
 
@@ -44,6 +44,23 @@ class ShardCache(Protocol):
 
     def open(self, shard: OpenedShard) -> CachedShard:
         """Return a shard, copied into the cache where it is not there yet."""
+
+
+class TakenShards(ShardCache, Protocol):
+    """The paths of shards that a growing cache holds, for as long as something refers to this."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the paths."""
+        ...
+
+
+@runtime_checkable
+class GrowingCache(Protocol):
+    """A cache into which samplers write."""
+
+    def refresh(self) -> TakenShards:
+        """Return the shards that are finished by now."""
+        ...
 
 
 class ForkLock:

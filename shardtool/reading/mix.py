@@ -42,6 +42,7 @@ Position = TypeVar("Position", int, "Numbers")
 _BLOCK = 64  # positions that are shuffled among themselves
 _MOST_WEIGHT = 2**20  # of a dataset, so that no product of a weight and a position is beyond 2^63:
 _MOST_POSITIONS = 2**40
+_AFTER = "samples as they are read: mix first, then decode, map or select"
 
 
 class Mixture(Streamable):
@@ -75,6 +76,9 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
     Raises:
         InvalidRequest: A dataset has no samples, or weights or `stop` are none of their values.
     """
+    for at, one in enumerate(datasets):
+        if one.stages.stages:
+            raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
     source = Mix.of([one.source for one in datasets], weights, stop)
     return Mixture(MixedReader([one.fetcher for one in datasets], source), source)
 
@@ -99,8 +103,13 @@ class MixedReader:
 
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
-        at = int(np.searchsorted(self._ends, number, side="right"))
+        at = self._dataset_of(number)
         self._readers[at].refuse(error, number - self._first(at), *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out, in its dataset and in `counts`."""
+        at = self._dataset_of(number)
+        self._readers[at].leave_out(error, number - self._first(at), *counts)
 
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
@@ -113,6 +122,9 @@ class MixedReader:
                 for place, sample in zip(here.tolist(), batch, strict=True):
                     found[place] = sample
         return found
+
+    def _dataset_of(self, number: int) -> int:
+        return int(np.searchsorted(self._ends, number, side="right"))
 
     def _first(self, at: int) -> int:
         return int(self._ends[at]) - self._source.sources[at].span

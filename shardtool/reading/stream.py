@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order import OrderOptions, window_of
 from shardtool.reading.share import Share, default_share
@@ -53,13 +54,17 @@ class Reader(Protocol):
         """Raise the error of a sample, or count it where damaged samples are skipped."""
         ...
 
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out."""
+        ...
+
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
         ...
 
 
-class Streamable:
-    """Samples that can be read as a stream."""
+class Streamable(Chain):
+    """Samples that can be read as a stream, with what is done to them."""
 
     def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
@@ -89,17 +94,18 @@ class Streamable:
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
         options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
-        return Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        stream = Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        return stream._with(self.stages)  # noqa: SLF001 - of the chain
 
 
-class Stream:
-    """Samples in an exact order: iterate over it for one epoch.
+class Stream(Chain):
+    """Samples in an exact order: iterate over it for one epoch, for what its stages make of them.
 
     It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
     the state is that of the one started last. At its end, a stream is at the start of the next epoch.
 
     Attributes:
-        skipped: Damaged samples that were left out, with `on_error="skip"`.
+        skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
     def __init__(self, fetcher: Reader, source: Ordered, options: OrderOptions, share: Share) -> None:
@@ -111,14 +117,17 @@ class Stream:
         """Return how many samples this reader's rank takes of an epoch."""
         return replace(self._share, origin=0).count(self._source.length)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
+        return self.stages.run(self._samples(), self._left_out)
+
+    def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
         current = self._pass = _Pass(self._position)
         jobs = _jobs(share, current.start, order.length, self._step or order.round)
         ahead = _STEPS_AHEAD if self._step else 1
         with closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
             for positions, (numbers, batch) in rounds:
-                current.positions, current.taken = positions, 0
+                current.positions, current.numbers, current.taken = positions, numbers, 0
                 for current.taken, sample in enumerate(batch, 1):
                     if isinstance(sample, dict):
                         yield sample
@@ -174,7 +183,7 @@ class Stream:
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
         divided._pass = _Pass(position)
-        return divided
+        return divided._with(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)
@@ -210,6 +219,11 @@ class Stream:
             current.taken -= 1
             raise
 
+    def _left_out(self, error: ShardError) -> None:
+        """Count the sample that was given out last, which a stage leaves out."""
+        current = self._pass
+        self._fetcher.leave_out(error, int(current.numbers[current.taken - 1]), self.skipped)
+
 
 def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
     """Yield the positions of a share that are read together."""
@@ -234,12 +248,13 @@ class _Pass:
     Attributes:
         start: Where all ranks were before what is read now.
         positions: int64 [n]: what is read now.
+        numbers: int64 [n]: their samples.
         taken: How many of these were given out.
     """
 
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
-        self.positions: Numbers = np.zeros(0, np.int64)
+        self.positions = self.numbers = np.zeros(0, np.int64)
 
 
 def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:
