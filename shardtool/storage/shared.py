@@ -96,6 +96,10 @@ class SharedBlocks:
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
+        if os is None:  # the interpreter ends: modules are gone, and the system closes what is open
+            return
+        if os is None:  # the interpreter ends: modules are gone, and the system closes what is open
+            return
         if self._is_open():
             os.close(self._fd)
 
