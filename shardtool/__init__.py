@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from shardtool.inspection.summary import Summary
     from shardtool.reading.dataset import Dataset
+    from shardtool.reading.mix import mix
     from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
     from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
@@ -74,6 +75,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "mix",
     "open",
     "reshard",
     "reshard_dry_run",
@@ -106,6 +108,7 @@ _MODULES = {
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "mix": "reading.mix",
     "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",

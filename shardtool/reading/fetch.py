@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
-    from shardtool.reading.index import ShardIndex
     from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.shard_index import ShardIndex
 
     Numbers = NDArray[np.int64]
 
@@ -84,6 +84,11 @@ class Fetcher:
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
 
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        return int(self.catalog.sizes.sum()) // max(1, len(self.catalog)) + 1
+
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
@@ -126,6 +131,10 @@ class Fetcher:
         """
         if self.options.on_error == "raise":
             raise error
+        self.leave_out(error, number, *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out, in `skipped` and in `counts`."""
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.add(error, self.catalog.shards[shard].path)

@@ -80,6 +80,17 @@ class StagedFile:
         except OSError as error:
             raise _failed(self._name, error) from None
 
+    def sync(self) -> None:
+        """Make durable what was written so far; another thread may write meanwhile.
+
+        Raises:
+            OutputFailed: The disk refuses.
+        """
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _failed(self._name, error) from None
+
     def finish(self, mtime_ns: int | None = None) -> Staged:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
         try:
@@ -229,6 +240,23 @@ class Folder:
             OSError: It cannot be read.
         """
         return read_small(self.full_path(name), flags=READ_PLAIN)
+
+    def append(self, name: str, data: bytes) -> None:
+        """Append to a file that is there, durably; a kill may leave a part of `data`.
+
+        Raises:
+            OutputFailed: It cannot be written.
+        """
+        try:
+            fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                while data:
+                    data = data[os.write(fd, data) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _failed(name, error) from None
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.decode import Decode
-from shardtool.reading.stages import Map, Stages
+from shardtool.reading.chain.decode import Decode
+from shardtool.reading.chain.stages import Map, Stages
 from shardtool.reading.stream import Stream, Streamable
 
 if TYPE_CHECKING:
-    from shardtool.reading.decode import Decoder
+    from shardtool.reading.chain.decode import Decoder
 
 Decoders: TypeAlias = "bool | Mapping[str, Decoder] | Decode | None"
 Transform: TypeAlias = Callable[[Any], Any]
@@ -41,9 +41,9 @@ class Labelled:
 
 def unchained(source: Given) -> tuple[Given, Stages]:
     """Return what is read, without its chain, and the chain."""
-    stages = getattr(source, "stages", Stages())
+    stages = source.stages
     bare = copy(source)
-    bare.stages = Stages()  # type: ignore[union-attr]
+    bare.stages = Stages()
     return bare, stages
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
+_COPIED = 2**16  # bytes of a part, up to which copying it costs less than another write
+
+
 class Field(NamedTuple):
     """A field of a sample, encoded.
 
@@ -45,7 +48,7 @@ class Records:
         crcs: CRC-32C of each field, as it is stored.
     """
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes | memoryview], None]) -> None:
         self._write = write
         self.keys: list[bytes] = []
         self.size = 0
@@ -85,9 +88,17 @@ class Records:
 
     def flush(self) -> None:
         """Write what waits."""
-        if self._pending:
-            self._write(b"".join(self._pending))
-            self._pending, self._pending_size = [], 0
+        run: Parts = []
+        for part in self._pending:
+            if len(part) < _COPIED:
+                run.append(part)
+            else:
+                self._write(b"".join(run))
+                self._write(part)
+                run = []
+        if run:
+            self._write(b"".join(run))
+        self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, Number], *, texts: bool) -> ShardContent:
         """Return what the samples hold.

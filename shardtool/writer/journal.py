@@ -8,11 +8,10 @@ over, as is all that follows it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import OutputFailed, ShardError, reason
+from shardtool.errors import ShardError
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import write_whole
 
@@ -104,16 +103,7 @@ class Journal:
         Raises:
             OutputFailed: The file system refuses.
         """
-        path = self._folder.full_path(self.name)
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                os.write(fd, json.dumps(asdict(noted)).encode() + b"\n")
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise OutputFailed(path, f"cannot write: {reason(error)}") from None
+        self._folder.append(self.name, json.dumps(asdict(noted)).encode() + b"\n")
 
     def remove(self) -> None:
         """Remove the journal."""

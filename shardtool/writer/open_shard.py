@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder, Staged, StagedFile
     from shardtool.values import Number
     from shardtool.writer.samples import Sample
+
+_SENT_AT_ONCE = 2**25  # bytes: the disk is sent these while more are encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class OpenShard:
         self._records.flush()
         if TRAILER_SIZE[self._format]:
             self._file.write(TRAILER)
-        staged = self._file.staged.finish()
+        staged = self._file.finish()
         content = _in_order(self._records.content(numbers, texts=inline))
         crcs = self._records.crcs.tobytes()
         samples = ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans())
@@ -111,20 +115,52 @@ class OpenShard:
 
     def abandon(self) -> None:
         """Remove what was written."""
-        self._file.staged.abandon()
+        self._file.abandon()
 
 
 class _SummedFile:
-    """A staged file, its size and checksum so far. It leads to no shard: what one holds is freed with it."""
+    """A staged file, its size and checksum so far. It leads to no shard: what one holds is freed with it.
+
+    Strategy: the disk is sent what was written, some at a time, by a thread beside the one that writes, so that little
+    is left to be waited for at the end of the file. What goes wrong there is raised there: the disk says it once.
+    """
 
     def __init__(self, staged: StagedFile) -> None:
-        self.staged = staged
+        self._staged = staged
         self.size = self.crc = 0
+        self._sent = 0
+        self._sending: Thread | None = None
+        self._failed: list[OutputFailed] = []
 
     def write(self, data: bytes | memoryview) -> None:
-        self.staged.write(data)
+        self._staged.write(data)
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
+        if self.size - self._sent > _SENT_AT_ONCE and (self._sending is None or not self._sending.is_alive()):
+            self._sent = self.size
+            self._sending = Thread(target=_send, args=(self._staged, self._failed), daemon=True)
+            self._sending.start()
+
+    def finish(self) -> Staged:
+        self._wait()
+        if self._failed:
+            raise self._failed[0]
+        return self._staged.finish()
+
+    def abandon(self) -> None:
+        self._wait()
+        self._staged.abandon()
+
+    def _wait(self) -> None:
+        if self._sending is not None:
+            self._sending.join()
+
+
+def _send(staged: StagedFile, failed: list[OutputFailed]) -> None:
+    try:
+        staged.sync()
+    except OutputFailed as error:
+        failed.append(error)
 
 
 def _in_order(content: ShardContent) -> ShardContent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format import tfrecord
@@ -56,8 +56,7 @@ class Layout:
     dotted: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A sample, encoded.
 
     Attributes:

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.reading.decode import Decode
+from shardtool.reading.chain.decode import Decode
 from tests.helpers import ENVIRONMENT
 from tests.transform.test_image import (
     LAID,
@@ -36,7 +36,7 @@ from tests.transform.test_image import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.reading.decode import Decoder, Images
+    from shardtool.reading.chain.decode import Decoder, Images
 
     Array = np.ndarray[Any, Any]
 
@@ -423,7 +423,7 @@ def test_travels() -> None:
 def test_pillow_is_imported_for_images_only() -> None:
     """Who decodes no image imports no Pillow."""
     code = (
-        "import sys; from shardtool.reading.stages import *; Decode()({'cls': b'1', 'json': b'1'});"
+        "import sys; from shardtool.reading.chain.stages import *; Decode()({'cls': b'1', 'json': b'1'});"
         "assert 'PIL' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
