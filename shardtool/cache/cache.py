@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
-from shardtool.cache.counts import Counter, Counts
+from shardtool.cache.counts import Counter, Counts, all_counts
 from shardtool.cache.folder import prepare
 from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
@@ -96,6 +96,18 @@ class Cache:
     def counts(self) -> Counts:
         """What this process has found so far."""
         return self._counter.counts
+
+    def total(self) -> Counts:
+        """Return what all processes have found so far, those that ended, too.
+
+        Raises:
+            OutputFailed: The folder cannot be locked.
+        """
+        try:
+            with self._space.locked():
+                return all_counts(self.folder)[0]
+        except OSError as error:
+            raise OutputFailed(self.folder, _why(error)) from None
 
     def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.folder, self.max_bytes, self.policy)
