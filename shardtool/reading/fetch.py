@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import ForkLock, OpenFiles
+from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
 from shardtool.reading.samples import Sample, failed_part, join
+from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -190,11 +191,12 @@ class Fetcher:
         try:
             index = self.store.index(shard)
             file = self._open(shard)
+            metadata = self.store.metadata(shard) if self.options.metadata else None
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[shard] = error  # no second walk, and no second message
             return failed_part(places, error)
-        found = Rows(self.catalog, self.options, shard, index, file, rows, places)
+        found = Rows(self.catalog, self.options, shard, index, file, rows, places, metadata)
         return found.records() if self._parses(shard, index) else found.payloads()
 
     def _parses(self, shard: int, index: ShardIndex) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
-from weakref import WeakSet
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
+from shardtool.storage.forks import ForkLock
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
@@ -61,35 +60,6 @@ class GrowingCache(Protocol):
     def refresh(self) -> TakenShards:
         """Return the shards that are finished by now."""
         ...
-
-
-class ForkLock:
-    """A lock that is free in a forked process, whichever thread held it at the fork."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def free(self) -> None:
-        """Make the lock anew."""
-        self._lock = threading.Lock()
-
-
-_LOCKS: WeakSet[ForkLock] = WeakSet()
-
-
-def _free_locks() -> None:
-    for lock in list(_LOCKS):
-        lock.free()
-
-
-os.register_at_fork(after_in_child=_free_locks)
 
 
 class OpenFile:

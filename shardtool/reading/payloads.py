@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
+import pyarrow as pa
 
-from shardtool.dataset.opened import read_part
 from shardtool.dataset.shard_file import shard_format
+from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY
@@ -106,6 +107,7 @@ class Rows:
         file: Its bytes.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
+        metadata: The columns of metadata of the whole shard, where they are wanted.
     """
 
     catalog: Catalog
@@ -115,6 +117,7 @@ class Rows:
     file: OpenFile
     rows: Numbers
     places: Numbers
+    metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
 
     def payloads(self) -> Part:
@@ -264,11 +267,10 @@ class Rows:
         return [text[start:end] for start, end in zip(*ends, strict=True)]
 
     def _metadata(self) -> dict[str, list[object]]:
-        if not self.options.metadata:
+        if self.metadata is None:
             return {}
-        table = read_part(self.catalog.shards[self.shard], metadata=True).table
-        names = [name for name in table.column_names if not name.startswith("__")]
-        return {name: table.column(name).take(self.rows).to_pylist() for name in names}
+        taken = self.metadata.take(pa.array(self.rows))
+        return {name: python_values(taken.column(name)) for name in taken.column_names}
 
 
 def holds_numbers(shard: OpenedShard) -> bool:

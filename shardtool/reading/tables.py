@@ -37,6 +37,11 @@ def schema_of(catalog: Catalog) -> pa.Schema:
     return pa.schema([*own, *pa.unify_schemas(metadata, promote_options="permissive")])
 
 
+def metadata_schema(catalog: Catalog) -> pa.Schema:
+    """Return the columns of metadata of all sidecars and their types."""
+    return pa.schema([one for one in schema_of(catalog) if not one.name.startswith("__")])
+
+
 def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
     """Return the numbers of the samples for which a query is true, in their order; a shard at a time.
 
@@ -44,7 +49,7 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
         InvalidRequest: It is no query.
         CorruptShard: A shard has no sound sidecar, and is damaged.
     """
-    columns = [name for name in schema_of(catalog).names if not name.startswith("__")]
+    columns = metadata_schema(catalog).names
     found = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
     for shard in shards:
@@ -66,20 +71,20 @@ def table_of(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
         if has_sidecar:
             parts.append(pads.dataset([shard.sidecar for shard in group], schema=schema, format="parquet"))
         else:
-            parts.append(pads.dataset(pa.concat_tables([_whole(shard, schema) for shard in group])))
+            parts.append(pads.dataset(pa.concat_tables([whole_table(shard, schema) for shard in group])))
     return parts[0] if len(parts) == 1 else pads.dataset(parts)
 
 
 def _rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table:
     parts, places = [schema.empty_table()], [np.zeros(0, np.int64)]
     for shard, rows, which in catalog.by_shard(chosen):
-        parts.append(_whole(catalog.shards[shard], schema).take(pa.array(rows)))
+        parts.append(whole_table(catalog.shards[shard], schema).take(pa.array(rows)))
         places.append(which)
     found, order = pa.concat_tables(parts), np.concatenate(places)
     return found if (np.diff(order) == 1).all() else found.take(pa.array(np.argsort(order)))
 
 
-def _whole(shard: OpenedShard, schema: pa.Schema) -> pa.Table:
+def whole_table(shard: OpenedShard, schema: pa.Schema) -> pa.Table:
     """Return the table of a shard's sidecar, with the columns of all."""
     part = _part(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
