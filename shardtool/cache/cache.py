@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from errno import EMFILE
 from typing import TYPE_CHECKING
 
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
@@ -186,7 +187,7 @@ class Cache:
                 None: all.
 
         Raises:
-            OutputFailed: The folder cannot be locked.
+            OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -194,7 +195,8 @@ class Cache:
         try:
             self._shards = take_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
         except OSError as error:
-            raise OutputFailed(self.folder, _why(error)) from None
+            many = "Make larger shards, or raise the limit (`ulimit -n`): each one that is held takes a descriptor."
+            raise OutputFailed(self.folder, _why(error), remedy=many if error.errno == EMFILE else "") from None
         return self._shards
 
     def paths(self) -> list[str]:

@@ -131,6 +131,32 @@ def test_open(tmp_path: Path) -> None:
     assert sorted(int(str(sample["__key__"])) for sample in dataset.stream(rank=0, world_size=1)) == [*range(21)]
 
 
+_FEW = """
+import os, resource, sys
+from shardtool import Cache, OutputFailed
+cache = Cache(sys.argv[1], "1MB")
+with cache.writer(max_count=1) as writer:
+    for at in range(20):
+        writer.write({"__key__": f"{at}", "bin": b"x"})
+there, before = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, before[1]))
+try:
+    print(len(cache.refresh()))
+except OutputFailed as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+assert len(os.listdir("/proc/self/fd")) == len(there)
+print(len(cache.refresh()))
+"""
+
+
+def test_more_shards_than_descriptors(tmp_path: Path) -> None:
+    """A process that may not open as many files as there are shards is told what to do, and holds none."""
+    refused, taken = python(_FEW, tmp_path).splitlines()
+    assert "too many open files. Make larger shards" in refused
+    assert taken == "20"
+
+
 def test_a_part_of_the_room(tmp_path: Path) -> None:
     """A trainer that takes no more than so many bytes takes the newest shards, and leaves room for writers."""
     cache = Cache(tmp_path / "cache", 5 * SIZE)
