@@ -175,7 +175,8 @@ class Fetcher:
             with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
                 index = self.store.index(shard)
                 if not index.kinds:
-                    kinds = self.catalog.kinds if holds_numbers(self.catalog.shards[shard]) else {}
+                    kinds = self.catalog.kinds
+                    kinds = kinds if kinds and holds_numbers(self.catalog.shards[shard]) else {}
                     return single_sample(index, self._open(shard), row, kinds, self.options.fields)
         (found,) = join([self._part(shard, np.array([row]), np.zeros(1, np.int64))], 1)
         return found
