@@ -205,7 +205,7 @@ def test_a_program_ends_quietly(photos: Packed) -> None:
         "batches = iter(shardtool.torch.loader(shardtool.open(sys.argv[1]), 8))\n"
         "print(len(next(batches)['__key__']))\n"
     )
-    words = [sys.executable, "-c", code, photos.folder / "out.json"]
+    words = [sys.executable, "-c", code, str(photos.folder / "out.json")]
     ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     assert (ran.stdout, ran.stderr) == ("8\n", "")
 
