@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import ForkLock, OpenFiles
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
-from shardtool.reading.samples import Sample, failed_part, join
+from shardtool.reading.samples import Late, Sample, failed_part, join
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
     from shardtool.reading.index import ShardIndex
+    from shardtool.reading.payloads import Plan
     from shardtool.reading.samples import Batch, Part
 
     Numbers = NDArray[np.int64]
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
 
 _MOST_REASONS = 1000
-_FEW = 4  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
+_FEW = 12  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
 class Skipped:
@@ -61,6 +62,14 @@ class Skipped:
             self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
+
+
+class _Group(NamedTuple):
+    """Samples of one shard: its place in the catalog, their rows, ascending, and where each is asked for."""
+
+    shard: int
+    rows: Numbers
+    places: Numbers
 
 
 class Fetcher:
@@ -142,20 +151,59 @@ class Fetcher:
         """
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
+        groups = self._groups(numbers)
+        if len(groups) * _FEW > len(numbers):
+            found: list[Sample | ShardError] = [{}] * len(numbers)
+            for place in np.concatenate([group.places for group in groups]).tolist() if groups else ():
+                found[place] = self.one(int(numbers[place]))
+            return found
+        return join([self._part(group) for group in groups], len(numbers))
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for.
+
+        The system is asked to read them ahead, so that a thread that calls this has little to do, and holds nothing.
+
+        Args:
+            numbers: int64 [n].
+
+        Raises:
+            InvalidRequest: Checksums are not known that should be checked.
+            OutputFailed: There is no room to unpack a compressed shard.
+        """
+        groups = self._groups(numbers) if self._plain else []
+        if not 0 < len(groups) <= self._files.most // 2:
+            return self.read(numbers)
+        plans: list[Plan] = []
+        for group in groups:
+            try:
+                rows = self._rows(group)
+            except CorruptShard:
+                return self.read(numbers)
+            plan = None if self._parses(group.shard, rows.index) else rows.plan()
+            if plan is None or (plans and (plan.names, plan.kinds) != (plans[0].names, plans[0].kinds)):
+                return self.read(numbers)
+            plans.append(plan)
+        order = np.argsort(np.concatenate([plan.places for plan in plans]))
+        listed = order.tolist()
+        keys = [key for plan in plans for key in plan.keys]
+        files = [plan.file for plan in plans for _ in plan.keys]
+        spans = np.concatenate([plan.spans for plan in plans])[order].reshape(len(order), -1)
+        return Late(
+            numbers, [keys[at] for at in listed], [files[at] for at in listed], plans[0].names, spans.T.tolist(),
+            plans[0].kinds, self.one,
+        )  # fmt: skip
+
+    def _groups(self, numbers: Numbers) -> list[_Group]:
+        """Return the samples of each shard, in file order."""
         places = np.argsort(numbers, kind="stable")
         shards, rows = self.catalog.places(numbers[places])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
-        if len(cuts) * _FEW > len(numbers):
-            found: list[Sample | ShardError] = [{}] * len(numbers)
-            for place in places.tolist():
-                found[place] = self.one(int(numbers[place]))
-            return found
-        parts = [
-            self._part(int(shards[first]), rows[first:last], places[first:last])
+        return [
+            _Group(int(shards[first]), rows[first:last], places[first:last])
             for first, last in pairwise(cuts)
             if first < last
         ]
-        return join(parts, len(numbers))
 
     def one(self, number: int) -> Sample | ShardError:
         """Return a sample, or its error. A hot path: 4 us beside the reading."""
@@ -167,26 +215,28 @@ class Fetcher:
                 if not index.kinds:
                     kinds = self.catalog.kinds if holds_numbers(self.catalog.shards[shard]) else {}
                     return single_sample(index, self._open(shard), row, kinds, self.options.fields)
-        (found,) = join([self._part(shard, np.array([row]), np.zeros(1, np.int64))], 1)
+        (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
         return found
 
     def _open(self, shard: int) -> OpenFile:
         size = int(self.catalog.sizes[shard]) if self.catalog.fields else None
         return self._files.open(self.catalog.shards[shard], size)
 
-    def _part(self, shard: int, rows: Numbers, places: Numbers) -> Part:
-        """Return samples of one shard; `rows` ascend."""
-        if (known := self._broken.get(shard)) is not None:
-            return failed_part(places, known)
+    def _part(self, group: _Group) -> Part:
+        """Return samples of one shard."""
+        if (known := self._broken.get(group.shard)) is not None:
+            return failed_part(group.places, known)
         try:
-            index = self.store.index(shard)
-            file = self._open(shard)
+            found = self._rows(group)
         except CorruptShard as error:
             if self.options.on_error == "skip":
-                self._broken[shard] = error  # no second walk, and no second message
-            return failed_part(places, error)
-        found = Rows(self.catalog, self.options, shard, index, file, rows, places)
-        return found.records() if self._parses(shard, index) else found.payloads()
+                self._broken[group.shard] = error  # no second walk, and no second message
+            return failed_part(group.places, error)
+        return found.records() if self._parses(group.shard, found.index) else found.payloads()
+
+    def _rows(self, group: _Group) -> Rows:
+        index, file = self.store.index(group.shard), self._open(group.shard)
+        return Rows(self.catalog, self.options, index, file, *group)
 
     def _parses(self, shard: int, index: ShardIndex) -> bool:
         """Tell whether the records of a shard are parsed: nothing else tells a list from a value of the same bytes."""

@@ -37,6 +37,7 @@ OnError = Literal["raise", "skip"]
 _ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
 _GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
 _LONGEST = 2**18  # bytes of one read of small payloads, about
+_LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
 
@@ -94,6 +95,26 @@ class _Layout(NamedTuple):
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
+class Plan(NamedTuple):
+    """Where the payloads of samples of a shard lie.
+
+    Attributes:
+        places: int64 [n]: where each sample belongs among all that are read.
+        keys: n of them.
+        file: Their shard.
+        names: The fields, the same for all.
+        kinds: Of the fields.
+        spans: int64 [n, fields, 2]: offsets and lengths.
+    """
+
+    places: Numbers
+    keys: list[str]
+    file: OpenFile
+    names: tuple[str, ...]
+    kinds: list[Kind]
+    spans: Numbers
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some samples of a shard, to be read.
@@ -101,18 +122,18 @@ class Rows:
     Attributes:
         catalog: What is read.
         options: How.
-        shard: The shard's place in the catalog.
         index: Where its samples lie.
         file: Its bytes.
+        shard: The shard's place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
     """
 
     catalog: Catalog
     options: ReadOptions
-    shard: int
     index: ShardIndex
     file: OpenFile
+    shard: int
     rows: Numbers
     places: Numbers
     _errors: dict[int, ShardError] = field(default_factory=dict)
@@ -127,6 +148,18 @@ class Rows:
         self._put_numbers(layout, values, found if alike else None)
         counts = None if alike else layout.counts.tolist()
         return Part(self.places, self._keys(), found, counts, values, self._metadata(), self._errors)
+
+    def plan(self) -> Plan | None:
+        """Return where the payloads lie, and let the system read them ahead; None: they are small, or not alike."""
+        layout, names = self._layout(), self.index.names
+        if not layout.alike or int(layout.lengths.sum()) < _LATE * len(self.rows):
+            return None
+        fields = tuple([names[code] for code in layout.codes[: int(layout.counts[0])].tolist()])
+        offsets, lengths = (column.reshape(len(self.rows), -1) for column in (layout.offsets, layout.lengths))
+        self.file.expect(offsets.min(axis=1), (offsets + lengths).max(axis=1))
+        kinds = self._kinds()
+        found = [kinds.get(name, "bytes") for name in fields]
+        return Plan(self.places, self._keys(), self.file, fields, found, np.stack([offsets, lengths], axis=2))
 
     def records(self) -> Part:
         """Return the samples, by reading their records of TFRecord and parsing them."""

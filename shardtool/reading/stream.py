@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-_TOGETHER = 2**22  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
-_STEPS_AHEAD = 3
+_STEPS_AHEAD = 2
 
 
 class Streamable:
@@ -148,9 +148,9 @@ class Stream:
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self._fetcher.read(numbers)
+        batch = self._fetcher.read_late(numbers)
         if self._share.ends == "pad":
-            return numbers, _padded(batch, (positions >= order.length).tolist())
+            return numbers, _Padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
@@ -171,12 +171,21 @@ def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]
         start = stop
 
 
-def _padded(batch: Batch, padding: list[bool]) -> Batch:
-    """Return samples that say whether they were read for others' sake."""
-    return [
-        {**sample, "__padding__": padded} if isinstance(sample, dict) else sample
-        for sample, padded in zip(batch, padding, strict=True)
-    ]
+@dataclass(frozen=True)
+class _Padded:
+    """Samples that say whether they were read for others' sake."""
+
+    batch: Batch
+    padding: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.padding)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        for sample, padded in zip(self.batch, self.padding, strict=True):
+            if isinstance(sample, dict):
+                sample["__padding__"] = padded
+            yield sample
 
 
 class _Pass:
