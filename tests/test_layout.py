@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 # From above; a module imports from its own room and from those below it. The package's own modules, which give the
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
-    "package", "cli", "verbs", "check", "pack", "inspection", "reading", "publish", "write", "source", "select",
-    "plan", "dataset", "table", "interop", "request", "entries", "transform", "execute", "format", "storage", "values",
+    "package", "torch", "tensorflow", "cli", "verbs", "check", "pack", "inspection", "reading", "publish", "write",
+    "source", "select", "plan", "dataset", "table", "interop", "request", "entries", "transform", "execute", "format",
+    "storage", "values",
 )  # fmt: skip
 MOST_IN_A_ROOM = 16
 MOST_AT_THE_ROOT = 12
@@ -24,7 +25,10 @@ MOST_AT_THE_ROOT = 12
 # An import stands inside a function only where it saves time or memory: of one of these, or of a module of ours that
 # imports one of them. Workers import neither NumPy nor pyarrow, and `--help` neither of them nor any verb: so modules
 # of the command line, and the package itself, import what they like where they use it.
-HEAVY = {"numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "braceexpand", "crc32c", "multiprocessing"}
+HEAVY = {
+    "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
+    "multiprocessing",
+}  # fmt: skip
 SLOW = {
     "concurrent.futures",
     "importlib",

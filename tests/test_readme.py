@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "docs/cli.md", "docs/examples.md", "docs/format.md"]
+DOCUMENTS = ["README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/training.md"]
 OTHERS = ["CHANGELOG.md", "docs/findings.md", "benchmarks/README.md"]
 LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
 
@@ -38,7 +38,7 @@ _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FOR_READERS = re.compile(r"^to read it with webdataset:\n(?:  wds\..*\n)+", re.MULTILINE)  # may be left out
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
-for tool in ("duckdb", "webdataset", "tensorflow", "nvidia.dali"):
+for tool in ("duckdb", "webdataset", "wids", "torch", "tensorflow", "nvidia.dali"):
     with suppress(ModuleNotFoundError):  # of the package that it lies in
         if find_spec(tool):
             _RUNS[f"python {tool}"] = [sys.executable, "-c"]

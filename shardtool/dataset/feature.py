@@ -30,6 +30,11 @@ class Feature:
     is_list: bool = False
     lacking: bool = False
 
+    @property
+    def default(self) -> str | int:
+        """What a parser gives for a sample that lacks it."""
+        return "" if self.kind == "bytes" else -1
+
     def encode(self) -> str:
         """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
         if self.is_list:

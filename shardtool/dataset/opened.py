@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, sidecar_path
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.sidecar import SCHEMA, UNREAD, Tally
-from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
+from shardtool.dataset.sidecar_read import Rows, Sidecar, check_shard, read_bytes, read_count, read_sidecar
 from shardtool.dataset.unfinished import recorded_dots
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, strings
 from shardtool.errors import CorruptShard, reason
 from shardtool.storage.reading import file_stat, read_small
 from shardtool.values import output_text
+from shardtool.wording import made_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.find import Found
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import ShardFact
     from shardtool.values import Dots, Given, Kind
 
 FIELDS = "__fields__"
@@ -136,6 +139,64 @@ def open_dataset(given: Given) -> OpenedDataset:
     return OpenedDataset(found, file, tuple(shards))
 
 
+@dataclass(frozen=True)
+class OpenedRows:
+    """The places of a shard's samples, as columns.
+
+    Attributes:
+        rows: Where samples and fields lie.
+        kinds: In a TFRecord that was walked, field to `bytes`, `int64` or `float`.
+        walked: There is no sound sidecar.
+        damage: What is wrong with the sidecar.
+        error: Where a walk ended too early: the rows end there.
+    """
+
+    rows: Rows = field(repr=False)
+    kinds: Mapping[str, Kind]
+    walked: bool
+    damage: CorruptShard | None = None
+    error: CorruptShard | None = None
+
+
+def read_rows(shard: OpenedShard) -> OpenedRows:
+    """Return where the samples of a shard lie: as `read_part` does, without the tables.
+
+    Raises:
+        CorruptShard: There is no sound sidecar, and the shard cannot be opened.
+    """
+    found = _sidecar_of(shard, metadata=False)
+    if isinstance(found, Sidecar):
+        return OpenedRows(found.rows, {}, walked=False)
+    walked = survey(SurveyTask(shard.path, dots=shard.dots))
+    return OpenedRows(_walked_rows(walked), _walked_kinds(walked), walked=True, damage=found, error=walked.error)
+
+
+def count_samples(shard: OpenedShard) -> tuple[int, ShardFact] | None:
+    """Return how many samples a shard has, as the footer of its sidecar says, and what that says of the shard.
+
+    None: there is no sidecar, or one that is damaged or about another shard.
+    """
+    where, size = shard.sidecar, file_size(shard.path)
+    try:
+        fact, samples = read_count(where)
+        check_shard(fact, where, output_text(shard.name), fact.size if size is None else size)
+    except (OSError, CorruptShard):
+        return None
+    return samples, fact
+
+
+def sidecar_schema(shard: OpenedShard) -> pa.Schema:
+    """Return the columns of a shard's sidecar and their types, by its footer alone; of a shard without one, SCHEMA."""
+    if count_samples(shard) is None:
+        return SCHEMA
+    try:
+        return pq.read_schema(shard.sidecar).remove_metadata()
+    except MemoryError:
+        raise  # of pyarrow, it is an ArrowException, too
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptShard(shard.sidecar, f"no sidecar: {error}", remedy=made_again()) from None
+
+
 def read_part(shard: OpenedShard, *, metadata: bool = False) -> OpenedIndex:
     """Return the index of a shard, by a walk where there is no sound sidecar.
 
@@ -146,13 +207,15 @@ def read_part(shard: OpenedShard, *, metadata: bool = False) -> OpenedIndex:
     Raises:
         CorruptShard: There is no sound sidecar, and the shard cannot be opened.
     """
-    found = _sidecar_part(shard, metadata=metadata)
-    if isinstance(found, OpenedIndex):
-        return found
-    return _walked_part(survey(SurveyTask(shard.path, dots=shard.dots)), found)
+    found = _sidecar_of(shard, metadata=metadata)
+    if not isinstance(found, Sidecar):
+        return _walked_part(survey(SurveyTask(shard.path, dots=shard.dots)), found)
+    columns = [*found.index.columns, *found.metadata.columns]
+    table = pa.table(columns, names=[*found.index.column_names, *found.metadata.column_names])
+    return OpenedIndex(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
 
 
-def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> OpenedIndex | CorruptShard | None:
+def _sidecar_of(shard: OpenedShard, *, metadata: bool) -> Sidecar | CorruptShard | None:
     """Return what a sidecar says, or what is wrong with it; None where there is none."""
     where, size = shard.sidecar, file_size(shard.path)
     try:
@@ -165,9 +228,7 @@ def _sidecar_part(shard: OpenedShard, *, metadata: bool) -> OpenedIndex | Corrup
         return CorruptShard(where, f"cannot be read: {reason(error)}")
     except CorruptShard as error:
         return error
-    columns = [*found.index.columns, *found.metadata.columns]
-    table = pa.table(columns, names=[*found.index.column_names, *found.metadata.column_names])
-    return OpenedIndex(table, len(found.rows.counts), found.schema, {}, walked=False, damage=())
+    return found
 
 
 def file_size(path: str) -> int | None:
@@ -181,14 +242,29 @@ def file_size(path: str) -> int | None:
 def _walked_part(found: Survey, damage: CorruptShard | None) -> OpenedIndex:
     """Return what a walk found; `damage` is what is wrong with the sidecar."""
     table = table_of(found)
-    kinds = {walked_text(name): kind for name, kind in zip(found.names, found.kinds, strict=True)}
-    return OpenedIndex(
-        table=table,
-        samples=table.num_rows,
-        schema=table.schema,
-        kinds=kinds if found.format == "tfrecord" else {},
-        walked=True,
-        damage=tuple(error for error in (damage, found.error) if error is not None),
+    errors = tuple(error for error in (damage, found.error) if error is not None)
+    return OpenedIndex(table, table.num_rows, table.schema, _walked_kinds(found), walked=True, damage=errors)
+
+
+def _walked_kinds(found: Survey) -> dict[str, Kind]:
+    if found.format != "tfrecord":
+        return {}
+    return {walked_text(name): kind for name, kind in zip(found.names, found.kinds, strict=True)}
+
+
+def _walked_rows(found: Survey) -> Rows:
+    keys = [walked_text(key).encode() for key in found.keys]
+    return Rows(
+        keys=b"".join(keys),
+        key_sizes=np.array([len(key) for key in keys], np.int64),
+        starts=np.frombuffer(found.starts, np.int64),
+        sizes=np.frombuffer(found.sizes, np.int64),
+        counts=np.frombuffer(found.counts, np.uint32).astype(np.int64),
+        names=[walked_text(name).encode() for name in found.names],
+        codes=np.frombuffer(found.codes, np.uint32).astype(np.int64),
+        offsets=np.frombuffer(found.offsets, np.int64),
+        lengths=np.frombuffer(found.lengths, np.int64),
+        crcs=None if len(found.crcs) < len(found.codes) else np.frombuffer(found.crcs, np.uint32),
     )
 
 

@@ -17,7 +17,7 @@ MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousa
 TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
-    "json": ("json", "jsonl", "geojson"),
+    "json": ("json", "jsn", "jsonl", "geojson"),
     "text": ("txt", "text", "caption", "csv", "tsv", "xml", "html", "yaml", "yml", "srt", "vtt", "md", "transcript"),
     "number": ("cls", "cls2", "index", "id", "label", "label_id", "class", "target", "inx", "score"),
     "array": ("npy", "npz", "ten", "tb", "safetensors"),

@@ -24,7 +24,7 @@ from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import read_small
+from shardtool.storage.reading import read_small, read_tail
 from shardtool.values import counted
 from shardtool.wording import call, made_again
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
+_TAIL = 2**16  # bytes at the end of a sidecar, which nearly always hold its footer
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
 _PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
 _FEW = 2**16  # samples, or fields, that any sidecar may have
@@ -424,6 +425,21 @@ def read_facts(data: bytes, name: str) -> ShardFact:
         CorruptShard: It is no sidecar of a version that this program knows.
     """
     return _read_head(data, name)[0]
+
+
+def read_count(path: str) -> tuple[ShardFact, int]:
+    """Return what a sidecar says of its shard, and how many samples it lists; no more than its footer is read.
+
+    Raises:
+        CorruptShard: It is no sidecar of a version that this program knows.
+        OSError: It is not there, or cannot be read.
+    """
+    data = read_tail(path, _TAIL)
+    size = int.from_bytes(data[-8:-4], "little") + len(MAGIC) + 4
+    if data[-4:] == MAGIC and len(data) == _TAIL < size:
+        data = read_tail(path, size + 4)
+    fact, footer = _read_head(data, path)
+    return fact, footer.rows
 
 
 def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:

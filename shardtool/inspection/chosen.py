@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from shardtool.dataset.opened import FIELDS, read_part
-from shardtool.errors import InvalidRequest, printable
+from shardtool.dataset.opened import read_part
+from shardtool.errors import InvalidRequest
+from shardtool.select.asked import asked_table
 from shardtool.select.query import matching
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,7 +67,7 @@ def pieces(datasets: Sequence[OpenedDataset], where: str | None = None, *, metad
     for dataset in datasets:
         for shard in dataset.shards:
             part = read_part(shard, metadata=metadata or where is not None)
-            rows = np.arange(part.samples) if where is None else matching(_asked(shard, part, columns), where)
+            rows = np.arange(part.samples) if where is None else matching(asked_table(shard, part, columns), where)
             yield Piece(dataset, shard, part, first, rows)
             first, found = first + part.samples, found + len(rows)
     if where is not None and not found:
@@ -83,25 +83,6 @@ def _columns(datasets: Sequence[OpenedDataset]) -> set[str]:
         else:
             names.update(name for shard in dataset.shards for name in read_part(shard).schema.names)
     return {name for name in names if not name.startswith("__")}
-
-
-def _asked(shard: OpenedShard, part: OpenedIndex, columns: set[str]) -> pa.Table:
-    """Return what can be asked of a shard's samples, as of those of `reshard` (`select.order.table_of`)."""
-    table = part.table.select([name for name in part.table.column_names if not name.startswith("__")])
-    for name in sorted(columns.difference(table.column_names)):
-        table = table.append_column(name, pa.nulls(part.samples))
-    starts = part.starts()
-    sums = np.concatenate(([0], np.cumsum(part.fields().field("length").to_numpy()))).astype(np.int64)
-    own: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: part.table.column("__key__"),
-        "shard": lambda: pa.array([printable(shard.name)] * part.samples, pa.string()),
-        "size": lambda: pa.array(np.diff(sums[starts]) if part.samples else np.zeros(0, np.int64)),
-        "fields": lambda: pc.list_value_length(part.table.column(FIELDS)).cast(pa.int64()),
-    }
-    for name, make in own.items():
-        if name not in table.column_names:
-            table = table.append_column(name, make())
-    return table
 
 
 def texts_of(column: pa.ChunkedArray) -> pa.ChunkedArray:

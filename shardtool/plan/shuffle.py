@@ -1,6 +1,7 @@
 """Numbers that look random, and the order that they give: the same on every machine and with every NumPy.
 
-Source: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+Sources: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. A permutation
+of any size that is computed place by place: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ROUNDS, _LEAST_BITS = 8, 6  # fewer make some orders of few places more frequent than others
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator whose state is `start`, below 2^64."""
-    state = np.arange(1, count + 1, dtype=np.uint64)
+    return random_at(start, np.arange(count, dtype=np.uint64))
+
+
+def random_at(start: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return those numbers of the generator whose state is `start` that stand at `places`, counted from 0."""
+    state: NDArray[np.uint64] = places + np.uint64(1)
     state *= np.uint64(GAMMA)
     state += np.uint64(start)
     for shift, factor in ((30, FIRST_FACTOR), (27, SECOND_FACTOR)):
@@ -30,5 +37,52 @@ def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:
     """Return a uniform random permutation of `count` places: each gets a 64-bit number, and these are sorted."""
-    start = int.from_bytes(blake2b(b"shuffle %d" % seed, digest_size=8).digest(), "little")
-    return np.argsort(random_numbers(start, count), kind="stable")
+    return np.argsort(random_numbers(random_start("shuffle", seed), count), kind="stable")
+
+
+def random_start(purpose: str, *numbers: int) -> int:
+    """Return the state of a generator that no other purpose, and no other numbers, have."""
+    text = " ".join([purpose, *map(str, numbers)])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def permuted(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
+    """Return where a permutation that looks random puts places, each computed by itself.
+
+    A Feistel network over the bits of `size`, walked on from a place beyond `size` until it is within.
+
+    Args:
+        places: int64 [n], each below `size`.
+        size: How many places the permutation has: 1 to 2^62.
+        keys: uint64 [n] or one: which permutation each place is put by.
+
+    Returns:
+        int64 [n].
+    """
+    if size == 1:
+        return np.zeros(len(places), np.int64)
+    found = _network(places.astype(np.uint64), size, keys)
+    (beyond,) = np.nonzero(found >= np.uint64(size))
+    while len(beyond):
+        walked = _network(found[beyond], size, keys if isinstance(keys, np.uint64) else keys[beyond])
+        found[beyond] = walked
+        beyond = beyond[walked >= np.uint64(size)]
+    return found.astype(np.int64)
+
+
+def _network(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """Return where a permutation of the next power of two puts values."""
+    bits = max(_LEAST_BITS, (size - 1).bit_length())
+    widths = bits - bits // 2, bits // 2
+    halves = [values >> np.uint64(widths[1]), values & np.uint64((1 << widths[1]) - 1)]
+    for number in range(_ROUNDS):
+        side = number % 2
+        mixed = halves[1 - side] + np.uint64(number << 32)
+        mixed *= np.uint64(GAMMA)
+        mixed += keys
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= np.uint64(FIRST_FACTOR)
+        mixed >>= np.uint64(64 - widths[side])
+        halves[side] = halves[side] ^ mixed
+    found: NDArray[np.uint64] = (halves[0] << np.uint64(widths[1])) | halves[1]
+    return found

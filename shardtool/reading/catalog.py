@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.opened import open_dataset, read_part
+from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.errors import InvalidRequest
+from shardtool.pattern import DATASET_SUFFIX
+from shardtool.reading.shard_index import ShardIndex
+from shardtool.storage.shared import SharedBlocks
+from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.opened import OpenedDataset, OpenedShard
     from shardtool.values import Given, Kind
+
+_THREADS = 4  # that walk shards: more than one where a disk is far away
+_log = logging.getLogger("shardtool")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One of the datasets of a catalog.
+
+    Attributes:
+        split: Its name among the others: the split that it is, or what its file or folder is called.
+        shards: How many it has.
+        listed: Whether a dataset file of ours lists them.
+        appends: The places of shards, counted from 0 in the dataset, from which on sidecars may have other columns.
+    """
+
+    split: str
+    shards: int
+    listed: bool
+    appends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,11 +63,15 @@ class Catalog:
         shards: In order.
         firsts: int64 [shards + 1]: the number of each shard's first sample, and how many samples there are.
         sizes: int64 [shards]: bytes.
-        fields: How many samples have each field; empty where no dataset file says so.
+        fields: How many samples have each field; empty where any dataset does not say so.
         kinds: Field to `int64` or `float`, of TFRecords.
+        classes: Field to the names of its class numbers, where all datasets agree.
+        fingerprint: Equal for equal samples in an equal order, as far as that is known without reading them.
         lists: Features of TFRecords that are lists of values in every sample.
-        classes: Field to the names of its class numbers.
-        fingerprint: Equal for equal content, as far as that is known without reading it.
+        content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
+        key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
+        origins: The datasets, in order.
+        shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
     """
 
     name: str
@@ -48,6 +83,10 @@ class Catalog:
     classes: Mapping[str, list[str]]
     fingerprint: str
     lists: frozenset[str] = frozenset()
+    content: str = ""
+    key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    origins: tuple[Origin, ...] = ()
+    shared: SharedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -61,65 +100,177 @@ class Catalog:
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
+    def by_shard(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield each shard that samples lie in: its place, and for each sample its row, and its place in `numbers`."""
+        shards, rows = self.places(numbers)
+        order = np.argsort(shards, kind="stable")
+        for which in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if len(which):
+                yield int(shards[which[0]]), rows[which], which
+
+    def origin(self, shard: int) -> Origin:
+        """Return the dataset of a shard."""
+        return self.origins[int(np.searchsorted(self._origin_ends, shard, side="right"))]
+
+    @cached_property
+    def _origin_ends(self) -> NDArray[np.int64]:
+        return np.cumsum([one.shards for one in self.origins])
+
+    @cached_property
+    def splits(self) -> Mapping[str, NDArray[np.int64]]:
+        """Split to the numbers of its first samples, and of those behind its last ones: int64 [datasets, 2]."""
+        ends = self._origin_ends
+        bounds = np.stack((self.firsts[ends - [one.shards for one in self.origins]], self.firsts[ends]), axis=1)
+        names = [one.split for one in self.origins]
+        return {name: bounds[[at for at, one in enumerate(names) if one == name]] for name in dict.fromkeys(names)}
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What is known of the shards of a dataset: attributes as those of `Catalog`."""
+
+    counts: Sequence[int]
+    sizes: Sequence[int]
+    key_ranges: Sequence[tuple[str, str]]
+    facts: Sequence[str]
+
 
 def open_catalog(given: Given) -> Catalog:
     """Return the catalog of all datasets that `given` means.
 
     Raises:
-        InvalidRequest: There are none, or they have no samples.
-        CorruptShard: A dataset file is damaged, or a shard that no dataset file lists cannot be read.
+        InvalidRequest: There are none.
+        CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
     opened = [open_dataset(one) for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
-    return joined([_catalog(one) for one in opened])
-
-
-def joined(catalogs: list[Catalog]) -> Catalog:
-    """Return one catalog of all shards of several."""
-    if len(catalogs) == 1:
-        return catalogs[0]
-    fields: dict[str, int] = {}
-    kinds: dict[str, Kind] = {}
-    classes: dict[str, list[str]] = {}
-    for one in catalogs:
-        fields = {name: fields.get(name, 0) + one.fields.get(name, 0) for name in [*fields, *one.fields]}
-        kinds |= one.kinds
-        classes |= one.classes
-    counts = np.concatenate([np.diff(one.firsts) for one in catalogs])
+    shards = tuple(shard for one in opened for shard in one.shards)
+    shared = SharedBlocks(len(shards) + 1)
+    firsts = accumulate((len(one.shards) for one in opened), initial=0)
+    described = [_described(one, shared, first) for one, first in zip(opened, firsts, strict=False)]
+    counts = np.array([count for one in described for count in one.counts], np.int64)
+    key_ranges = tuple(pair for one in described for pair in one.key_ranges)
+    content = opened[0].file.fingerprint if len(opened) == 1 and opened[0].file else ""
+    files = [one.file for one in opened if one.file is not None]
     return Catalog(
-        name=", ".join(one.name for one in catalogs),
-        shards=tuple(shard for one in catalogs for shard in one.shards),
-        firsts=_firsts(counts),
-        sizes=np.concatenate([one.sizes for one in catalogs]),
-        fields=fields,
-        kinds=kinds,
-        classes=classes,
-        fingerprint=_hash(*(one.fingerprint for one in catalogs)),
-        lists=frozenset().union(*(one.lists for one in catalogs)),
+        name=", ".join(_name(one) for one in opened),
+        shards=shards,
+        firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        sizes=np.array([size for one in described for size in one.sizes], np.int64),
+        key_ranges=key_ranges,
+        origins=tuple(map(_origin, opened)),
+        fields=_summed([one.file.fields if one.file else {} for one in opened]),
+        kinds={name: kind for file in files for name, kind in numbers_in(file.features).items()},
+        lists=frozenset(name for file in files for name, one in file.features.items() if one.is_list),
+        classes=_agreed(file.classes for file in files),
+        content=content,
+        fingerprint=_hash(content, str(counts.tolist()), *(fact for one in described for fact in one.facts)),
+        shared=shared,
     )
 
 
-def _catalog(opened: OpenedDataset) -> Catalog:
-    file, name = opened.file, opened.found.dataset_file or opened.shards[0].path
-    if file is not None:
-        counts = np.array([shard.samples for shard in file.shards], np.int64)
-        sizes = np.array([shard.size for shard in file.shards], np.int64)
-        fields, kinds, classes = dict(file.fields), dict(numbers_in(file.features)), dict(file.classes)
-        known = file.fingerprint or _hash(*(f"{one.name} {one.size} {one.crc}" for one in file.shards))
-        lists = frozenset(name for name, one in file.features.items() if one.is_list)
-        return Catalog(name, opened.shards, _firsts(counts), sizes, fields, kinds, classes, known, lists)
-    parts = [read_part(shard) for shard in opened.shards]
-    counts = np.array([part.samples for part in parts], np.int64)
-    sizes = np.array([int(part.table.column("__size__")[-1].as_py()) if part.samples else 0 for part in parts])
-    kinds = {name: kind for part in parts for name, kind in part.kinds.items() if kind != "bytes"}
-    known = _hash(*(f"{shard.name} {count}" for shard, count in zip(opened.shards, counts.tolist(), strict=True)))
-    return Catalog(name, opened.shards, _firsts(counts), sizes, {}, kinds, {}, known)
+def joined(catalogs: Sequence[Catalog]) -> Catalog:
+    """Return one catalog of all shards of several, one after the other."""
+    shards = tuple(shard for one in catalogs for shard in one.shards)
+    counts = np.concatenate([np.diff(one.firsts) for one in catalogs])
+    return Catalog(
+        name=", ".join(one.name for one in catalogs),
+        shards=shards,
+        firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        sizes=np.concatenate([one.sizes for one in catalogs]),
+        key_ranges=tuple(pair for one in catalogs for pair in one.key_ranges),
+        origins=tuple(origin for one in catalogs for origin in one.origins),
+        fields=_summed([one.fields for one in catalogs]),
+        kinds={name: kind for one in catalogs for name, kind in one.kinds.items()},
+        lists=frozenset(name for one in catalogs for name in one.lists),
+        classes=_agreed([one.classes for one in catalogs]),
+        fingerprint=_hash(*(one.fingerprint for one in catalogs)),
+        shared=SharedBlocks(len(shards) + 1),
+    )
 
 
-def _firsts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+def _described(opened: OpenedDataset, shared: SharedBlocks, first: int) -> _Described:
+    """Return what the dataset file says of the shards; else what sidecars, and walks over the other shards, say."""
+    if opened.file is not None:
+        of = opened.file.shards
+        return _Described(
+            counts=[one.samples for one in of],
+            sizes=[one.size for one in of],
+            key_ranges=[(one.first_key, one.last_key) for one in of],
+            facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
+        )
+    heads = [count_samples(shard) for shard in opened.shards]
+    walked = _walk([shard for shard, head in zip(opened.shards, heads, strict=True) if head is None], shared, first)
+    counts = [
+        walked[shard.number] if head is None else head[0] for shard, head in zip(opened.shards, heads, strict=True)
+    ]
+    sizes = [file_size(shard.path) or 0 for shard in opened.shards]
+    crcs = [None if head is None else head[1].crc for head in heads]
+    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(opened.shards, sizes, crcs, strict=True)]
+    return _Described(counts, sizes, [("", "")] * len(counts), facts)
+
+
+def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[int, int]:
+    """Walk shards once, for all processes; return how many samples each has, by its number in its dataset."""
+    if not shards:
+        return {}
+
+    def walk(shard: OpenedShard) -> int:
+        found = read_rows(shard)
+        if found.error is not None:
+            raise found.error
+        parts = ShardIndex.of(found.rows, found.kinds).packed()
+        shared.write(first + shard.number, parts[-1][0] + len(parts[-1][1]), parts)
+        return len(found.rows.counts)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(min(_THREADS, len(shards)), "shardtool-walk") as pool:
+        counts = dict(zip((shard.number for shard in shards), pool.map(walk, shards), strict=True))
+    _log.warning(
+        "%s without a sound sidecar, such as %s: walked in %.1f s. `shardtool index` makes sidecars.",
+        counted(len(shards), "shard"), shards[0].name, time.monotonic() - started,
+    )  # fmt: skip
+    return counts
+
+
+def _origin(opened: OpenedDataset) -> Origin:
+    file = opened.file
+    split = file.made.split if file is not None else ""
+    if not split:
+        where = opened.found.dataset_file
+        folder = os.path.dirname(os.path.abspath(opened.shards[0].path))
+        split = os.path.basename(where).removesuffix(DATASET_SUFFIX) if where else os.path.basename(folder)
+    if file is None:
+        return Origin(split, len(opened.shards), listed=False)
+    return Origin(split, len(opened.shards), listed=True, appends=file.appends)
+
+
+def _name(opened: OpenedDataset) -> str:
+    return opened.found.dataset_file or opened.shards[0].path
+
+
+def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return how many samples of several datasets have each field; nothing where that is not known of one."""
+    if not all(counts):
+        return {}
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def _agreed(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """Return the classes of all datasets; without those of fields whose numbers mean different things."""
+    found: dict[str, list[str]] = {}
+    bad: set[str] = set()
+    for field_name, names in ((name, names) for one in classes for name, names in one.items()):
+        if found.setdefault(field_name, names) != names:
+            bad.add(field_name)
+    for name in sorted(bad):
+        _log.warning("%s: its numbers stand for other classes in another dataset; classes are left out.", name)
+    return {name: names for name, names in found.items() if name not in bad}
 
 
 def _hash(*texts: str) -> str:

@@ -1,23 +1,38 @@
-"""A dataset for training code: samples by number, by key, in batches and as a stream."""
+"""A dataset for training code: samples by number, by key, in batches and as a stream; and views of some of them."""
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 
+from shardtool.errors import InvalidRequest, listing
 from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.keys import KeyFinder, Keys, numbers_of
 from shardtool.reading.order import View
 from shardtool.reading.stream import Streamable
+from shardtool.reading.tables import matching_rows, schema_of, table_of
+from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
+    import pyarrow as pa
+    import pyarrow.dataset as pads
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.fetch import Sample
+
+    Numbers = NDArray[np.int64]
+    Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
+
+_WHICH = "a number, a key, a slice, several of these, or a mask of all samples"
 
 
 class Dataset(Streamable):
@@ -26,9 +41,10 @@ class Dataset(Streamable):
     Picklable without open files; safe in threads and after a fork.
     """
 
-    def __init__(self, fetcher: Fetcher, chosen: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen
+        self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
     @classmethod
     def of(cls, catalog: Catalog, options: ReadOptions) -> Dataset:
@@ -37,8 +53,15 @@ class Dataset(Streamable):
 
     @property
     def fields(self) -> Mapping[str, int]:
-        """How many samples have each field."""
-        return self.fetcher.catalog.fields
+        """How many samples have each field; counted where no dataset file says so, and of a view."""
+        catalog = self.fetcher.catalog
+        if self._chosen is None and catalog.fields:
+            return catalog.fields
+        found: Counter[str] = Counter()
+        for shard, rows, _ in self._by_shard():
+            index = self.fetcher.store.index(shard)
+            found.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
+        return dict(+found)
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
@@ -46,34 +69,157 @@ class Dataset(Streamable):
         return self.fetcher.catalog.classes
 
     @property
+    def splits(self) -> Mapping[str, int]:
+        """How many samples each split has, by its name: of several datasets, each is one."""
+        bounds = self.fetcher.catalog.splits.items()
+        return {name: len(self._of_bounds(one)) for name, one in bounds}
+
+    @property
     def fingerprint(self) -> str:
-        """What is equal for equal samples."""
-        return self.source.fingerprint
+        """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
+        return (self._chosen is None and self.fetcher.catalog.content) or self.source.fingerprint
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the sidecars, and their types."""
+        return schema_of(self.fetcher.catalog)
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of all samples, in order: a sequence that is read when it is asked."""
+        return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
 
     def __len__(self) -> int:
         return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
 
     def __iter__(self) -> Iterator[Sample]:
-        return iter(self.stream(shuffle=False, rank=0, world_size=1))
+        return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys
+
+    def __repr__(self) -> str:
+        catalog = self.fetcher.catalog
+        of = "" if self._chosen is None else f"{len(self):,} of "
+        what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
+        fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
+        return f"<Dataset {catalog.name}: {what}{fields}>"
 
     @overload
-    def __getitem__(self, which: int) -> Sample: ...
+    def __getitem__(self, which: int | str) -> Sample: ...
     @overload
     def __getitem__(self, which: slice) -> Dataset: ...
     @overload
-    def __getitem__(self, which: Sequence[int] | NDArray[np.int64]) -> list[Sample]: ...
+    def __getitem__(self, which: Several) -> list[Sample]: ...
 
-    def __getitem__(self, which: int | slice | Sequence[int] | NDArray[np.int64]) -> Sample | Dataset | list[Sample]:
+    def __getitem__(self, which: int | str | slice | Several) -> Sample | Dataset | list[Sample]:
+        """Return the sample of a number or key, a list of those of several, or a view of a slice.
+
+        Raises:
+            IndexError: There is no such number.
+            UnknownKey: There is no such key.
+            CorruptShard: A shard is missing or damaged.
+        """
         if isinstance(which, slice):
-            chosen = np.arange(len(self), dtype=np.int64)[which]
-            return Dataset(self.fetcher, chosen if self._chosen is None else self._chosen[chosen])
-        if isinstance(which, (list, tuple, np.ndarray)):
-            return self.fetcher.fetch(self._numbers(np.asarray(which, np.int64)))
-        return self.fetcher.fetch(self._numbers(np.array([operator.index(cast("int", which))])))[0]
+            return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
+        if isinstance(which, str):
+            return self.fetcher.fetch(self._with_keys([which]))[0]
+        if isinstance(which, (Sequence, np.ndarray)):
+            return self.fetcher.fetch(self._several(cast("Several", which)))
+        try:
+            place = operator.index(which)
+        except TypeError:
+            raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
+        return self.fetcher.fetch(self._numbers(np.array([place])))[0]
 
-    def _numbers(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _several(self, which: Several) -> Numbers:
+        """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
+        try:
+            asked = np.asarray(which)
+        except ValueError:  # lists of several lengths
+            asked = np.zeros(())
+        texts = asked.dtype.kind in "UTO" and all(isinstance(one, str) for one in which)
+        if asked.ndim != 1 or not (texts or asked.dtype.kind in "biu" or not len(asked)):
+            raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH)
+        if texts:
+            return self._with_keys([str(one) for one in which])
+        if asked.dtype.kind == "b":
+            if len(asked) != len(self):
+                raise IndexError(f"a mask of {len(asked):,} for {counted(len(self), 'sample')}")
+            asked = np.flatnonzero(asked)
+        return self._numbers(asked.astype(np.int64))
+
+    def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
+        bad = places[(places < -len(self)) | (places >= len(self))]
+        if len(bad):
+            raise IndexError(f"sample {bad[0]} of {len(self):,}")
         places = np.where(places < 0, places + len(self), places)
-        if len(places) and not 0 <= places.min() <= places.max() < len(self):
-            raise IndexError(f"sample {places.max()} of {len(self)}")
         return places if self._chosen is None else self._chosen[places]
+
+    def _with_keys(self, keys: Iterable[str]) -> Numbers:
+        return numbers_of(self._finder, keys, self._chosen)
+
+    def _by_shard(self) -> Iterator[tuple[int, Numbers, Numbers]]:
+        """Yield each shard: its place, the rows of the samples that lie in it, and their places here."""
+        catalog = self.fetcher.catalog
+        if self._chosen is not None:
+            yield from catalog.by_shard(self._chosen)
+            return
+        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
+            yield shard, np.arange(last - first), np.arange(first, last)
+
+    def _with_chosen(self, chosen: Numbers) -> Dataset:
+        found = copy(self)
+        vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
+        return found
+
+    def _of_bounds(self, bounds: Numbers) -> Dataset:
+        """Return a view of the samples whose numbers lie within bounds, in their order here: int64 [n, 2]."""
+        if self._chosen is None:
+            return self._with_chosen(np.concatenate([np.arange(*pair, dtype=np.int64) for pair in bounds.tolist()]))
+        inside = [(self._chosen >= first) & (self._chosen < last) for first, last in bounds.tolist()]
+        return self._with_chosen(self._chosen[np.logical_or.reduce(inside)])
+
+    def take(self, which: Several) -> Dataset:
+        """Return a view of several samples, given by numbers, keys, or a mask, in the order given.
+
+        Raises:
+            IndexError: There is no such number.
+            UnknownKey: There is no such key.
+        """
+        return self._with_chosen(self._several(which))
+
+    def partition(self, which: str | Iterable[str]) -> Dataset:
+        """Return a view of one split, by its name; or of the samples of some keys, in the order given.
+
+        Raises:
+            InvalidRequest: There is no such split.
+            UnknownKey: There are no such keys.
+        """
+        if not isinstance(which, str):
+            return self._with_chosen(self._with_keys(which))
+        splits = self.fetcher.catalog.splits
+        if which not in splits:
+            expected = f"one of {listing([*splits])}, or keys"
+            raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
+        return self._of_bounds(splits[which])
+
+    def where(self, query: str) -> Dataset:
+        """Return a view of the samples for which a query is true, such as `bi == 'dog' and width > 256`.
+
+        It may name the columns of the sidecars, and `key`, `shard`, `size` (bytes of all fields) and `fields` (how
+        many). All sidecars are read for it, one after the other.
+
+        Raises:
+            InvalidRequest: It is no query, or names what is no column.
+        """
+        return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
+
+    def table(self) -> pads.Dataset:
+        """Return the sidecars as one table that pandas, DuckDB and polars can query: a `pyarrow.dataset.Dataset`.
+
+        It has a row a sample: `__key__`, `__shard__`, where it lies, and the metadata. Of a whole dataset, files are
+        read when it is queried, and not checked before; the rows of a view are held in memory, in its order.
+        """
+        return table_of(self.fetcher.catalog, self._chosen)

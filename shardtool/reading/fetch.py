@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
-    from shardtool.reading.index import ShardIndex
     from shardtool.reading.payloads import Plan
     from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.shard_index import ShardIndex
 
     Numbers = NDArray[np.int64]
 

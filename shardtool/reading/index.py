@@ -1,143 +1,141 @@
-"""Where the samples of each shard lie, as columns: read when a shard is first needed, and kept while there is room."""
+"""Where the samples of each shard lie, as columns: read when a shard is first needed, and shared between processes.
+
+A sidecar is read once, by the process that needs it first, which leaves its columns in the catalog's `SharedBlocks`:
+other processes, and later rounds of a stream, map them from there. So an index takes no memory of a process, except
+where there are no shared blocks: each process then keeps as many indexes as there is room for.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardtool.dataset.opened import read_part
-from shardtool.entries.arrow import numbers
+from shardtool.dataset.opened import file_size, read_rows
+from shardtool.errors import CorruptShard
+from shardtool.reading.shard_index import ShardIndex
+from shardtool.storage.forks import renew_after_fork
+from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from shardtool.dataset.opened import OpenedIndex, OpenedShard
+    from shardtool.dataset.opened import OpenedRows, OpenedShard
     from shardtool.reading.catalog import Catalog
-    from shardtool.values import Kind
 
-_ROOM = 2**25  # bytes of indexes that are kept
+_ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
+_MOST_KEPT = 4096  # indexes, each with a few arrays
+_log = logging.getLogger("shardtool")
 
 
-@dataclass(frozen=True)
-class ShardIndex:
-    """Where the samples of a shard lie.
+@dataclass(slots=True)
+class _Kept:
+    """An index that is at hand, and when this process last looked at it for the first time: see `IndexStore._look`."""
 
-    Attributes:
-        keys: Their bytes, end to end.
-        key_ends: int64 [samples + 1]: where each key starts in `keys`, and where the last one ends.
-        starts: int64 [samples]: the first byte of each sample's first record.
-        sizes: int64 [samples]: bytes to the end of its last record.
-        firsts: int64 [samples + 1]: where its fields start in the columns below.
-        names: The field names that `codes` stands for.
-        codes: int32 [fields].
-        offsets: int64 [fields]: where payloads start in the shard.
-        lengths: int64 [fields]: bytes.
-        crcs: uint32 [fields]: CRC-32C; None where they are not known.
-        kinds: Field to what it holds in a TFRecord, where the shard was walked.
-    """
-
-    keys: bytes
-    key_ends: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    firsts: NDArray[np.int64]
-    names: tuple[str, ...]
-    codes: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    crcs: NDArray[np.uint32] | None
-    kinds: Mapping[str, Kind]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes in memory, about."""
-        return len(self.keys) + 32 * len(self.starts) + 28 * len(self.codes)
-
-    def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples."""
-        starts, ends = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist()
-        return [self.keys[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+    index: ShardIndex
+    seen: int
 
 
 class IndexStore:
-    """The indexes of a catalog's shards; safe in threads, and made anew by a process that gets it."""
+    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._lock, self._kept, self._room = threading.Lock(), OrderedDict[int, ShardIndex](), _ROOM
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._looked_at = self._turn = 0
+        self.after_fork()
+        renew_after_fork(self)
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self._catalog,)
+
+    def after_fork(self) -> None:
+        """Make the lock anew: a thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard, by its place in the catalog.
 
         Raises:
-            CorruptShard: There is no sound sidecar, and the shard cannot be read.
+            CorruptShard: There is no sound sidecar, and the shard cannot be read; or it has other samples than the
+                dataset file says.
         """
         with self._lock:
-            found = self._kept.get(shard)
-            if found is not None:
-                self._kept.move_to_end(shard)
-                return found
-        found = read_index(self._catalog.shards[shard])
+            kept = self._kept.get(shard)
+            if kept is not None:
+                self._look(shard, kept)
+                return kept.index
+        block = self._catalog.shared.read(shard)
+        if block is not None:
+            return self._keep(shard, ShardIndex.unpacked(block))
+        return self.add(shard, read_index(self._catalog, shard))
+
+    def add(self, shard: int, index: ShardIndex) -> ShardIndex:
+        """Keep an index that was just read, for this process and others; return it as it is kept."""
+        parts = index.packed()
+        block = self._catalog.shared.write(shard, parts[-1][0] + len(parts[-1][1]), parts)
+        return self._keep(shard, index if block is None else ShardIndex.unpacked(block))
+
+    def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
         with self._lock:
-            if shard not in self._kept:
-                self._kept[shard] = found
-                self._room -= found.nbytes
-            while self._room < 0 and len(self._kept) > 1:
-                self._room += self._kept.popitem(last=False)[1].nbytes
-        return found
+            kept = self._kept.setdefault(shard, _Kept(index, -1))
+            self._look(shard, kept)
+        return kept.index
+
+    def _look(self, shard: int, kept: _Kept) -> None:
+        """Note that an index is looked at. Where that makes too many, pages go back to the system, or indexes go."""
+        self._kept.move_to_end(shard)
+        if kept.seen != self._turn:
+            kept.seen, self._looked_at = self._turn, self._looked_at + kept.index.nbytes
+        if kept.index.is_shared:
+            if self._looked_at > _ROOM:
+                self._catalog.shared.let_go()
+                self._looked_at, self._turn = 0, self._turn + 1
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return
+        while self._looked_at > _ROOM and len(self._kept) > 1:
+            self._looked_at -= self._kept.popitem(last=False)[1].index.nbytes
 
 
-def read_index(shard: OpenedShard) -> ShardIndex:
+def read_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard: its sidecar, or what a walk finds.
 
     Raises:
-        CorruptShard: There is no sound sidecar, and the shard is damaged.
+        CorruptShard: There is no sound sidecar, and the shard is damaged; or it has other samples than the dataset
+            file says.
     """
-    part = read_part(shard)
-    if part.walked and part.damage:
-        raise part.damage[-1]
-    return _columns(part)
+    shard, listed = catalog.shards[number], catalog.origin(number).listed
+    if listed:
+        _check_size(shard, int(catalog.sizes[number]))
+    found = read_rows(shard)
+    if found.walked:
+        _look_at_walk(shard, found, listed=listed)
+    samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
+    if samples != expected:
+        raise _other_samples(shard, samples, expected)
+    return ShardIndex.of(found.rows, found.kinds)
 
 
-def _columns(part: OpenedIndex) -> ShardIndex:
-    fields, firsts = part.fields(), part.starts().astype(np.int64)
-    names = fields.field("name")
-    coded = names if hasattr(names, "dictionary") else names.dictionary_encode()
-    crcs = fields.field("crc32c")
-    keys, key_ends = _text(part.table.column("__key__").combine_chunks())
-    return ShardIndex(
-        keys=keys,
-        key_ends=key_ends,
-        starts=numbers(part.table.column("__offset__").combine_chunks()).astype(np.int64),
-        sizes=numbers(part.table.column("__size__").combine_chunks()).astype(np.int64),
-        firsts=firsts if len(firsts) else np.zeros(1, np.int64),
-        names=tuple(coded.dictionary.to_pylist()),
-        codes=numbers(coded.indices).astype(np.int32),
-        offsets=numbers(fields.field("offset")).astype(np.int64),
-        lengths=numbers(fields.field("length")).astype(np.int64),
-        crcs=None if crcs.null_count else numbers(crcs).astype(np.uint32),
-        kinds=part.kinds,
-    )
+def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShard:
+    what = f"{expected:,}, as when the dataset was opened, or as its dataset file says"
+    return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
 
 
-def _text(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the bytes of strings, end to end, and where each starts."""
-    if not len(column):
-        return b"", np.zeros(1, np.int64)
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset).astype(np.int64)
-    raw = bytes(memoryview(data)[int(ends[0]) : int(ends[-1])]) if data is not None else b""
-    return raw, ends - ends[0]
+_VERIFY = "Run `shardtool verify`."
+
+
+def _check_size(shard: OpenedShard, expected: int) -> None:
+    size = file_size(shard.path)  # of one that is missing, what opens it tells more
+    if size is not None and size != expected:
+        found = f"{size:,} bytes"
+        raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)
+
+
+def _look_at_walk(shard: OpenedShard, found: OpenedRows, *, listed: bool) -> None:
+    """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
+    if found.error is not None:
+        raise found.error
+    if listed or found.damage is not None:
+        problem = "missing" if found.damage is None else found.damage.found
+        _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)

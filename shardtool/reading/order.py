@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.plan.shuffle import FIRST_FACTOR, GAMMA, SECOND_FACTOR
+from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +149,7 @@ class View:
         if self.chosen is None:
             return order_of(np.diff(self.catalog.firsts), options)
         chosen = np.sort(self.chosen) if options.shuffle else self.chosen
-        counts = np.bincount(self.catalog.places(chosen)[0], minlength=len(self.catalog.shards))
+        counts = np.bincount(self.catalog.places(chosen)[0], minlength=len(self.catalog.sizes))
         return Chosen(order_of(counts.astype(np.int64), options), chosen)
 
 
@@ -160,8 +160,11 @@ def order_of(counts: Numbers, options: OrderOptions) -> Order:
         counts: int64 [shards]: samples of each.
         options: Which order.
     """
+    together = options.window * options.parts
     if not options.shuffle:
-        return InOrder(int(counts.sum()), options.window * options.parts)
+        return InOrder(int(counts.sum()), together)
+    if options.shuffle == "full":
+        return Full(int(counts.sum()), together, options.seed, options.epoch)
     return Shuffled(counts, options.seed, options.epoch, options.parts, options.window)
 
 
@@ -228,7 +231,8 @@ class Shuffled:
     _ends: Numbers = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        order = np.argsort(_random(_start("shards", self.seed, self.epoch), np.arange(len(self.counts))), kind="stable")
+        drawn = random_numbers(random_start("shards", self.seed, self.epoch), len(self.counts))
+        order = np.argsort(drawn, kind="stable")
         firsts = np.cumsum(self.counts) - self.counts
         object.__setattr__(self, "_starts", firsts[order])
         object.__setattr__(self, "_ends", np.cumsum(self.counts[order]))
@@ -250,30 +254,52 @@ class Shuffled:
         start, count = part * whole + np.minimum(part, more), whole + (part < more)
         window, within = at // self.window, at % self.window
         size = np.minimum(self.window, count - window * self.window)
-        spot = start + window * self.window + self._permuted(part, window, within, size)
+        key = random_start("window", self.seed, self.epoch)
+        spot = permuted_windows(key, window * self.parts + part, within, size, self.window)
+        spot += start + window * self.window
         shard = np.searchsorted(self._ends, spot, side="right")
         before = np.concatenate((np.zeros(1, np.int64), self._ends))[shard]
-        return self._starts[shard] + spot - before
-
-    def _permuted(self, part: Numbers, window: Numbers, within: Numbers, size: Numbers) -> Numbers:
-        """Return where in its window each sample stands that is asked for."""
-        name = part + window * self.parts
-        names, first, which = np.unique(name, return_index=True, return_inverse=True)
-        start = _start("window", self.seed, self.epoch)
-        places = names[:, None] * self.window + np.arange(self.window)
-        drawn = _random(start, places.ravel()).reshape(places.shape)
-        drawn[np.arange(self.window) >= size[first][:, None]] = np.uint64(2**64 - 1)
-        return np.argsort(drawn, axis=1, kind="stable")[which, within]
+        found: Numbers = self._starts[shard] + spot - before
+        return found
 
 
-def _start(purpose: str, seed: int, epoch: int) -> int:
-    return int.from_bytes(blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=8).digest(), "little")
+@dataclass(frozen=True)
+class Full:
+    """One random order of all samples, in which no sample is nearer to another than by chance.
+
+    Attributes:
+        length: Samples in an epoch.
+        round: Positions that are best read together.
+        seed: With the epoch, what the order depends on.
+        epoch: Counted from 0.
+    """
+
+    length: int
+    round: int
+    seed: int
+    epoch: int
+
+    def numbers(self, positions: Numbers) -> Numbers:
+        """Return the sample at each position."""
+        return permuted(positions, self.length, np.uint64(random_start("full", self.seed, self.epoch)))
 
 
-def _random(start: int, places: Numbers) -> NDArray[np.uint64]:
-    """Return the numbers of SplitMix64 at places of its sequence."""
-    state: NDArray[np.uint64] = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(start)
-    for shift, factor in ((30, FIRST_FACTOR), (27, SECOND_FACTOR)):
-        state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    state ^= state >> np.uint64(31)
-    return state
+def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
+    """Return where places go that are permuted within their windows.
+
+    Args:
+        start: The state of a generator: what the permutations depend on.
+        names: int64 [n]: the window of each place.
+        within: int64 [n]: where in its window it is; a place beyond the window's size stays.
+        sizes: int64 [n]: of its window.
+        window: The size of all windows but a few, which are smaller.
+
+    Returns:
+        int64 [n].
+    """
+    keys = random_at(start, names.astype(np.uint64))
+    found: Numbers = within.copy()
+    for one in {window, *np.unique(sizes[sizes < window]).tolist()}:
+        (which,) = np.nonzero((sizes == one) & (within < one))
+        found[which] = permuted(within[which], one, keys[which])
+    return found

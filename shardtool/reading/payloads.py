@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedShard
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile, ShardCache
-    from shardtool.reading.index import ShardIndex
     from shardtool.reading.samples import Sample
+    from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
@@ -290,7 +290,7 @@ class Rows:
             return index.keys_of(rows)
         base = int(index.key_ends[first])
         data = index.keys[base : int(index.key_ends[last])]
-        text = data.decode()
+        text = str(data, "utf-8")
         if len(text) < len(data):  # places are in bytes, and some characters take several
             return index.keys_of(rows)
         ends = (index.key_ends[rows] - base).tolist(), (index.key_ends[rows + 1] - base).tolist()
@@ -320,7 +320,7 @@ def single_sample(
         IndexError: Its bytes end too early.
     """
     start, end = index.key_ends[row : row + 2].tolist()
-    sample: Sample = {"__key__": index.keys[start:end].decode()}
+    sample: Sample = {"__key__": str(index.keys[start:end], "utf-8")}
     first, last = index.firsts[row : row + 2].tolist()
     names = [index.names[code] for code in index.codes[first:last].tolist()]
     offsets, lengths = index.offsets[first:last].tolist(), index.lengths[first:last].tolist()

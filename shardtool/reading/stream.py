@@ -108,6 +108,16 @@ class Stream:
         if self._pass is current:
             self.set_epoch(options.epoch + 1)
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks divide the stream."""
+        return self._share.world_size
+
+    @property
+    def end(self) -> int:
+        """How many samples of the epoch all ranks together have taken when they are through it."""
+        return self._share.end(self._source.length)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
         self._go_to(replace(self._options, epoch=epoch), 0)
@@ -125,6 +135,29 @@ class Stream:
         """
         found = StreamState.of(state, self._source)
         self._go_to(found.options, found.position)
+
+    def state_after(self, samples: int) -> dict[str, object]:
+        """Return where the stream will be when each rank has taken so many more samples, at most to the epoch's end."""
+        position = min(self.end, self._position + samples * self.world_size)
+        return StreamState.at(self._source, self._options, position, self.end).to_json()
+
+    def divided(self, worker: int, workers: int, batch_size: int, taken: int = 0) -> Stream:
+        """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
+
+        Args:
+            worker: Its number.
+            workers: How many there are.
+            batch_size: Samples of a batch.
+            taken: Samples that this worker has taken already.
+        """
+        share = replace(
+            self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position
+        )  # fmt: skip
+        batches, more = divmod(taken, batch_size)
+        divided = Stream(self._fetcher, self._source, self._options, share)
+        ahead = ((batches * workers + worker) * batch_size + more) * share.world_size
+        divided._pass = _Pass(self._position + ahead)
+        return divided
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)

@@ -148,6 +148,18 @@ def read_head(path: str, limit: int) -> tuple[bytes, int]:
         return file.read(limit), fact.st_size
 
 
+def read_tail(path: str, limit: int) -> bytes:
+    """Return the last bytes of a plain file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    fd, fact = open_plain(path)
+    with open(fd, "rb") as file:
+        file.seek(max(0, fact.st_size - limit))
+        return file.read(limit)
+
+
 def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, os.stat_result]:
     """Fill `into` from the start of a file; return how much there was, and what fstat says after that.
 

@@ -260,6 +260,46 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
             raise _blame(error, data) from error
 
 
+def pixels(data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False) -> Image.Image:
+    """Return the decoded pixels of an image, or of its first frame, in the mode of its content, as a viewer turns it.
+
+    Safe in threads: Python's warnings stay as they are, and Pillow may give one.
+
+    Args:
+        data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
+        least: Width and height that are enough: a JPEG comes at 1/8, 1/4 or 1/2 of its size where both of its sides
+            are no shorter then.
+        exact: Refuse an image of which Pillow keeps only the upper bits of each value.
+
+    Raises:
+        BadImage: The image is damaged, cut off or too large, or not all of its bits can be had.
+    """
+    try:
+        picture = _open(data, MAX_PIXELS)
+        image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
+    except (BadImage, MemoryError):
+        raise
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        raise _blame(error, data) from error
+    if exact and picture.deep:
+        raise BadImage("image-depth", "16 bits a colour, of which Pillow reads 8")
+    return image.transpose(_TURNS[picture.turn]) if picture.turn in _TURNS else image
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return decoded pixels in mode RGB: alpha is left out, a palette becomes its colours, 16 bits of grey become 8.
+
+    Raises:
+        BadImage: Its values are floats, or more than 16 bits wide.
+    """
+    if image.mode == "RGB":
+        return image
+    if image.mode in _WIDE:
+        image = _eight_bits(image)
+    image.info.pop("transparency", None)  # Pillow would warn that it is lost
+    return image.convert("RGB")
+
+
 def _change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageFact]:
     picture = _open(data, options.max_pixels)
     fact = ImageFact(*picture.size, picture.image.mode)

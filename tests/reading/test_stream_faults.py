@@ -58,16 +58,13 @@ def test_a_removed_shard_costs_its_samples_only(own: Made, *, shuffle: bool) -> 
         list(own.open().stream(shuffle=shuffle, rank=0, world_size=1))
 
 
-def test_a_damaged_sidecar_is_one_error(own: Made) -> None:
-    """What is wrong with a sidecar is said once, not once for each sample or round of its shard."""
+def test_a_damaged_sidecar_costs_a_walk(own: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """The shard of a damaged sidecar is walked instead; that is said once, not once for each sample or round."""
     sidecar = own.shard(1).with_suffix(".index")
     flip(sidecar, -300)
-    stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
-    firsts = own.fetcher().catalog.firsts.tolist()
-    assert list(stream) == own.samples[: firsts[1]] + own.samples[firsts[2] :]
-    assert len(stream.skipped.reasons) == 1
-    with pytest.raises(CorruptShard, match=sidecar.name):
-        list(own.open().stream(shuffle=False, rank=0, world_size=1))
+    stream = own.open().stream(shuffle=False, buffer=64, rank=0, world_size=1)
+    assert list(stream) == own.samples
+    assert [record.message.count(sidecar.name) for record in caplog.records] == [1]
 
 
 def test_a_policy_must_be_one(own: Made) -> None:

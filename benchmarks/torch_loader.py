@@ -1,0 +1,256 @@
+"""Decoded crops into PyTorch: `loader` in threads beside worker processes, webdataset, a folder, DALI and SPDL.
+
+    python benchmarks/torch_loader.py FOLDER [ROUNDS] [TOOL ...]
+
+FOLDER holds pictures in a folder for each class, such as `images/data` of the corpus. It is packed once into shards on
+tmpfs. Each tool runs as a process of its own with two workers or threads, and gives every picture once, shuffled, as
+batches of 64 centre crops [224, 224, 3], uint8. Printed are the seconds of the whole process, and of the epoch without
+imports and opening: the fastest and the median of the rounds. All must agree on the sum of all pixels (DALI may be off
+by rounding). A tool that is not installed is left out.
+
+It wants an environment with torch and webdataset, such as `.venv-clients`.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIDE, BATCH, WORKERS = 224, 64, 2
+MEMORY = "/dev/shm"  # noqa: S108 - a folder of random name is made in it
+
+
+def box(width: int, height: int) -> tuple[int, int, int, int]:
+    """Return the place of the centre crop: left, top, right, bottom."""
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    return left, top, left + SIDE, top + SIDE
+
+
+def crop_image(image: Any) -> Any:
+    """Return the centre of a Pillow image as an array."""
+    return np.asarray(image.crop(box(*image.size)))
+
+
+def crop_array(image: Any) -> Any:
+    """Return the centre of an array [height, width, channel]."""
+    left, top, right, bottom = box(image.shape[1], image.shape[0])
+    return image[top:bottom, left:right]
+
+
+def crop_sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample of a Pillow image with its centre."""
+    return {"jpg": crop_image(sample["jpg"]), "cls": sample["cls"]}
+
+
+def crop_sample_array(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample of an array with its centre."""
+    return {"jpg": crop_array(sample["jpg"]), "cls": sample["cls"]}
+
+
+def opened(shards: Path) -> Any:
+    """Return the dataset."""
+    import shardtool
+
+    return shardtool.open(shards / "out.json")
+
+
+def by_loader(shards: Path) -> Any:
+    """Threads that decode into the batch."""
+    from shardtool.torch import loader
+
+    return loader(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample, threads=WORKERS)
+
+
+def by_simplejpeg(shards: Path) -> Any:
+    """The same, with another decoder."""
+    import simplejpeg
+
+    from shardtool.torch import loader
+
+    decoders = {"jpg": simplejpeg.decode_jpeg}
+    return loader(opened(shards), BATCH, decode=decoders, transform=crop_sample_array, threads=WORKERS)
+
+
+def by_stream(shards: Path) -> Any:
+    """StreamDataset in a DataLoader."""
+    from torch.utils.data import DataLoader
+
+    from shardtool.torch import StreamDataset
+
+    samples = StreamDataset(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample)
+    return DataLoader(samples, BATCH, num_workers=WORKERS)
+
+
+def by_map(shards: Path) -> Any:
+    """MapDataset in a DataLoader."""
+    from torch.utils.data import DataLoader
+
+    from shardtool.torch import MapDataset
+
+    samples = MapDataset(opened(shards), decode={"jpg": "pil"}, transform=crop_sample)
+    return DataLoader(samples, BATCH, shuffle=True, num_workers=WORKERS)
+
+
+def by_webdataset(shards: Path) -> Any:
+    """Webdataset as its documentation has it: batches are made in the workers."""
+    import webdataset as wds
+    from torch.utils.data import DataLoader
+
+    urls = [str(path) for path in sorted(shards.glob("*.tar"))]
+    samples = wds.WebDataset(urls, shardshuffle=100).shuffle(1000).decode("pil").to_tuple("jpg", "cls")
+    return DataLoader(samples.map_tuple(crop_image, int).batched(BATCH), batch_size=None, num_workers=WORKERS)
+
+
+class Folder:
+    """A folder of classes as a dataset, as torchvision's ImageFolder is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.glob("*/*.jpg"))
+        self.labels = {name: number for number, name in enumerate(sorted({path.parent.name for path in self.paths}))}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, which: int) -> tuple[Any, int]:
+        path = self.paths[which]
+        with path.open("rb") as file:
+            return crop_image(Image.open(file).convert("RGB")), self.labels[path.parent.name]
+
+
+def by_folder(shards: Path) -> Any:
+    """The files themselves, in a DataLoader."""
+    from torch.utils.data import DataLoader
+
+    folder = Folder(Path((shards / "source").read_text()))
+    return DataLoader(folder, BATCH, shuffle=True, num_workers=WORKERS)
+
+
+def by_dali(shards: Path) -> Any:
+    """A DALI pipeline on the CPU."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)  # type: ignore[untyped-decorator]
+    def pipeline() -> Any:
+        paths = [str(path) for path in sorted(shards.glob("*.tar"))]
+        jpg, cls = fn.readers.webdataset(
+            paths=paths, ext=["jpg", "cls"], random_shuffle=True, name="reader", missing_component_behavior="error"
+        )
+        image = fn.decoders.image_crop(jpg, crop=(SIDE, SIDE), output_type=types.RGB)
+        return image, cls
+
+    made = pipeline()
+    made.build()
+    left = made.epoch_size("reader")
+    while left > 0:
+        images, _ = made.run()
+        array = images.as_array()[:left]
+        left -= len(array)
+        yield array, None
+
+
+def by_spdl(shards: Path) -> Any:
+    """SPDL's threads around Pillow, with shardtool's stream as the source."""
+    from spdl.pipeline import PipelineBuilder
+
+    def decoded(sample: dict[str, Any]) -> Any:
+        return crop_image(Image.open(io.BytesIO(sample["jpg"])).convert("RGB")), int(sample["cls"])
+
+    def batch(samples: list[Any]) -> tuple[Any, list[int]]:
+        return np.stack([image for image, _ in samples]), [label for _, label in samples]
+
+    builder = PipelineBuilder().add_source(opened(shards).stream())
+    builder = builder.pipe(decoded, concurrency=WORKERS, output_order="input").aggregate(BATCH).pipe(batch).add_sink(3)
+    pipeline = builder.build(num_threads=WORKERS)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+TOOLS: dict[str, Callable[[Path], Any]] = {
+    "loader": by_loader,
+    "simplejpeg": by_simplejpeg,
+    "stream": by_stream,
+    "map": by_map,
+    "webdataset": by_webdataset,
+    "folder": by_folder,
+    "dali": by_dali,
+    "spdl": by_spdl,
+}
+
+
+def run(tool: str, shards: Path) -> None:
+    """Read an epoch with one tool; print how many pictures there were, their sum, and the seconds."""
+    batches = TOOLS[tool](shards)
+    count = total = 0
+    begun = time.perf_counter()
+    for batch in batches:
+        images = batch["jpg"] if isinstance(batch, dict) else batch[0]
+        array = np.asarray(images)
+        count, total = count + len(array), total + int(array[:, ::16].sum())
+    print(count, total, time.perf_counter() - begun)
+
+
+def pack(source: Path, place: Path) -> None:
+    """Make shards of 50 MB."""
+    words = [
+        "create",
+        str(source),
+        f"{place}/out-{{000000..}}.tar",
+        "--max-size",
+        "50MB",
+        "--label-from-folder",
+        "--quiet",
+    ]
+    subprocess.run([sys.executable, "-m", "shardtool", *words], check=True)
+    (place / "source").write_text(str(source))
+
+
+def measure(tool: str, shards: Path) -> tuple[str, float, float] | None:
+    """Return what a tool read, and its seconds: whole, and of the epoch."""
+    begun = time.perf_counter()
+    ran = subprocess.run(
+        [sys.executable, __file__, "--run", tool, str(shards)], capture_output=True, text=True, check=False
+    )
+    whole = time.perf_counter() - begun
+    if ran.returncode:
+        print(f"{tool}: left out: {ran.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        return None
+    count, total, epoch = ran.stdout.split()
+    return f"{count} {total}", whole, float(epoch)
+
+
+def main(source: Path, rounds: int, tools: list[str]) -> None:
+    """Run the tools in turn, and print a row for each."""
+    found: dict[str, list[tuple[str, float, float]]] = {tool: [] for tool in tools}
+    with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as place:
+        pack(source, Path(place))
+        for _ in range(rounds):
+            for tool in random.sample(tools, len(tools)):
+                made = measure(tool, Path(place))
+                if made:
+                    found[tool].append(made)
+    print(f"{'tool':12} {'whole s':>8} {'best':>6} {'epoch s':>8} {'best':>6}  pictures, sum")
+    for tool, runs in found.items():
+        if runs:
+            whole, epoch = ([one[at] for one in runs] for at in (1, 2))
+            middle = statistics.median(whole), min(whole), statistics.median(epoch), min(epoch)  # type: ignore[type-var]
+            print(f"{tool:12} {middle[0]:8.2f} {middle[1]:6.2f} {middle[2]:8.2f} {middle[3]:6.2f}  {runs[0][0]}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--run":
+        run(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]), int((sys.argv[2:3] or ["3"])[0]), sys.argv[3:] or [*TOOLS])

@@ -1,0 +1,55 @@
+"""Train, be killed in the middle of an epoch, and go on with another number of processes: the losses stay the same.
+
+First run make_shards.py, then, for a run that is killed after step 10, and its end with one process less:
+
+    KILL_AFTER=10 torchrun --nproc-per-node 2 resume.py
+    torchrun --nproc-per-node 1 resume.py
+"""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shardtool
+
+BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # the batch of all processes together
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(
+    nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+    nn.Linear(512, 8),
+))  # fmt: skip
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+dataset = shardtool.open("photos/train.json")
+share = BATCH // dist.get_world_size()
+stream = dataset.stream(shuffle=True, seed=0).decode().tuple("jpg", "cls").batch(share, drop_last=True)
+step = first_epoch = 0
+
+if os.path.exists(CHECKPOINT):
+    saved = torch.load(CHECKPOINT)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    stream.load_state_dict(saved["stream"])  # a few numbers, the same for all processes, however many there are
+    step, first_epoch = saved["step"], saved["stream"]["epoch"]
+
+for epoch in range(first_epoch, EPOCHS):
+    for images, labels in stream:
+        optimizer.zero_grad()
+        outputs = model(torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
+        loss = nn.functional.cross_entropy(outputs, torch.from_numpy(labels))
+        loss.backward()  # gradients become the mean over all processes
+        optimizer.step()
+        step += 1
+        dist.all_reduce(loss.detach_())
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch} step {step} loss {loss / dist.get_world_size():.6f}", flush=True)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "stream": stream.state_dict()}
+            torch.save({"step": step, **state}, f"{CHECKPOINT}.new")
+            os.replace(f"{CHECKPOINT}.new", CHECKPOINT)
+        if step == int(os.environ.get("KILL_AFTER", "-1")):
+            os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()

@@ -1,0 +1,226 @@
+"""What the bytes of a field become, by the field's name: pixels, numbers, text, JSON, arrays. Nothing is unpickled.
+
+The name decides, so that a field is of one type in all samples: by its last ending (`seg.png` is a png, `multi.cls` a
+cls), with the endings that the whole package knows (`dataset.payload.content_of`, of TFRecords `image/encoded` too).
+What has no decoder, such as audio, video and pickles, stays bytes, and what is no bytes (a number of a TFRecord, a
+metadata column) stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from shardtool.dataset.payload import content_of
+from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    Function = Callable[[bytes], object]
+
+Images = Literal["numpy", "pil"]
+OnError = Literal["raise", "skip"]
+Named = Literal["numpy", "pil", "mask", "int", "float", "text", "json", "npy"]
+if TYPE_CHECKING:
+    Decoder = Function | Named | None
+
+_WHOLE_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as for webdataset; a `label` may be a word
+_SHOWN = 40  # bytes of a payload that is no number
+_OLD_HEADERS = ((1, 0), (2, 0))
+_LONGEST = 200  # characters of another library's message
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Decodes the fields of a sample.
+
+    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; what an image is, its content says) become RGB of eight bits, upright:
+
+    - An EXIF orientation is obeyed.
+    - Grey becomes three equal channels, a palette its colours, CMYK what Pillow makes of it without a colour profile;
+      16 bits of grey become 8 (65535 becomes 255), of 16-bit colours the upper eight are kept. Floats, and integers
+      beyond 16 bits, are refused.
+    - Alpha is left out, not blended.
+    - Of several frames or pages the first is taken.
+    - An image of more pixels than Pillow takes (178 million) is refused before any memory is given to it.
+
+    The decoder `mask` gives the values that are stored, for labels and depths: indices of a palette, grey as uint8 or
+    uint16, int32, float32, 0 and 1; [height, width], or [height, width, channel]; upright too.
+
+    Others: `cls`, `cls2`, `index`, `inx` and `id` become an int; `json` what it says (`jsonl` a list, a value a line);
+    `txt`, `caption` and other texts a str (UTF-8); `npy` an array, without unpickling.
+
+    Attributes:
+        own: Field or ending to its decoder: a function of the bytes, the name of a decoder, or None for bytes. The
+            longest ending of a field that is given here decides: `seg.png` before `png`.
+        images: What images become: `numpy`, uint8 [height, width, 3], writable, or `pil`, of mode RGB.
+        reduce: Width and height that are enough. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size, which is faster,
+            where both of its sides are no shorter then: the smallest such. Other images keep their size.
+        on_error: `skip`: what cannot be decoded is left out by a stream, and counted.
+        only: The fields that are decoded; None: all.
+    """
+
+    own: tuple[tuple[str, Decoder], ...] = ()
+    images: Images = "numpy"
+    reduce: tuple[int, int] | None = None
+    on_error: OnError = "raise"
+    only: frozenset[str] | None = None
+    _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, value, values in (("images", self.images, Images), ("on_error", self.on_error, OnError)):
+            if value not in get_args(values):
+                raise InvalidRequest(name, repr(value), expected=" or ".join(get_args(values)))
+        if self.reduce is not None and not (len(self.reduce) == 2 and min(self.reduce) > 0):  # noqa: PLR2004
+            raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")
+        for name, given in self.own:
+            if given is not None and not callable(given) and given not in get_args(Named):
+                expected = f"a function of the bytes, None for bytes, or one of {', '.join(get_args(Named))}"
+                raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(given), expected=expected)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a stream goes on without a sample that cannot be decoded."""
+        return self.on_error == "skip"
+
+    def functions(self) -> Iterator[tuple[str, object]]:
+        """Yield the functions of the caller, by what a message calls them."""
+        return ((f"the decoder of {name}", given) for name, given in self.own)
+
+    def __call__(self, sample: Mapping[str, object]) -> dict[str, object]:
+        """Return a sample with its fields decoded.
+
+        Raises:
+            SampleFailed: A field cannot be decoded; it names the sample and the field.
+        """
+        if not isinstance(sample, dict):
+            raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a sample with fields: decode first")
+        known, decoded = self._known, dict(sample)
+        for name, value in sample.items():
+            if type(value) is bytes:
+                decoder = known[name] if name in known else known.setdefault(name, self._decoder(name))
+                if decoder is not None:
+                    try:
+                        decoded[name] = decoder(value)
+                    except Exception as error:
+                        if is_out_of_memory(error):
+                            raise
+                        raise _failed(sample, name, error) from error
+        return decoded
+
+    def _decoder(self, name: str) -> Function | None:
+        if self.only is not None and name not in self.only:
+            return None
+        own, endings = dict(self.own), name.split(".")
+        for at in range(len(endings)):
+            ending = ".".join(endings[at:])
+            if ending in own:
+                given = own[ending]
+                return self._named(given) if isinstance(given, str) else given
+        content, ending = content_of(name), endings[-1].lower()
+        if content == "number":
+            return _integer if ending in _WHOLE_NUMBERS else None
+        by_name = {"image": self.images, "text": "text", "json": "jsonl" if ending == "jsonl" else "json"}
+        return self._named("npy" if ending == "npy" else by_name.get(content, ""))
+
+    def _named(self, name: str) -> Function | None:
+        if name in get_args(Images):
+            return partial(_pil if name == "pil" else _numpy, reduce=self.reduce)
+        return _BY_NAME.get(name)
+
+
+def _failed(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:
+    """Return the error of a field that cannot be decoded."""
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return SampleFailed(
+        f"sample {sample.get('__key__')}, field {name}",
+        f"cannot be decoded: {' '.join(text.split())[:_LONGEST]}",
+        remedy=f"Leave such samples out with on_error='skip', or the field as it is with decode({{{name!r}: None}}).",
+    )
+
+
+def _numpy(data: bytes, reduce: tuple[int, int] | None) -> NDArray[np.uint8]:
+    # Writable, as torch wants it: a twentieth slower than Pillow's read-only `asarray`.
+    return np.array(_pil(data, reduce))
+
+
+def _pil(data: bytes, reduce: tuple[int, int] | None) -> Image:
+    from shardtool.transform.image import BadImage, as_rgb, pixels
+
+    try:
+        return as_rgb(pixels(data, least=reduce))
+    except BadImage as error:
+        raise ValueError(error.message) from error
+
+
+def _mask(data: bytes) -> NDArray[Any]:
+    from shardtool.transform.image import BadImage, pixels
+
+    try:
+        values = np.array(pixels(data, exact=True))
+    except BadImage as error:
+        raise ValueError(error.message) from error
+    return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
+
+
+def _integer(data: bytes) -> int:
+    try:
+        return int(data)
+    except ValueError:
+        raise ValueError(f"no whole number: {data[:_SHOWN]!r}") from None
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+def _json_lines(data: bytes) -> list[object]:
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _npy(data: bytes) -> NDArray[Any]:
+    """Return the array of a file of NumPy's, in memory of its own.
+
+    What its header claims is compared with what is there before memory is given to it.
+
+    Source: NEP 1, "A Simple File Format for NumPy Arrays".
+    """
+    form, stream = np.lib.format, BytesIO(data)
+    version = form.read_magic(stream)
+    try:
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, by_column, kind = read(stream)
+    except MemoryError:  # a header is short: Python's parser says so of one that is nested too deep
+        raise ValueError("a header that is nested too deep") from None
+    if kind.hasobject:
+        raise ValueError("an array of Python objects, which only unpickling would make")
+    left = len(data) - stream.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * max(1, kind.itemsize) > left:  # what takes no bytes, too
+        raise ValueError(f"cut off: {left:,} bytes for the shape {shape} of {kind}")
+    there: NDArray[Any] = np.ndarray(shape, kind, data, stream.tell(), order="F" if by_column else "C")
+    if version in _OLD_HEADERS:
+        return np.array(there, order="K")
+    array: NDArray[Any] = form.read_array(BytesIO(data), allow_pickle=False)  # names of fields in UTF-8
+    return array
+
+
+_BY_NAME: Mapping[str, Function] = {
+    "mask": _mask,
+    "int": _integer,
+    "float": float,
+    "text": _text,
+    "json": json.loads,
+    "jsonl": _json_lines,
+    "npy": _npy,
+}

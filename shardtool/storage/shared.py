@@ -1,0 +1,196 @@
+"""Blocks of bytes that several processes share: each is made once, by the process that needs it first.
+
+They lie in one temporary file without a name, in the folder that TMPDIR says: nothing is left of it when the last
+process that has it open ends, however that happens. Its pages belong to the system, which has them once for all
+processes and takes them back when memory is short. Forked processes share the file as they are; others (spawn,
+forkserver) open it by way of /proc, from the process that made it and for as long as that lives. Where none of this
+can be done, there are no shared blocks, and each process makes its own.
+
+The file starts with a word for where free space begins, and two for each block: its place and its size. A block is
+seen once it has a place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.storage.forks import renew_after_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_MOST = 2**33  # bytes of the file, and no more than a part of what the folder has free:
+_PART_OF_FREE = 4
+_WORD = 8
+_ENTRY = struct.Struct("<qq")
+_END = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a process finds the file that another one made."""
+
+    pid: int
+    fd: int
+    identity: tuple[int, int]
+
+    def open(self) -> int | None:
+        """Return a descriptor of its own; None where the file is gone."""
+        try:
+            fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        fact = os.fstat(fd)
+        if (fact.st_dev, fact.st_ino) == self.identity:
+            return fd
+        os.close(fd)  # another process has the number now
+        return None
+
+
+class SharedBlocks:
+    """Blocks by number; safe in threads and processes, and picklable: the other process then shares them.
+
+    Args:
+        count: How many blocks there can be.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._most = count, 0
+        self._start(_made())
+        if self._origin is not None:
+            free = os.fstatvfs(self._fd)
+            self._most = min(_MOST, free.f_bavail * free.f_frsize // _PART_OF_FREE)
+
+    def _start(self, fd: int | None) -> None:
+        self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
+        self._map: mmap.mmap | None = None
+        self._origin: _Origin | None = None
+        if fd is not None:
+            fact = os.fstat(fd)
+            self._origin = _Origin(os.getpid(), fd, (fact.st_dev, fact.st_ino))
+            renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Open the file anew: `flock` keeps apart only those who opened it by themselves."""
+        fd = None if self._origin is None else _Origin(os.getpid(), self._origin.fd, self._origin.identity).open()
+        if self._is_open():
+            os.close(self._fd)
+        before = self._map
+        self._start(fd)
+        self._map = before if fd is not None else None
+
+    def __getstate__(self) -> tuple[int, int, _Origin | None]:
+        return self._count, self._most, self._origin
+
+    def __setstate__(self, state: tuple[int, int, _Origin | None]) -> None:
+        self._count, self._most, origin = state
+        self._start(None if origin is None else origin.open())
+
+    def __del__(self) -> None:
+        if self._is_open():
+            os.close(self._fd)
+
+    def read(self, number: int) -> memoryview | None:
+        """Return a block; None where no process has made it."""
+        if not self._is_open():
+            return None
+        entry = os.pread(self._fd, _ENTRY.size, self._entry(number))
+        start, size = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
+        if not start:
+            return None
+        with self._lock:
+            if self._map is None or start + size > len(self._map):
+                self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            return memoryview(self._map)[start : start + size]
+
+    def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
+        """Make a block, and return it; None where there is no room for it.
+
+        Args:
+            number: Which block.
+            size: Its bytes.
+            parts: Places in it, and what stands there.
+        """
+        if not self._is_open():
+            return None
+        try:
+            start = self._reserve(size)
+            if start is None:
+                return None
+            for at, data in parts:
+                _write(self._fd, data, start + at)
+            os.pwrite(self._fd, _END.pack(size), self._entry(number) + _WORD)
+            os.pwrite(self._fd, _END.pack(start), self._entry(number))
+        except OSError:  # a full disk
+            self._most = 0
+            return None
+        return self.read(number)
+
+    def let_go(self) -> None:
+        """Let the system take back the pages that this process has looked at; they are there when next needed."""
+        with self._lock:
+            if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _is_open(self) -> bool:
+        """Tell whether the descriptor is still that of the file: a program may close all descriptors."""
+        if self._origin is None:
+            return False
+        try:
+            fact = os.fstat(self._fd)
+        except OSError:
+            return False
+        return (fact.st_dev, fact.st_ino) == self._origin.identity
+
+    def _entry(self, number: int) -> int:
+        return _END.size + number * _ENTRY.size
+
+    def _reserve(self, size: int) -> int | None:
+        """Return where a block of such a size may stand; None where that would be too much."""
+        with self._alone() as fd:
+            (start,) = _END.unpack(os.pread(fd, _END.size, 0) or bytes(_END.size))
+            start = max(int(start), self._entry(self._count))
+            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = start + size
+            if end > self._most:
+                return None
+            os.pwrite(fd, _END.pack(end), 0)
+            if end > os.fstat(fd).st_size:
+                os.ftruncate(fd, 2 * end)  # sparse, so that it is seldom mapped anew
+            return start
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        with self._lock:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield self._fd
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+def _made() -> int | None:
+    """Return the descriptor of a new file; None where files cannot be shared, or there is no folder for it."""
+    from tempfile import TemporaryFile
+
+    if not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        with TemporaryFile() as file:
+            return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _write(fd: int, data: bytes | memoryview, at: int) -> None:
+    rest = memoryview(data).cast("B")
+    while rest:
+        done = os.pwrite(fd, rest, at)
+        rest, at = rest[done:], at + done

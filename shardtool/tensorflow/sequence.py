@@ -1,0 +1,110 @@
+"""Batches of any dataset as a `keras.utils.PyDataset`, for `fit`, `evaluate` and `predict` on any backend of Keras."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import keras
+import numpy as np
+
+from shardtool.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not tell
+# of the beginning of one: there, each end counts.
+_TELLS_OF_BEGIN = hasattr(keras.utils.PyDataset, "on_epoch_begin")
+
+
+class Samples(Protocol):
+    """What `shardtool.open` gives, or anything else that gives many samples at once."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: NDArray[np.int64]) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """Which samples the batches of an epoch hold; see `keras_sequence`."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    epoch: int
+
+
+class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
+    """Batches of a dataset by their numbers, in another order in each epoch.
+
+    Keras's worker threads ask for batches at the same time. What they share does not change during an epoch.
+    """
+
+    def __init__(self, samples: Samples, epochs: Epochs, workers: int) -> None:
+        super().__init__(workers=workers)
+        self._samples, self._epochs, self._epoch = samples, epochs, epochs.epoch
+        self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has; the last one may be smaller."""
+        return math.ceil(len(self._samples) / self._epochs.batch_size)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a batch: the values of its samples side by side, as tuples and dicts have them.
+
+        Raises:
+            IndexError: There are fewer batches.
+            InvalidRequest: Samples cannot be stacked.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        first = number * self._epochs.batch_size
+        return stacked(self._samples[self._numbers[first : first + self._epochs.batch_size]])
+
+    def on_epoch_begin(self) -> None:
+        """Note that an epoch begins."""
+        self._begun = True
+
+    def on_epoch_end(self) -> None:
+        """Go on to the order of the next epoch, unless none has begun."""
+        if self._begun:
+            self._epoch += 1
+            self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
+
+    def _order(self) -> NDArray[np.int64]:
+        count = len(self._samples)
+        if not self._epochs.shuffle:
+            return np.arange(count)
+        return np.random.default_rng((self._epochs.seed, self._epoch)).permutation(count)
+
+
+def stacked(samples: Sequence[Any]) -> Any:
+    """Return a batch of samples: of dicts a dict of batches, of tuples a tuple of them, of values an array.
+
+    Returns:
+        An array has the samples' shape behind the dimension of the batch, and their dtype: int64 of `int`, float32 of
+        `float`, objects of `str` and `bytes`.
+
+    Raises:
+        InvalidRequest: Samples are of different shapes, or some lack a field.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        names = {name for one in samples for name in one}
+        if lacking := sorted(name for name in names if any(name not in one for one in samples)):
+            found = f"samples of which some lack {lacking[0]!r}"
+            raise InvalidRequest("a batch", found, remedy="Take the fields that all have, or give it a value.")
+        return {name: stacked([one[name] for one in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(values) for values in zip(*samples, strict=True))
+    if isinstance(first, str | bytes):
+        return np.array(samples, object)
+    if len(shapes := {np.shape(one) for one in samples}) > 1:
+        found = f"arrays of the shapes {' and '.join(map(str, sorted(shapes)[:2]))}"
+        raise InvalidRequest("a batch", found, expected="one shape", remedy="Crop or resize images to one size.")
+    return np.asarray(samples, np.float32 if isinstance(first, float) else None)

@@ -1,0 +1,18 @@
+"""Shards in PyTorch: datasets for the stock `DataLoader`, a loader that decodes in threads, a prefetcher to the GPU.
+
+PyTorch is an extra (`pip install 'shardtool[torch]'`), and no other room imports it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    _MISSING = "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
+    raise ModuleNotFoundError(_MISSING, name="torch")
+
+from shardtool.torch.datasets import MapDataset, StreamDataset
+from shardtool.torch.loading import loader
+from shardtool.torch.prefetch import Prefetcher
+
+__all__ = ["MapDataset", "Prefetcher", "StreamDataset", "loader"]

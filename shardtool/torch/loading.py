@@ -1,0 +1,111 @@
+"""`shardtool.torch.loader`: batches that threads read, decode and collate, for one rank."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardtool.errors import InvalidRequest
+from shardtool.torch.states import stream_state
+from shardtool.torch.streaming import Streaming
+from shardtool.torch.threads import Work, batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_LEFT_OUT = object()
+
+
+@dataclass(eq=False)
+class Loader(Streaming):
+    """Batches of a dataset, read, decoded and collated in threads: no worker processes, and nothing is pickled.
+
+    Threads need no interpreter lock while they read files and while Pillow or NumPy work; a `transform` in pure Python
+    holds it, and is faster in the worker processes of a DataLoader.
+
+    An iteration goes on where the last one ended: after a whole epoch with the next, in another order; after an early
+    stop with the batch that comes then. `set_epoch` goes to the start of an epoch.
+
+    A batch has the form of a sample: a dict of fields, or a tuple. Arrays and images of one shape become a tensor
+    [samples, ...], in pinned memory where there is a GPU; numbers a tensor of int64, float64 or bool; all else a list.
+
+    Attributes:
+        threads: That decode; None: as many as this process may use cores.
+        drop_last: Whether a last batch that is smaller is left out.
+        collate: Called with the list of a batch's samples, and returns the batch; None: as above.
+        pin_memory: Whether tensors lie in pinned memory; None: where there is a GPU.
+        depth: How many batches are under way beside the one that was handed out last.
+        skipped: How many samples were left out so far, as the chain's `on_error` or `missing` said.
+    """
+
+    threads: int | None = None
+    drop_last: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool | None = None
+    depth: int = 3
+    skipped: int = field(init=False, default=0)
+    _state: dict[str, object] = field(init=False, repr=False)
+    _lock: Lock = field(init=False, repr=False, default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("threads", self.threads), ("depth", self.depth)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidRequest(name, repr(value), expected="1 or more")
+        self._state = self._stream.state_dict()
+
+    def __len__(self) -> int:
+        """Return how many batches a whole epoch has."""
+        samples = len(self._stream)
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = copy(self._stream)
+        stream.load_state_dict(self._state)
+        pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+        work = Work(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin)
+        passing = batches(stream, work, self.threads or _cores(), self.depth)
+        try:
+            for handed in passing:
+                self._state = handed.pop()
+                yield handed.pop()
+        finally:
+            passing.close()
+        self._state = stream.state_dict()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration read another epoch from its start; in the epoch that it is in, it goes on."""
+        if epoch != self._state["epoch"]:
+            self._state = {**self._state, "epoch": epoch, "position": 0}
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state after the last batch that was handed out: the same for all ranks at the same step; JSON."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from a state: of a loader, a stream, a StreamDataset or a StatefulDataLoader.
+
+        Raises:
+            InvalidRequest: It is no such state, or one of other samples.
+        """
+        self._stream.load_state_dict(dict(stream_state(state)))
+        self._state = self._stream.state_dict()
+
+    def _changed(self, sample: object) -> object:
+        return next(self._stages.run((sample,), self._count), _LEFT_OUT)
+
+    def _count(self, error: Exception) -> None:  # noqa: ARG002 - `on_error` or `missing` say to go on
+        with self._lock:
+            self.skipped += 1
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+loader = Loader

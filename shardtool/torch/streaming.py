@@ -1,0 +1,72 @@
+"""The samples of an epoch for one rank: what `loader` and `StreamDataset` are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import InvalidRequest
+from shardtool.reading.chain.stages import Batch, Stages
+from shardtool.reading.order import Shuffle  # noqa: TC001 - the fields' types are read at run time
+from shardtool.reading.share import Ends  # noqa: TC001
+from shardtool.reading.stream import Stream, Streamable
+from shardtool.torch.chain import Decoders, Transform, chained, unchained
+from shardtool.torch.ranks import rank_and_world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(eq=False)
+class Streaming:
+    """What is read, in which order, and what becomes of each sample.
+
+    Attributes:
+        source: A dataset or a mix. Its own chain (`decode`, `map`, `select`, `tuple`) comes before `decode`.
+        batch_size: Samples of a rank's batch.
+        decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
+        labels: Key to label, which becomes the field `label`.
+        transform: Called with each sample, after all else.
+        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
+        seed: With the epoch, what the shuffle depends on.
+        buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
+        parts: Into how many parts the samples are cut, which are read side by side.
+        ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
+        rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.
+        world_size: As `rank`.
+    """
+
+    source: Streamable
+    batch_size: int
+    _: KW_ONLY
+    decode: Decoders = None
+    labels: Mapping[str, Any] | None = None
+    transform: Transform | None = None
+    shuffle: Shuffle = True
+    seed: int = 0
+    buffer: int | None = None
+    parts: int = 64
+    ends: Ends = "drop"
+    rank: int | None = None
+    world_size: int | None = None
+    _stream: Stream = field(init=False, repr=False)
+    _stages: Stages = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, Streamable):
+            expected = "a dataset that shardtool.open returned"
+            raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
+        bare, stages = unchained(self.source)
+        if any(isinstance(stage, Batch) for stage in stages.stages):
+            raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
+        self._stages = chained(stages, self.decode, self.labels, self.transform)
+        rank, world_size = rank_and_world_size(self.rank, self.world_size)
+        self._stream = bare.stream(
+            shuffle=self.shuffle, seed=self.seed, rank=rank, world_size=world_size, buffer=self.buffer,
+            parts=self.parts, ends=self.ends,
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled

@@ -1,0 +1,331 @@
+"""Shards in PyTorch: `loader`, `MapDataset` and `StreamDataset`, with the stock DataLoader and torchdata's."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from PIL import Image
+from torch.utils.data import DataLoader, DistributedSampler
+
+import shardtool
+from shardtool import InvalidRequest, SampleFailed
+from shardtool.torch import MapDataset, StreamDataset, loader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.clients.packed import Packed
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 with torch 2.13
+]
+CORNER = 24
+
+
+@pytest.fixture(scope="module")
+def dataset(photos: Packed) -> Any:
+    """The sample photographs as a dataset of 98 samples in ten shards."""
+    return shardtool.open(photos.folder / "out.json")
+
+
+def corner(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with the corner of its picture, so that all are of one size."""
+    return {**sample, "jpg": sample["jpg"][:CORNER, :CORNER]}
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """Return a batch as the list of its samples' keys."""
+    return [sample["__key__"] for sample in samples]
+
+
+def keys(batches: Iterable[Any]) -> list[list[str]]:
+    """Return the keys of each batch."""
+    return [batch["__key__"] for batch in batches]
+
+
+def flat(batches: Iterable[Iterable[str]]) -> list[str]:
+    """Return the keys of all batches, in order."""
+    return [key for batch in batches for key in batch]
+
+
+def _check_batch(batch: dict[str, Any], photos: Packed) -> None:
+    """Check a batch against the files that its samples were made of."""
+    for row, key in enumerate(batch["__key__"]):
+        fields = photos.samples[key]
+        pixels = np.asarray(Image.open(io.BytesIO(fields["jpg"])).convert("RGB"))[:CORNER, :CORNER]
+        assert np.array_equal(batch["jpg"][row].numpy(), pixels)
+        assert int(batch["cls"][row]) == int(fields["cls"])
+        assert batch["json"][row] == json.loads(fields["json"])
+
+
+def test_loader_reads_every_sample(dataset: Any, photos: Packed) -> None:
+    """An epoch holds each sample once, decoded as its file is, in tensors; the next epoch has another order."""
+    batches = loader(dataset, 16, decode=True, transform=corner, threads=3)
+    first = list(batches)
+    assert [len(batch["__key__"]) for batch in first] == [16] * 6 + [2]
+    assert (len(batches), first[0]["jpg"].shape, first[0]["jpg"].dtype) == (7, (16, CORNER, CORNER, 3), torch.uint8)
+    assert first[0]["cls"].dtype == torch.int64
+    for batch in first:
+        _check_batch(batch, photos)
+    second = keys(batches)
+    assert sorted(flat(keys(first))) == sorted(flat(second)) == sorted(photos.samples)
+    assert flat(keys(first)) != flat(second)
+    batches.set_epoch(0)
+    assert keys(batches) == keys(first)
+
+
+def test_loader_in_order(dataset: Any, photos: Packed) -> None:
+    """Without shuffle the samples come in the dataset's order, and tuples become tuples of batches."""
+    chained = dataset.decode().map(corner).tuple("jpg", "cls") if hasattr(dataset, "decode") else None
+    batches = loader(dataset, 10, shuffle=False, drop_last=True)
+    found = list(batches)
+    assert flat(keys(found)) == list(photos.samples)[:90]
+    assert found[3]["jpg"] == [photos.samples[key]["jpg"] for key in found[3]["__key__"]]
+    assert len(batches) == 9
+    if chained is not None:
+        images, labels = next(iter(loader(chained, 10, shuffle=False)))
+        assert images.shape == (10, CORNER, CORNER, 3)
+        assert labels.tolist() == [int(photos.samples[key]["cls"]) for key in found[0]["__key__"]]
+
+
+def test_own_collate(dataset: Any) -> None:
+    """An own function gets the samples of a batch in order."""
+    assert list(loader(dataset, 16, collate=as_list)) == keys(loader(dataset, 16))
+
+
+def test_loader_goes_on_where_it_was(dataset: Any) -> None:
+    """After an early stop, and in another loader from its state, the batches are those that come then."""
+    whole = keys(loader(dataset, 8, seed=5))
+    batches = loader(dataset, 8, seed=5, depth=5)
+    taken = []
+    for batch in batches:
+        taken.append(batch["__key__"])
+        if len(taken) == 4:
+            break
+    state = json.loads(json.dumps(batches.state_dict()))
+    assert not [one for one in threading.enumerate() if one.name.startswith("shardtool-")]
+    assert taken + keys(batches) == whole
+    other = loader(dataset, 8, seed=99)
+    other.load_state_dict(state)
+    other.set_epoch(0)  # the epoch of the state: it goes on
+    assert taken + keys(other) == whole
+    assert other.state_dict()["epoch"] == 1
+    other.load_state_dict(state)
+    other.set_epoch(3)
+    assert len(keys(other)) == 13
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_divide_the_same_steps(dataset: Any, world_size: int) -> None:
+    """The n-th batches of all ranks hold what one rank's n-th batch of all their samples holds."""
+    one = keys(loader(dataset, 8 * world_size // 2, ends="drop", drop_last=True))
+    ranks = [keys(loader(dataset, 4, rank=rank, world_size=world_size, drop_last=True)) for rank in range(world_size)]
+    steps = [sorted(flat(step)) for step in zip(*ranks, strict=True)]
+    assert steps == [sorted(step) for step in one]
+
+
+def test_state_in_another_number_of_ranks(dataset: Any) -> None:
+    """Two ranks go on where one was, at the exact sample."""
+    one = loader(dataset, 8)
+    whole, passed = flat(keys(loader(dataset, 8))), iter(one)
+    seen = flat(next(passed)["__key__"] for _ in range(3))
+    rest = []
+    for rank in range(2):
+        other = loader(dataset, 4, rank=rank, world_size=2)
+        other.load_state_dict(one.state_dict())
+        rest += flat(keys(other))
+    assert sorted(seen + rest) == sorted(whole)
+
+
+def test_errors_name_the_sample(dataset: Any) -> None:
+    """A decoder's error names the key, and options that make no sense are refused by name."""
+
+    def failing(data: bytes) -> object:
+        raise ValueError(f"{len(data)} bytes")
+
+    with pytest.raises(SampleFailed, match=r"^sample \S+/\S+, field jpg: cannot be decoded: \d+ bytes"):
+        list(loader(dataset, 8, decode={"jpg": failing}))
+    with pytest.raises(InvalidRequest, match=r"^threads: 0"):
+        loader(dataset, 8, threads=0)
+    with pytest.raises(InvalidRequest, match=r"^depth: 0"):
+        loader(dataset, 8, depth=0)
+    with pytest.raises(InvalidRequest, match=r"^rank: 3 of 2"):
+        loader(dataset, 8, rank=3, world_size=2)
+    with pytest.raises(InvalidRequest, match=r"^batch_size: 0"):
+        loader(dataset, 0)
+    with pytest.raises(InvalidRequest, match=r"^the dataset: a list"):
+        loader([1, 2], 2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"^labels: none for the sample"):
+        list(loader(dataset, 8, labels={"x": 1}))
+
+
+def test_labels(dataset: Any, photos: Packed) -> None:
+    """A table of labels by key becomes the field `label`."""
+    labels = {key: number for number, key in enumerate(photos.samples)}
+    for batch in loader(dataset, 16, labels=labels):
+        assert batch["label"].tolist() == [labels[key] for key in batch["__key__"]]
+    sample = MapDataset(dataset, labels=labels)[5]
+    assert sample["label"] == labels[sample["__key__"]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_dataset(dataset: Any, photos: Packed, workers: int) -> None:
+    """A stock DataLoader gets every sample by number, shuffled by its own sampler, in batches of tensors."""
+    samples = MapDataset(dataset, decode=True, transform=corner)
+    assert (len(samples), samples[3]["__key__"]) == (98, list(photos.samples)[3])
+    batches = DataLoader(samples, batch_size=16, shuffle=True, num_workers=workers, collate_fn=partial(dict_of, "jpg"))
+    found = list(batches)
+    assert sorted(flat(keys(found))) == sorted(photos.samples) != flat(keys(found))
+    for batch in found:
+        _check_batch(batch, photos)
+
+
+def dict_of(stacked: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a batch with one field as a tensor, and the others as lists."""
+    batch = {name: [sample[name] for sample in samples] for name in samples[0]}
+    return {**batch, stacked: torch.from_numpy(np.stack(batch[stacked]))}
+
+
+def test_map_dataset_reads_a_batch_at_once(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a DataLoader is one call of the reader."""
+    calls: list[Any] = []
+    samples, read = MapDataset(dataset), type(dataset).__getitem__
+
+    def noted(self: Any, which: Any) -> Any:
+        calls.append(which)
+        return read(self, which)
+
+    monkeypatch.setattr(type(dataset), "__getitem__", noted)
+    list(DataLoader(samples, batch_size=25, collate_fn=as_list))
+    assert calls == [[*range(start, min(start + 25, 98))] for start in (0, 25, 50, 75)]
+
+
+def test_distributed_sampler(dataset: Any, photos: Packed) -> None:
+    """DistributedSampler divides a MapDataset among ranks."""
+    samples = MapDataset(dataset)
+    found = []
+    for rank in range(2):
+        sampler = DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=True)
+        found += flat(DataLoader(samples, batch_size=7, sampler=sampler, collate_fn=as_list))
+    assert sorted(found) == sorted(photos.samples)
+
+
+def _passes(samples: StreamDataset, workers: int, **options: Any) -> list[list[str]]:
+    return list(DataLoader(samples, samples.batch_size, num_workers=workers, collate_fn=as_list, **options))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_stream_dataset_in_workers(dataset: Any, workers: int) -> None:
+    """Any number of workers gives the same batches, those of `loader`."""
+    expected = keys(loader(dataset, 8, seed=2))
+    samples = StreamDataset(dataset, 8, seed=2)
+    assert _passes(samples, 0) == _passes(samples, workers) == expected
+    assert (len(samples), len(DataLoader(samples, 8))) == (98, 13)
+
+
+def test_epochs_reach_workers_that_persist(dataset: Any) -> None:
+    """`set_epoch` in the main process changes the order in workers that are there already."""
+    samples = StreamDataset(dataset, 8, decode={"jpg": None})
+    batches = DataLoader(samples, 8, num_workers=2, persistent_workers=True, collate_fn=as_list)
+    epochs = []
+    for epoch in (0, 1, 5, 5):
+        samples.set_epoch(epoch)
+        epochs.append(list(batches))
+    plain = loader(dataset, 8)
+    assert epochs[:2] == [keys(plain), keys(plain)]
+    plain.set_epoch(5)
+    assert epochs[2] == epochs[3] == keys(plain)
+
+
+def test_state_of_a_stream_dataset(dataset: Any) -> None:
+    """`state_at` goes on after so many batches in another number of ranks and workers, and then with the next epoch."""
+    samples = StreamDataset(dataset, 8, seed=4)
+    samples.set_epoch(2)
+    whole = _passes(samples, 2)
+    state = json.loads(json.dumps(samples.state_at(5)))
+    rest = []
+    for rank in range(2):
+        other = StreamDataset(dataset, 4, rank=rank, world_size=2)
+        other.load_state_dict(state)
+        other.set_epoch(2)
+        rest += flat(_passes(other, 1 + rank))
+        assert other.state_at(2)["position"] == (5 + 2) * 8
+        other.set_epoch(3)
+        assert other.state_at(0)["position"] == 0
+    assert sorted(flat(whole[:5]) + rest) == sorted(flat(whole))
+    assert samples.state_at(13) == samples.state_at(99) == {**state, "epoch": 3, "position": 0}
+    with pytest.raises(InvalidRequest, match=r"^state_dict: this process has read nothing"):
+        samples.state_dict()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_started_anew(dataset: Any, method: str) -> None:
+    """Workers that are started anew get the dataset with its functions, and the epoch."""
+    samples = StreamDataset(dataset, 8, transform=as_it_is)
+    samples.set_epoch(1)
+    assert _passes(samples, 1, multiprocessing_context=method) == _passes(samples, 0)
+
+
+def as_it_is(sample: Any) -> Any:
+    """Return a sample."""
+    return sample
+
+
+def test_functions_that_cannot_travel(dataset: Any) -> None:
+    """With spawn, a function that cannot be pickled is refused in one line that says what to do."""
+    unnamed = lambda data: data  # noqa: E731 - what cannot be pickled
+    for samples in (MapDataset(dataset, transform=unnamed), StreamDataset(dataset, 8, decode={"a": unnamed})):
+        batches = DataLoader(samples, 8, num_workers=1, multiprocessing_context="spawn")
+        with pytest.raises(InvalidRequest, match=r"the (function of map|decoder of a): .*"):
+            next(iter(batches))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_of_torch_distributed(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """Rank and world size are those of torch.distributed where it was started, else those of the environment."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(StreamDataset(dataset, 8)) == 49
+    if ranks == 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+        try:
+            assert (len(StreamDataset(dataset, 8)), len(loader(dataset, 8))) == (98, 13)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 2), (2, 0), (2, 3)])
+def test_stateful_data_loader(dataset: Any, before: int, after: int) -> None:
+    """A StatefulDataLoader's state goes on in it, and through `load_state_dict` in any number of workers."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def made(samples: StreamDataset, workers: int) -> Any:
+        return stateful(samples, batch_size=8, num_workers=workers, collate_fn=as_list)
+
+    whole = _passes(StreamDataset(dataset, 8), 0)
+    batches = made(StreamDataset(dataset, 8), before)
+    passed = iter(batches)
+    seen = [next(passed) for _ in range(5)]
+    state = batches.state_dict()
+    del passed
+    if before == after:
+        other = made(StreamDataset(dataset, 8), after)
+        other.load_state_dict(state)
+        assert seen + list(other) == whole
+    samples = StreamDataset(dataset, 8)
+    samples.load_state_dict(state)
+    assert seen + list(made(samples, after)) == whole
+    plain = loader(dataset, 8)
+    plain.load_state_dict(state)
+    assert seen + keys(plain) == whole

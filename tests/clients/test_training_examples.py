@@ -1,0 +1,125 @@
+"""The programs of examples/ and the code of docs/training.md run, and do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from doctest import ELLIPSIS, OutputChecker
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.test_readme import blocks, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.clients
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+_ACCURACY = re.compile(r"accuracy (\d\.\d+).*, chance 0\.12")
+_ABOVE_CHANCE = 0.3
+_LOSS = re.compile(r"epoch \d+ step (\d+) loss (\d+\.\d+)")
+_NEEDS = {"train_keras.py": "tensorflow", "train_dali.py": "nvidia.dali", "train_webdataset.py": "webdataset"}
+
+
+def _run(command: Sequence[object], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as a user does, with shardtool on the path, in a few threads."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def _torchrun(processes: int, script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        processes,
+        EXAMPLES / script,
+    ]
+    return _run(launch, folder, **variables)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds `sample_data`, and the shards that make_shards.py made of it."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    done = _run([sys.executable, EXAMPLES / "make_shards.py"], folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("script", ["train_torch.py", "train_webdataset.py", "train_keras.py", "train_dali.py"])
+def test_training_is_better_than_chance(script: str, place: Path) -> None:
+    """Each program trains a network from the shards, and says an accuracy that no guessing reaches."""
+    if script in _NEEDS and not find_spec(_NEEDS[script].partition(".")[0]):
+        pytest.skip(f"{_NEEDS[script]} is not installed")
+    done = _run([sys.executable, EXAMPLES / script], place)
+    assert done.returncode == 0, done.stderr
+    found = [float(accuracy) for accuracy in _ACCURACY.findall(done.stdout)]
+    assert len(found) == (2 if script == "train_keras.py" else 1)
+    assert min(found) > _ABOVE_CHANCE
+
+
+def test_without_dali_the_program_says_so(place: Path) -> None:
+    """Where DALI is missing, its program ends with a line that says what to install."""
+    hidden = "import runpy, sys; sys.modules['nvidia.dali'] = None; runpy.run_path(sys.argv[1])"
+    done = _run([sys.executable, "-c", hidden, EXAMPLES / "train_dali.py"], place)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("DALI is not installed: `pip install")
+    assert done.stderr.count("\n") == 1
+
+
+def test_two_processes_train_together(place: Path) -> None:
+    """Under torchrun two processes divide the epochs, and count every sample of `val` once between them."""
+    done = _torchrun(2, "distributed.py", place)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = _ACCURACY.findall(done.stdout)
+    assert float(accuracy) > _ABOVE_CHANCE
+    assert "of 21 samples" in done.stdout
+
+
+def test_a_killed_run_goes_on_with_other_ranks(place: Path, tmp_path: Path) -> None:
+    """Killed in the middle of an epoch with two ranks, a run ends with one rank as if none of that had happened."""
+    (tmp_path / "photos").symlink_to(place / "photos")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "photos").symlink_to(place / "photos")
+    whole = _torchrun(1, "resume.py", tmp_path / "whole")
+    killed = _torchrun(2, "resume.py", tmp_path, KILL_AFTER="10")
+    assert (whole.returncode, killed.returncode) == (0, 1), killed.stderr
+    resumed = _torchrun(1, "resume.py", tmp_path)
+    losses = _losses(whole.stdout)
+    before, after = _losses(killed.stdout), _losses(resumed.stdout)
+    assert [*losses] == [*range(1, 21)]
+    assert [*before] == [*range(1, 11)]
+    assert [*after] in ([*range(11, 21)], [*range(10, 21)])  # the other rank may die before it has saved step 10
+    for part in (before, after):
+        assert [*part.values()] == pytest.approx([losses[step] for step in part], abs=1e-4)
+
+
+def _losses(printed: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in _LOSS.findall(printed)}
+
+
+def test_the_code_of_the_document_runs(tmp_path: Path) -> None:
+    """Whoever types the code of docs/training.md, in order, sees what it shows, with every library at hand."""
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    ran = 0
+    for block in blocks(read("docs/training.md")):
+        done = _run(block.command, tmp_path)
+        where = f"docs/training.md:{block.line}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, where
+        assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), where
+        ran += 1
+    assert ran > 1

@@ -1,0 +1,57 @@
+"""Random orders, computed as a whole or place by place."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
+
+KEY = np.uint64(random_start("a test", 1))
+
+
+@pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 255, 256, 257, 300])
+def test_places_are_permuted(size: int) -> None:
+    """Each place goes to another place, for any number of places."""
+    assert sorted(permuted(np.arange(size), size, KEY).tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [10**9, 2**40 + 1])
+def test_many_places_are_permuted(size: int) -> None:
+    """Of very many places, no two of 100,000 go to the same one, and they are spread evenly."""
+    places = np.concatenate((np.arange(50_000), np.arange(size - 50_000, size)))
+    found = permuted(places, size, KEY)
+    assert len(np.unique(found)) == len(places)
+    assert 0 <= found.min() <= found.max() < size
+    tenths = np.bincount(found * 10 // size, minlength=10)
+    assert abs(tenths - 10_000).max() < 500  # five standard deviations
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_orders_are_equally_frequent(size: int) -> None:
+    """Of few places, each order comes about as often as any other: chi-squared is within six standard deviations."""
+    drawn = 20_000
+    keys = random_numbers(random_start("keys", size), drawn)
+    orders = np.stack([permuted(np.full(drawn, place), size, keys) for place in range(size)], 1)
+    counts = np.array(list(Counter(map(tuple, orders.tolist())).values()))
+    possible = int(np.prod(np.arange(1, size + 1)))
+    assert len(counts) == possible
+    squared = ((counts - drawn / possible) ** 2).sum() / (drawn / possible)
+    assert abs(squared - (possible - 1)) < 6 * np.sqrt(2 * possible)
+
+
+def test_keys_choose_the_permutation() -> None:
+    """Places that come with their own keys go where each key's permutation puts them, in any company."""
+    keys = random_numbers(3, 200)
+    places = np.arange(200) % 100
+    found = permuted(places, 100, keys)
+    assert found.tolist() == [int(permuted(places[[at]], 100, keys[at])[0]) for at in range(200)]
+
+
+def test_numbers_are_the_same_everywhere() -> None:
+    """The numbers are these, with every NumPy, on every machine."""
+    assert random_numbers(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]  # of SplitMix64's authors
+    assert random_at(1234567, np.array([1], np.uint64)).tolist() == [3203168211198807973]
+    assert permuted(np.arange(10), 10, KEY).tolist() == [2, 0, 7, 4, 8, 1, 5, 9, 3, 6]

@@ -1,0 +1,166 @@
+"""Laws of blocks that processes share."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.storage import shared
+from shardtool.storage.shared import SharedBlocks
+from tests.helpers import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+
+def _put(blocks: SharedBlocks, number: int, data: bytes) -> memoryview | None:
+    return blocks.write(number, len(data), [(0, data[:5]), (5, data[5:])])
+
+
+def _has(blocks: SharedBlocks, number: int, data: bytes) -> bool:
+    found = blocks.read(number)
+    return found is not None and bytes(found) == data
+
+
+def _in_child(work: Callable[[], bool]) -> bool:
+    """Tell whether something is true in a forked process."""
+    child = os.fork()
+    if not child:
+        os._exit(0 if work() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@given(blocks=st.dictionaries(st.integers(0, 9), st.binary(max_size=9000), max_size=10))
+def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
+    """A block has the bytes that were written, at any time after; there is none before."""
+    made = SharedBlocks(10)
+    for number, data in blocks.items():
+        assert made.read(number) is None
+        assert bytes(_put(made, number, data) or b"") == data
+    made.let_go()
+    assert {number: found for number in range(10) if (found := made.read(number)) is not None} == blocks
+
+
+def test_a_block_outlives_what_made_it() -> None:
+    """Bytes that were given stay where they are, whatever grows or goes."""
+    made = SharedBlocks(3)
+    first = _put(made, 0, b"first" * 100)
+    _put(made, 1, bytes(2**20))
+    del made
+    assert first is not None
+    assert bytes(first) == b"first" * 100
+
+
+def test_forked_processes_share() -> None:
+    """What a forked process writes is seen by its parent, and the other way round."""
+    made = SharedBlocks(3)
+    _put(made, 0, b"of the parent")
+    assert _in_child(lambda: _has(made, 0, b"of the parent") and _put(made, 1, b"of the child") is not None)
+    assert _has(made, 1, b"of the child")
+
+
+def test_a_lock_that_was_held_at_the_fork() -> None:
+    """A child reads and writes, whatever its parent's threads were doing."""
+    made, held, done = SharedBlocks(3), threading.Event(), threading.Event()
+    _put(made, 0, b"before")
+
+    def hold() -> None:
+        with made._alone():  # noqa: SLF001 - both locks, as a thread that writes has them
+            held.set()
+            assert not _in_child(lambda: False)
+            done.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold)
+        held.wait(10)
+        assert _in_child(lambda: _has(made, 0, b"before"))
+        done.set()
+        holding.result()
+    assert _in_child(lambda: _put(made, 1, b"after") is not None)
+
+
+def test_many_writers() -> None:
+    """Blocks of processes that write at the same time do not meet."""
+    made = SharedBlocks(200)
+
+    def write(first: int) -> bool:
+        return all(_put(made, number, bytes([number]) * 5000) is not None for number in range(first, 200, 4))
+
+    children = []
+    for first in range(4):
+        child = os.fork()
+        if not child:
+            os._exit(0 if write(first) else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert all(_has(made, number, bytes([number]) * 5000) for number in range(200))
+
+
+_CHILD = "import pickle, sys; made = pickle.load(sys.stdin.buffer); print(made.read(0) and bytes(made.read(0)))"
+
+
+def test_other_processes_share_while_it_lives() -> None:
+    """A process that gets blocks as a pickle has them while the one that made them lives, and then has none."""
+    made = SharedBlocks(3)
+    _put(made, 0, b"here")
+    data = pickle.dumps(made)
+    assert len(data) < 300
+    run = [sys.executable, "-c", _CHILD]
+    assert subprocess.run(run, input=data, env=ENVIRONMENT, capture_output=True, check=True).stdout == b"b'here'\n"
+    del made
+    assert subprocess.run(run, input=data, env=ENVIRONMENT, capture_output=True, check=True).stdout == b"None\n"
+
+
+_KILLED = """
+import os
+from shardtool.storage.shared import SharedBlocks
+made = SharedBlocks(3)
+made.write(0, 4, [(0, b'here')])
+print(os.listdir(os.environ['TMPDIR']))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """The file has no name, so that a process that is killed leaves nothing."""
+    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-uc", _KILLED], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-9, b"[]\n")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file may not grow, or there can be none, there are no blocks, and no error."""
+    monkeypatch.setattr(shared, "_MOST", 10_000)
+    made = SharedBlocks(3)
+    assert _put(made, 0, bytes(20_000)) is None
+    assert _put(made, 0, bytes(1000)) is not None
+    monkeypatch.setattr(shared, "_made", lambda: None)
+    made = SharedBlocks(3)
+    assert (_put(made, 0, b"here"), made.read(0)) == (None, None)
+    made.let_go()
+
+
+def test_a_closed_descriptor() -> None:
+    """A program that closes all descriptors, and opens other files, loses the blocks; those files stay as they are."""
+
+    def close_all() -> bool:
+        made = SharedBlocks(3)
+        _put(made, 0, b"here")
+        os.closerange(3, 1000)
+        other = [os.memfd_create("other") for _ in range(20)]
+        found = made.read(0), _put(made, 1, b"there")
+        return found == (None, None) and all(os.fstat(fd).st_size == 0 for fd in other)
+
+    assert _in_child(close_all)

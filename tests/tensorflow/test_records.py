@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import gzip
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import CreateOptions, InvalidRequest, create
+from shardtool.dataset.feature import Feature
+from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
+from shardtool.tensorflow.records import find_records
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KEY = Feature()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Three datasets: TFRecords `a` with a class and `b` with another field, and the tar shards `c`."""
+    write_tree(tmp_path / "a", {"dog/1.txt": b"1", "dog/2.txt": b"22", "cat/3.txt": b"3"})
+    write_tree(tmp_path / "b", {"4.bin": b"4"})
+    options = CreateOptions(max_count=2, label_from_folder=True)
+    create(str(tmp_path / "a"), str(tmp_path / "a-{0..}.tfrecord"), options)
+    create(str(tmp_path / "b"), str(tmp_path / "b-{0..}.tfrecord"))
+    create(str(tmp_path / "a"), str(tmp_path / "c-{0..}.tar"), options)
+    return tmp_path
+
+
+def test_the_dataset_file_tells_all(made: Path) -> None:
+    """Features, classes and counts are what the dataset file says, in the order of the shards."""
+    found = find_records(str(made / "a.json"), None)
+    assert dict(found.features) == {"__key__": _KEY, "cls": Feature("int64"), "txt": _KEY}
+    assert found.classes == {"cls": ["cat", "dog"]}
+    assert found.paths == tuple(str(made / f"a-{at}.tfrecord") for at in range(2))
+    assert found.samples == 3
+    assert find_records(str(made / "a-{0..}.tfrecord"), ["txt", "cls"]).features == {
+        "txt": _KEY,
+        "cls": Feature("int64"),
+    }
+
+
+def test_several_datasets_become_one(made: Path) -> None:
+    """A field that one of several datasets does not have is one that some samples lack."""
+    found = find_records([str(made / "a.json"), str(made / "b.json")], None)
+    lacking = Feature(lacking=True)
+    assert dict(found.features) == {
+        "__key__": _KEY,
+        "cls": Feature("int64", lacking=True),
+        "txt": lacking,
+        "bin": lacking,
+    }
+    assert found.samples == 4
+
+
+def test_shards_that_no_dataset_file_lists(made: Path) -> None:
+    """Packed shards, and some of a dataset, are walked: they tell their features, but not whether all have a key."""
+    (made / "packed").mkdir()
+    for path in made.glob("a-*.tfrecord"):
+        (made / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    found = find_records(str(made / "packed"), None)
+    assert found.packing == "GZIP"
+    assert found.samples == 3
+    assert dict(found.features) == {"__key__": Feature(lacking=True), "cls": Feature("int64"), "txt": _KEY}
+    one = find_records([str(made / "a-1.tfrecord")], ["txt"])
+    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, and other shards are not"):
+        find_records([str(made / "packed"), str(made / "a.json")], None)
+    assert (one.samples, one.packing) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ("c.json", {}, "tar shards; expected TFRecords.*`shardtool reshard .*c.json .*keras_sequence"),
+        ("a.json", {"fields": ["jpg"]}, "fields: no jpg; expected some of __key__, cls, txt"),
+        ("a.json", {"fields": []}, "fields: none"),
+        ("a.json", {"batch_size": 0}, "batch_size: 0; expected 1 or more"),
+        ("a.json", {"seed": -1}, "seed: -1; expected 0 or more"),
+        ("a.json", {"epoch": -1}, "epoch: -1"),
+        ("a.json", {"shuffle": -1}, "shuffle: -1"),
+        ("nothing.json", {}, "nothing.json: no such file"),
+        ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot unpack"),
+    ],
+)
+def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], message: str) -> None:
+    """What cannot be read is refused before TensorFlow is imported, with what to do."""
+    shutil.copy(made / "a-0.tfrecord", made / "x.tfrecord.zst")
+    with pytest.raises(InvalidRequest, match=message):
+        tf_dataset(str(made / given), **options)
+
+
+def test_datasets_that_do_not_go_together(made: Path) -> None:
+    """Datasets whose class numbers mean different classes, or whose fields are of different kinds, become none."""
+    write_tree(made / "d", {"emu/1.txt": b"1", "ant/2.txt": b"2"})
+    create(str(made / "d"), str(made / "d-{0..}.tfrecord"), CreateOptions(label_from_folder=True))
+    with pytest.raises(InvalidRequest, match="classes of 'cls': different ones"):
+        find_records([str(made / "a.json"), str(made / "d.json")], None)
+    write_tree(made / "e", {"1.cls": b"1"})
+    create(str(made / "e"), str(made / "e-{0..}.tfrecord"))
+    with pytest.raises(InvalidRequest, match="field 'cls': int64 in one dataset, bytes in another"):
+        find_records([str(made / "a.json"), str(made / "e.json")], None)
+
+
+def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TensorFlow or Keras, the message says what to install."""
+    for module in ("keras", "tensorflow", "shardtool.tensorflow.data", "shardtool.tensorflow.sequence"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "shardtool.tensorflow.data")
+    monkeypatch.delitem(sys.modules, "shardtool.tensorflow.sequence")
+    for call in (lambda: tf_dataset(str(made / "a.json")), lambda: feature_spec(str(made / "a.json"))):
+        with pytest.raises(InvalidRequest, match=r"tensorflow is not installed. Run `pip install 'shardtool"):
+            call()
+    with pytest.raises(InvalidRequest, match="keras is not installed"):
+        keras_sequence([], 1)
+
+
+def test_the_buffer_of_a_shuffle(made: Path) -> None:
+    """A number is how many samples are shuffled; otherwise all of a small dataset are."""
+    found = find_records(str(made / "a.json"), None)
+    assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]
