@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
@@ -11,13 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import ForkLock, OpenFiles
+from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
+from shardtool.reading.payloads import OnError, ReadOptions, Rows, single_sample
 from shardtool.reading.samples import Late, Sample, failed_part, join
+from shardtool.storage.forks import renew_after_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.reading.payloads import Plan
     from shardtool.reading.samples import Batch, Part
     from shardtool.reading.shard_index import ShardIndex
+    from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
@@ -47,7 +53,12 @@ class Skipped:
         self.samples = 0
         self.shards: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self._lock = ForkLock()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew: a thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Skipped(samples={self.samples}, shards={dict(self.shards)}, reasons={dict(self.reasons)})"
@@ -87,8 +98,10 @@ class Fetcher:
         self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
+        self._kinds: dict[int, Mapping[str, Kind] | None] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
-        self._plain = not (options.check or options.metadata or catalog.lists) and bool(catalog.fields)
+        self._sizes: list[int] = catalog.sizes.tolist()
+        self._plain = not (options.check or options.metadata)
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
@@ -99,7 +112,8 @@ class Fetcher:
         found.__dict__.update(vars(self))
         wanted = self.options.metadata if metadata is None else metadata
         found.options = replace(self.options, fields=fields, metadata=wanted)
-        found._plain = self._plain and not wanted  # noqa: SLF001 - of this class
+        found._kinds = {}  # noqa: SLF001 - of this class
+        found._plain = not (self.options.check or wanted)  # noqa: SLF001
         return found
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
@@ -180,7 +194,7 @@ class Fetcher:
                 rows = self._rows(group)
             except CorruptShard:
                 return self.read(numbers)
-            plan = None if self._parses(group.shard, rows.index) else rows.plan()
+            plan = rows.plan()
             if plan is None or (plans and (plan.names, plan.kinds) != (plans[0].names, plans[0].kinds)):
                 return self.read(numbers)
             plans.append(plan)
@@ -212,15 +226,14 @@ class Fetcher:
         if self._plain and shard not in self._broken:
             with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
                 index = self.store.index(shard)
-                if not index.kinds:
-                    kinds = self.catalog.kinds if holds_numbers(self.catalog.shards[shard]) else {}
+                kinds = self._kinds_of(shard, index)
+                if kinds is not None:
                     return single_sample(index, self._open(shard), row, kinds, self.options.fields)
         (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
         return found
 
     def _open(self, shard: int) -> OpenFile:
-        size = int(self.catalog.sizes[shard]) if self.catalog.fields else None
-        return self._files.open(self.catalog.shards[shard], size)
+        return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
     def _part(self, group: _Group) -> Part:
         """Return samples of one shard."""
@@ -232,16 +245,24 @@ class Fetcher:
             if self.options.on_error == "skip":
                 self._broken[group.shard] = error  # no second walk, and no second message
             return failed_part(group.places, error)
-        return found.records() if self._parses(group.shard, found.index) else found.payloads()
+        return found.payloads() if found.kinds is not None else found.records()
 
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)
-        return Rows(self.catalog, self.options, index, file, *group)
+        return Rows(self.catalog, self.options, index, file, self._kinds_of(group.shard, index), *group)
 
-    def _parses(self, shard: int, index: ShardIndex) -> bool:
-        """Tell whether the records of a shard are parsed: nothing else tells a list from a value of the same bytes."""
-        lists, wanted = self.catalog.lists, self.options.fields
-        known = self.catalog.fields and not index.kinds  # by a dataset file, not by a walk
-        return not (known and not (lists if wanted is None else lists & wanted)) and holds_numbers(
-            self.catalog.shards[shard]
-        )
+    def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
+        """Return which fields of a shard are numbers; None: its records must be parsed.
+
+        Nothing but the dataset file, or else the record, tells a list from a value of the same bytes.
+        """
+        if shard not in self._kinds:
+            catalog, wanted = self.catalog, self.options.fields
+            lists = catalog.lists if wanted is None else catalog.lists & wanted
+            if shard_format(catalog.shards[shard].path) == "tar":
+                self._kinds[shard] = {}
+            elif lists or index.kinds or not catalog.origin(shard).listed:
+                self._kinds[shard] = None
+            else:
+                self._kinds[shard] = catalog.kinds
+        return self._kinds[shard]

@@ -12,12 +12,12 @@ import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol
-from weakref import WeakSet
 
 import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
+from shardtool.storage.forks import renew_after_fork
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
@@ -51,35 +51,6 @@ class ShardCache(Protocol):
 
     def open(self, shard: OpenedShard) -> CachedShard:
         """Return a shard, copied into the cache where it is not there yet."""
-
-
-class ForkLock:
-    """A lock that is free in a forked process, whichever thread held it at the fork."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def free(self) -> None:
-        """Make the lock anew."""
-        self._lock = threading.Lock()
-
-
-_LOCKS: WeakSet[ForkLock] = WeakSet()
-
-
-def _free_locks() -> None:
-    for lock in list(_LOCKS):
-        lock.free()
-
-
-os.register_at_fork(after_in_child=_free_locks)
 
 
 class OpenFile:
@@ -202,11 +173,17 @@ class OpenFiles:
     """
 
     def __init__(self, cache: ShardCache | None) -> None:
-        self._cache, self._lock, self._open = cache, ForkLock(), OrderedDict[str, OpenFile]()
+        self._cache, self._open = cache, OrderedDict[str, OpenFile]()
         self.most = _most_open()
+        self.after_fork()
+        renew_after_fork(self)
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
         return OpenFiles, (self._cache,)
+
+    def after_fork(self) -> None:
+        """Make the lock anew: a thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     def open(self, shard: OpenedShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import numpy as np
 
 from shardtool.dataset.opened import read_part
-from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedShard
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile, ShardCache
     from shardtool.reading.samples import Sample
@@ -124,6 +122,7 @@ class Rows:
         options: How.
         index: Where its samples lie.
         file: Its bytes.
+        kinds: Its fields that are numbers; None: its records must be parsed to know.
         shard: The shard's place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
@@ -133,6 +132,7 @@ class Rows:
     options: ReadOptions
     index: ShardIndex
     file: OpenFile
+    kinds: Mapping[str, Kind] | None
     shard: int
     rows: Numbers
     places: Numbers
@@ -152,13 +152,12 @@ class Rows:
     def plan(self) -> Plan | None:
         """Return where the payloads lie, and let the system read them ahead; None: they are small, or not alike."""
         layout, names = self._layout(), self.index.names
-        if not layout.alike or int(layout.lengths.sum()) < _LATE * len(self.rows):
+        if self.kinds is None or not layout.alike or int(layout.lengths.sum()) < _LATE * len(self.rows):
             return None
         fields = tuple([names[code] for code in layout.codes[: int(layout.counts[0])].tolist()])
         offsets, lengths = (column.reshape(len(self.rows), -1) for column in (layout.offsets, layout.lengths))
         self.file.expect(offsets.min(axis=1), (offsets + lengths).max(axis=1))
-        kinds = self._kinds()
-        found = [kinds.get(name, "bytes") for name in fields]
+        found: list[Kind] = [self.kinds.get(name, "bytes") for name in fields]
         return Plan(self.places, self._keys(), self.file, fields, found, np.stack([offsets, lengths], axis=2))
 
     def records(self) -> Part:
@@ -260,8 +259,9 @@ class Rows:
             values: Of all fields of all samples; changed.
             alike: The fields of each sample, where all have the same.
         """
-        kinds = self._kinds()
-        for name, kind in kinds.items():
+        for name, kind in (self.kinds or {}).items():
+            if kind == "bytes" or name not in self.index.names:
+                continue
             read = number_reader(kind)
             if alike is not None:
                 at = range(alike.index(name), len(values), len(alike)) if name in alike else range(0)
@@ -275,13 +275,6 @@ class Rows:
                     what = f"{self._keys()[sample]}, {name}"
                     error = _unlike(self.file.path, what, int(layout.offsets[place]))
                     self._errors.setdefault(sample, error)
-
-    def _kinds(self) -> Mapping[str, Kind]:
-        """Return the fields of the shard that are numbers."""
-        kinds = {**self.catalog.kinds, **self.index.kinds}
-        if not kinds or not holds_numbers(self.catalog.shards[self.shard]):
-            return {}
-        return {name: kinds[name] for name in self.index.names if kinds.get(name, "bytes") != "bytes"}
 
     def _keys(self) -> list[str]:
         index, rows = self.index, self.rows
@@ -302,11 +295,6 @@ class Rows:
         table = read_part(self.catalog.shards[self.shard], metadata=True).table
         names = [name for name in table.column_names if not name.startswith("__")]
         return {name: table.column(name).take(self.rows).to_pylist() for name in names}
-
-
-def holds_numbers(shard: OpenedShard) -> bool:
-    """Tell whether features of a shard may be numbers: those of a TFRecord."""
-    return shard_format(shard.path) == "tfrecord"
 
 
 def single_sample(
