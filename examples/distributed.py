@@ -8,20 +8,17 @@ import torch.distributed as dist
 from torch import nn
 
 import shardtool
+from shardtool.torch import Prefetcher, loader
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # the same first weights in all processes
 
 
-def stream(split):
-    """Return this process's batches; torchrun tells which process it is (RANK) of how many (WORLD_SIZE)."""
+def batches(split):
+    """Return the batches of this process: the loader asks torch.distributed which one it is."""
     ends = "drop" if split == "train" else "uneven"  # training needs equally many steps everywhere, counting does not
-    dataset = shardtool.open(f"photos/{split}.json")
-    return dataset.stream(shuffle=split == "train", ends=ends).decode().tuple("jpg", "cls").batch(8)
-
-
-def as_tensors(images, labels):
-    return torch.from_numpy(images).permute(0, 3, 1, 2) / 255, torch.from_numpy(labels)
+    dataset = shardtool.open(f"photos/{split}.json").decode().tuple("jpg", "cls")
+    return Prefetcher(loader(dataset, 8, shuffle=split == "train", seed=0, ends=ends), "cpu", mean=0.5, std=0.25)
 
 
 model = nn.parallel.DistributedDataParallel(nn.Sequential(
@@ -29,18 +26,16 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(
     nn.Linear(512, 8),
 ))  # fmt: skip
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-train = stream("train")
-for _ in range(15):  # each pass over a stream is the next epoch
-    for batch in train:
-        images, labels = as_tensors(*batch)
+train = batches("train")
+for _ in range(15):  # each pass is the next epoch, in another order
+    for images, labels in train:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 counts = torch.zeros(2)  # right ones, and all
 with torch.no_grad():
-    for batch in stream("val"):
-        images, labels = as_tensors(*batch)
+    for images, labels in batches("val"):
         counts += torch.tensor([(model.module(images).argmax(1) == labels).sum(), len(labels)])
 dist.all_reduce(counts)
 if dist.get_rank() == 0:

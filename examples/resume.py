@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardtool
+from shardtool.torch import Prefetcher, loader
 
 BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # the batch of all processes together
 
@@ -24,30 +25,29 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(
     nn.Linear(512, 8),
 ))  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-dataset = shardtool.open("photos/train.json")
-share = BATCH // dist.get_world_size()
-stream = dataset.stream(shuffle=True, seed=0).decode().tuple("jpg", "cls").batch(share, drop_last=True)
+dataset = shardtool.open("photos/train.json").decode().tuple("jpg", "cls")
+batches = loader(dataset, BATCH // dist.get_world_size(), seed=0, drop_last=True)
+batches = Prefetcher(batches, "cpu", mean=0.5, std=0.25)
 step = first_epoch = 0
 
 if os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    stream.load_state_dict(saved["stream"])  # a few numbers, the same for all processes, however many there are
-    step, first_epoch = saved["step"], saved["stream"]["epoch"]
+    batches.load_state_dict(saved["batches"])  # a few numbers, the same for all processes, however many there are
+    step, first_epoch = saved["step"], saved["batches"]["epoch"]
 
 for epoch in range(first_epoch, EPOCHS):
-    for images, labels in stream:
+    for images, labels in batches:
         optimizer.zero_grad()
-        outputs = model(torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
-        loss = nn.functional.cross_entropy(outputs, torch.from_numpy(labels))
+        loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()  # gradients become the mean over all processes
         optimizer.step()
         step += 1
         dist.all_reduce(loss.detach_())
         if dist.get_rank() == 0:
             print(f"epoch {epoch} step {step} loss {loss / dist.get_world_size():.6f}", flush=True)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "stream": stream.state_dict()}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "batches": batches.state_dict()}
             torch.save({"step": step, **state}, f"{CHECKPOINT}.new")
             os.replace(f"{CHECKPOINT}.new", CHECKPOINT)
         if step == int(os.environ.get("KILL_AFTER", "-1")):

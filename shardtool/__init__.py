@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from shardtool.inspection.summary import Summary
     from shardtool.reading.dataset import Dataset
+    from shardtool.reading.mix import mix
     from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
     from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
@@ -68,6 +69,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "mix",
     "open",
     "reshard",
     "reshard_dry_run",
@@ -97,6 +99,7 @@ _MODULES = {
     "export": "verbs.export",
     "index": "verbs.index",
     "inspect": "verbs.inspect",
+    "mix": "reading.mix",
     "open": "reading.open",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",

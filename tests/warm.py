@@ -188,7 +188,7 @@ def _import_all() -> None:
     for name in _HEAVY:
         import_module(name)
     for module in walk_packages(shardtool.__path__, "shardtool."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and not module.name.startswith("shardtool.torch"):  # it needs PyTorch
             import_module(module.name)
 
 

@@ -21,12 +21,13 @@ _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
 
 # What can be asked for, one at a time; what an option is for; and what does not go together.
-_SHOWS = ("--sample", "--head", "--keys", "--table", "--html or --contact-sheet")
+_SHOWS = ("--sample", "--head", "--keys", "--table", "--html or --contact-sheet", "--read-speed")
 _WANTS = {
     "--extract": ("--sample", "--head", "--where"),
     "--field": ("--sample",),
     "--where": ("--head", "--keys", "--extract", "--table"),
     "--overwrite": ("--extract", "--table", "--html or --contact-sheet"),
+    "--decode": ("--read-speed",),
 }
 _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where"))
 
@@ -54,6 +55,8 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
 @click.option("--overwrite", is_flag=True, help="Replace files that --extract, --table, --html ... would write.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write a page to look at: one file, no network.")
 @click.option("--contact-sheet", type=click.Path(), metavar="FILE", help="Write thumbnails of samples into one PNG.")
+@click.option("--read-speed", is_flag=True, help="Read for some seconds, as training does, and say how fast it was.")
+@click.option("--decode", is_flag=True, help="With --read-speed: decode images and other fields, too.")
 @click.option("--full", is_flag=True, help="Read the index of every shard, above four million samples, too.")
 @click.option(
     "--looks",
@@ -80,6 +83,8 @@ def inspect(
     where: str | None,
     html: str | None,
     contact_sheet: str | None,
+    read_speed: bool,
+    decode: bool,
     overwrite: bool,
     full: bool,
     looks: int,
@@ -107,12 +112,13 @@ def inspect(
       shardtool inspect out.json --table out.parquet
       shardtool inspect 'out/{split}.json' --keys | grep cat/
       shardtool inspect out.json --html report.html --contact-sheet sheet.png
+      shardtool inspect out.json --read-speed --decode
     """
     pictures = html is not None or contact_sheet is not None
     given = {
         "--sample": samples, "--head": head, "--keys": only_keys, "--table": table,
         "--html or --contact-sheet": pictures, "--extract": extract, "--field": field, "--where": where,
-        "--overwrite": overwrite, "--json": as_json,
+        "--overwrite": overwrite, "--json": as_json, "--read-speed": read_speed, "--decode": decode,
     }  # fmt: skip
     asked = _asked({name for name, value in given.items() if value not in (None, False, ())})
     if field is not None and len(samples) > 1:
@@ -124,6 +130,9 @@ def inspect(
 
         terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
         _show_summary(dataset, InspectOptions(full=full, looks=looks, seed=seed), terminal, as_json=as_json)
+        return
+    if read_speed:
+        _show_read_speed(dataset, decode=decode, seed=seed, as_json=as_json)
         return
     from shardtool.dataset.opened import open_dataset
     from shardtool.dataset.several import given_datasets
@@ -161,7 +170,7 @@ def _asked(given: set[str]) -> bool:
         if name in given and not given.intersection(wants):
             message = f"{name} is for {' or '.join(wants)}."
             raise click.UsageError(message)
-    if "--extract" in given and (wrong := given & {"--keys", "--table", "--html or --contact-sheet"}):
+    if "--extract" in given and (wrong := given & {"--keys", "--table", "--html or --contact-sheet", "--read-speed"}):
         message = f"--extract and {min(wrong)} do not go together: choose one."
         raise click.UsageError(message)
     return bool(shows) or "--extract" in given
@@ -180,6 +189,18 @@ def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: T
         show_json(summary.to_json())
     else:
         show(encodable(summary_text(summary, width())))
+
+
+def _show_read_speed(dataset: tuple[str, ...], *, decode: bool, seed: int, as_json: bool) -> None:
+    from shardtool.cli.output import show, show_json
+    from shardtool.cli.summary_text import encodable, read_speed_text
+    from shardtool.inspection.read_speed import read_speed
+
+    speed = read_speed(dataset, decode=decode, seed=seed)
+    if as_json:
+        show_json(speed.to_json())
+    else:
+        show(encodable(read_speed_text(speed)))
 
 
 def _write_pictures(

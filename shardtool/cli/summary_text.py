@@ -19,6 +19,7 @@ from shardtool.values import counted, show_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shardtool.inspection.read_speed import ReadSpeed
     from shardtool.inspection.samples import FieldView, SampleView
     from shardtool.inspection.statistics import ColumnSummary, Spread
     from shardtool.inspection.summary import ImageSummary, LabelSummary, Summary
@@ -345,3 +346,24 @@ def _brief(one: FieldView) -> str:
     if one.label is not None:
         return f"{one.label} ({_flat(one.value)})"
     return one.value.strip() if isinstance(one.value, str) else _flat(one.value)
+
+
+def read_speed_text(speed: ReadSpeed) -> str:
+    """Return how fast a dataset was read."""
+    kinds = {
+        "stream": (speed.stream, "shuffled, fields as bytes"),
+        "random": (speed.random, "from anywhere, 64 at a time"),
+        "decoded": (speed.decoded, "as the stream, decoded in one thread"),
+    }
+    lines = [printable(speed.dataset)]
+    for name, (one, what) in kinds.items():
+        if one is not None:
+            rate = f"{show_size(one.bytes_per_s)}/s"
+            lines.append(f"{name:<10}{rate:>12}{one.samples_per_s:>13,.0f} samples/s  {what}")
+    shards = f"{counted(speed.shards, 'shard')} of {show_size(speed.mean_size)}"
+    if speed.shards > 1:
+        verdict = "large enough" if speed.large_enough else f"better {show_size(speed.advised_size)} or more"
+        opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of a stream's time"
+        shards += f" on average; opening one takes {opening}: {verdict}"
+    lines.append(f"{'shards':<10}{shards}")
+    return "\n".join(lines)

@@ -171,26 +171,6 @@ def open_catalog(given: Given) -> Catalog:
     )
 
 
-def joined(catalogs: Sequence[Catalog]) -> Catalog:
-    """Return one catalog of all shards of several, one after the other."""
-    shards = tuple(shard for one in catalogs for shard in one.shards)
-    counts = np.concatenate([np.diff(one.firsts) for one in catalogs])
-    return Catalog(
-        name=", ".join(one.name for one in catalogs),
-        shards=shards,
-        firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        sizes=np.concatenate([one.sizes for one in catalogs]),
-        key_ranges=tuple(pair for one in catalogs for pair in one.key_ranges),
-        origins=tuple(origin for one in catalogs for origin in one.origins),
-        fields=_summed([one.fields for one in catalogs]),
-        kinds={name: kind for one in catalogs for name, kind in one.kinds.items()},
-        lists=frozenset(name for one in catalogs for name in one.lists),
-        classes=_agreed([one.classes for one in catalogs]),
-        fingerprint=_hash(*(one.fingerprint for one in catalogs)),
-        shared=SharedBlocks(len(shards) + 1),
-    )
-
-
 def _described(opened: OpenedDataset, shared: SharedBlocks, first: int) -> _Described:
     """Return what the dataset file says of the shards; else what sidecars, and walks over the other shards, say."""
     if opened.file is not None:

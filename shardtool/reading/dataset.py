@@ -41,6 +41,8 @@ class Dataset(Streamable):
     Picklable without open files; safe in threads and after a fork.
     """
 
+    fetcher: Fetcher
+
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen
@@ -77,7 +79,8 @@ class Dataset(Streamable):
     @property
     def fingerprint(self) -> str:
         """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
-        return (self._chosen is None and self.fetcher.catalog.content) or self.source.fingerprint
+        content = self.fetcher.catalog.content if self._chosen is None else ""
+        return content or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:

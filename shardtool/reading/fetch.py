@@ -106,6 +106,11 @@ class Fetcher:
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
 
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        return int(self.catalog.sizes.sum()) // max(1, len(self.catalog)) + 1
+
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
@@ -149,6 +154,10 @@ class Fetcher:
         """
         if self.options.on_error == "raise":
             raise error
+        self.leave_out(error, number, *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out, in `skipped` and in `counts`."""
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.add(error, self.catalog.shards[shard].path)

@@ -22,13 +22,18 @@ import numpy as np
 from shardtool.errors import InvalidRequest
 from shardtool.plan.shuffle import random_start
 from shardtool.reading.order import permuted_windows
+from shardtool.reading.stream import Streamable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.order import Order, OrderOptions, View
+    from shardtool.errors import ShardError
+    from shardtool.reading.fetch import Sample, Skipped
+    from shardtool.reading.order import Order, Ordered, OrderOptions
+    from shardtool.reading.samples import Batch
+    from shardtool.reading.stream import Reader
 
     Numbers = NDArray[np.int64]
 
@@ -37,44 +42,135 @@ Position = TypeVar("Position", int, "Numbers")
 _BLOCK = 64  # positions that are shuffled among themselves
 _MOST_WEIGHT = 2**20  # of a dataset, so that no product of a weight and a position is beyond 2^63:
 _MOST_POSITIONS = 2**40
+_AFTER = "samples as they are read: mix first, then decode, map or select"
+
+
+class Mixture(Streamable):
+    """Samples of several datasets, by weights: what `mix` returns."""
+
+    def __len__(self) -> int:
+        """Return how many samples an epoch has, of all ranks together."""
+        return self.source.length
+
+    @property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples in an equal mix."""
+        return self.source.fingerprint
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.stream(shuffle=False, rank=0, world_size=1))
+
+
+def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:
+    """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
+
+    A dataset that is exhausted before the epoch ends goes on with its next epoch, in another order; and in the next
+    epoch of the mix, each goes on where it was.
+
+    Args:
+        datasets: Datasets, views of them, or other mixes.
+        weights: Of each, above 0: with 3 and 1, three of four samples are of the first.
+        stop: When an epoch ends: with the last sample of the dataset that is exhausted first (`first`), when each
+            was seen as a whole (`all`), or after a number of samples.
+
+    Raises:
+        InvalidRequest: A dataset has no samples, or weights or `stop` are none of their values.
+    """
+    for at, one in enumerate(datasets):
+        if one.stages.stages:
+            raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
+    source = Mix.of([one.source for one in datasets], weights, stop)
+    return Mixture(MixedReader([one.fetcher for one in datasets], source), source)
+
+
+class MixedReader:
+    """Reads samples of several datasets; their numbers follow each other."""
+
+    def __init__(self, readers: Sequence[Reader], source: Mix) -> None:
+        self._readers, self._source = readers, source
+        self._ends = np.cumsum([one.span for one in source.sources])
+
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it, as often as each dataset comes."""
+        weights = self._source.weights
+        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self._readers, strict=True))
+        return total // sum(weights)
+
+    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> MixedReader:
+        """Return a reader of some fields."""
+        return MixedReader([one.selecting(fields, metadata=metadata) for one in self._readers], self._source)
+
+    def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
+        at = self._dataset_of(number)
+        self._readers[at].refuse(error, number - self._first(at), *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out, in its dataset and in `counts`."""
+        at = self._dataset_of(number)
+        self._readers[at].leave_out(error, number - self._first(at), *counts)
+
+    def read(self, numbers: Numbers) -> Batch:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        which = np.searchsorted(self._ends, numbers, side="right")
+        found: list[Sample | ShardError] = [{}] * len(numbers)
+        for at, reader in enumerate(self._readers):
+            (here,) = np.nonzero(which == at)
+            if len(here):
+                batch = reader.read(numbers[here] - self._first(at))
+                for place, sample in zip(here.tolist(), batch, strict=True):
+                    found[place] = sample
+        return found
+
+    def _dataset_of(self, number: int) -> int:
+        return int(np.searchsorted(self._ends, number, side="right"))
+
+    def _first(self, at: int) -> int:
+        return int(self._ends[at]) - self._source.sources[at].span
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Samples of several datasets, as numbers of the samples of all their catalogs, one after the other.
+    """Samples of several datasets; their numbers follow each other.
 
     Attributes:
-        views: What is mixed.
+        sources: What is mixed.
         weights: Of each, a whole number.
         length: Samples in an epoch.
     """
 
-    views: tuple[View, ...]
+    sources: tuple[Ordered, ...]
     weights: tuple[int, ...]
     length: int
 
     @classmethod
-    def of(cls, views: Sequence[View], weights: Sequence[float], stop: Stop) -> Mix:
+    def of(cls, sources: Sequence[Ordered], weights: Sequence[float], stop: Stop) -> Mix:
         """Return a mix.
 
         Raises:
             InvalidRequest: There is nothing to mix, weights are not positive, or `stop` is none of its values.
         """
-        whole = _whole_weights(weights, len(views))
-        for at, view in enumerate(views):
-            if not view.length:
+        whole = _whole_weights(weights, len(sources))
+        for at, source in enumerate(sources):
+            if not source.length:
                 raise InvalidRequest(f"dataset {at} of the mix", "no samples")
-        return cls(tuple(views), whole, _length(whole, [view.length for view in views], stop))
+        return cls(tuple(sources), whole, _length(whole, [source.length for source in sources], stop))
+
+    @property
+    def span(self) -> int:
+        """How many numbers there are: those of the samples are below."""
+        return sum(source.span for source in self.sources)
 
     @cached_property
     def fingerprint(self) -> str:
         """What is equal for equal samples in an equal mix."""
-        texts = [*(view.fingerprint for view in self.views), *map(str, self.weights), str(self.length)]
+        texts = [*(source.fingerprint for source in self.sources), *map(str, self.weights), str(self.length)]
         return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
     def order(self, options: OrderOptions) -> Mixed:
         """Return the order of an epoch."""
-        return Mixed(self.views, self.weights, self.length, options)
+        return Mixed(self.sources, self.weights, self.length, options)
 
 
 @dataclass(frozen=True)
@@ -82,20 +178,20 @@ class Mixed:
     """The order of an epoch of a mix.
 
     Attributes:
-        views: What is mixed.
+        sources: What is mixed.
         weights: Of each.
         length: Samples in an epoch.
         options: Which order.
     """
 
-    views: tuple[View, ...]
+    sources: tuple[Ordered, ...]
     weights: tuple[int, ...]
     length: int
     options: OrderOptions
     _own: Callable[[int, int], Order] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_own", lru_cache(2 * len(self.views))(self._order_of))
+        object.__setattr__(self, "_own", lru_cache(2 * len(self.sources))(self._order_of))
 
     @property
     def round(self) -> int:
@@ -107,13 +203,13 @@ class Mixed:
         which, turns = self.turns(positions)
         found = np.empty_like(positions)
         first = 0
-        for number, view in enumerate(self.views):
+        for number, source in enumerate(self.sources):
             (here,) = np.nonzero(which == number)
-            epochs, at = np.divmod(turns[here], view.length)
+            epochs, at = np.divmod(turns[here], source.length)
             for epoch in np.unique(epochs).tolist():
                 of_epoch = epochs == epoch
                 found[here[of_epoch]] = first + self._own(number, epoch).numbers(at[of_epoch])
-            first += len(view.catalog)
+            first += source.span
         return found
 
     def turns(self, positions: Numbers) -> tuple[Numbers, Numbers]:
@@ -154,7 +250,7 @@ class Mixed:
 
     def _order_of(self, number: int, epoch: int) -> Order:
         seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike
-        return self.views[number].order(replace(self.options, seed=seed, epoch=epoch))
+        return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
 
 
 def _counts(weights: Sequence[int], position: Position) -> list[Position]:

@@ -57,11 +57,11 @@ class OrderOptions:
                 raise InvalidRequest(name, repr(value), expected=expected)
 
 
-def window_of(catalog: Catalog, buffer: int | None, parts: int) -> int:
+def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
 
     Args:
-        catalog: What is read; its mean size gives the buffer where none is given: about 32 MB.
+        mean_size: Bytes of a sample: where no buffer is given, it holds about 32 MB of them.
         buffer: Samples that are held, and shuffled among themselves.
         parts: How many parts there are.
 
@@ -71,8 +71,7 @@ def window_of(catalog: Catalog, buffer: int | None, parts: int) -> int:
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None and (type(value) is not int or value < 1):
             raise InvalidRequest(name, repr(value), expected="a whole number, 1 or more")
-    mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-    samples = parts * min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean) if buffer is None else buffer
+    samples = parts * min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean_size) if buffer is None else buffer
     return max(1, samples // parts)
 
 
@@ -102,7 +101,12 @@ class Order(Protocol):
 
 
 class Ordered(Protocol):
-    """Samples of a catalog that an epoch takes in some order: a view of it, or a mix of several datasets."""
+    """Samples that an epoch takes in some order: of a catalog, or of several that are mixed."""
+
+    @property
+    def span(self) -> int:
+        """How many numbers there are: those of the samples are below."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -115,7 +119,7 @@ class Ordered(Protocol):
         ...
 
     def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch, as numbers of samples in the catalog."""
+        """Return the order of an epoch."""
         ...
 
 
@@ -130,6 +134,11 @@ class View:
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
+
+    @property
+    def span(self) -> int:
+        """How many numbers there are."""
+        return len(self.catalog)
 
     @property
     def length(self) -> int:

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order import OrderOptions, window_of
 from shardtool.reading.share import Share, default_share
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Fetcher, Sample
+    from shardtool.reading.fetch import Sample
     from shardtool.reading.order import Order, Ordered, Shuffle
     from shardtool.reading.samples import Batch
     from shardtool.reading.share import Ends
@@ -37,10 +38,35 @@ _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
 
 
-class Streamable:
-    """Samples that can be read as a stream."""
+class Reader(Protocol):
+    """Reads samples by their numbers: a `Fetcher`, or several of them as one."""
 
-    def __init__(self, fetcher: Fetcher, source: Ordered) -> None:
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        ...
+
+    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
+        """Return a reader of some fields."""
+        ...
+
+    def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Raise the error of a sample, or count it where damaged samples are skipped."""
+        ...
+
+    def leave_out(self, error: ShardError, number: int, *counts: Skipped) -> None:
+        """Count a sample that is left out."""
+        ...
+
+    def read(self, numbers: Numbers) -> Batch:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+
+class Streamable(Chain):
+    """Samples that can be read as a stream, with what is done to them."""
+
+    def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
     def stream(  # noqa: PLR0913 - its public options
@@ -67,21 +93,22 @@ class Streamable:
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.catalog, buffer, parts))
-        return Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
+        stream = Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        return stream._with(self.stages)  # noqa: SLF001 - of the chain
 
 
-class Stream:
-    """Samples in an exact order: iterate over it for one epoch.
+class Stream(Chain):
+    """Samples in an exact order: iterate over it for one epoch, for what its stages make of them.
 
     It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
     the state is that of the one started last. At its end, a stream is at the start of the next epoch.
 
     Attributes:
-        skipped: Damaged samples that were left out, with `on_error="skip"`.
+        skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
-    def __init__(self, fetcher: Fetcher, source: Ordered, options: OrderOptions, share: Share) -> None:
+    def __init__(self, fetcher: Reader, source: Ordered, options: OrderOptions, share: Share) -> None:
         self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = Skipped()
         self._pass = _Pass(0)
@@ -90,14 +117,17 @@ class Stream:
         """Return how many samples this reader's rank takes of an epoch."""
         return replace(self._share, origin=0).count(self._source.length)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
+        return self.stages.run(self._samples(), self._left_out)
+
+    def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
         current = self._pass = _Pass(self._position)
         jobs = _jobs(share, current.start, order.length, self._step or order.round)
         ahead = _STEPS_AHEAD if self._step else 1
         with closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
             for positions, (numbers, batch) in rounds:
-                current.positions, current.taken = positions, 0
+                current.positions, current.numbers, current.taken = positions, numbers, 0
                 for current.taken, sample in enumerate(batch, 1):
                     if isinstance(sample, dict):
                         yield sample
@@ -141,23 +171,19 @@ class Stream:
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at(self._source, self._options, position, self.end).to_json()
 
-    def divided(self, worker: int, workers: int, batch_size: int, taken: int = 0) -> Stream:
+    def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
         """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
 
         Args:
             worker: Its number.
             workers: How many there are.
             batch_size: Samples of a batch.
-            taken: Samples that this worker has taken already.
+            position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
-        share = replace(
-            self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position
-        )  # fmt: skip
-        batches, more = divmod(taken, batch_size)
+        share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
-        ahead = ((batches * workers + worker) * batch_size + more) * share.world_size
-        divided._pass = _Pass(self._position + ahead)
-        return divided
+        divided._pass = _Pass(position)
+        return divided._with(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)
@@ -175,9 +201,8 @@ class Stream:
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        catalog, share = self._fetcher.catalog, self._share
-        mean = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
-        return max(1, min(_MOST_TOGETHER, _TOGETHER // mean)) * share.world_size * share.workers
+        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
+        return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
@@ -193,6 +218,11 @@ class Stream:
         except ShardError:
             current.taken -= 1
             raise
+
+    def _left_out(self, error: ShardError) -> None:
+        """Count the sample that was given out last, which a stage leaves out."""
+        current = self._pass
+        self._fetcher.leave_out(error, int(current.numbers[current.taken - 1]), self.skipped)
 
 
 def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
@@ -227,12 +257,13 @@ class _Pass:
     Attributes:
         start: Where all ranks were before what is read now.
         positions: int64 [n]: what is read now.
+        numbers: int64 [n]: their samples.
         taken: How many of these were given out.
     """
 
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
-        self.positions: Numbers = np.zeros(0, np.int64)
+        self.positions = self.numbers = np.zeros(0, np.int64)
 
 
 def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
+from shardtool.reading.order import OrderOptions
 from shardtool.tensorflow.records import Order, find_records
 
 if TYPE_CHECKING:
@@ -112,11 +113,10 @@ def keras_sequence(
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
-    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
-        if value < least:
-            raise InvalidRequest(name, f"{value}", expected=f"{least} or more")
-    sequence = _needing("sequence")
-    return sequence.BatchSequence(dataset, sequence.Epochs(batch_size, shuffle, seed, epoch), workers)
+    if batch_size < 1:
+        raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
+    order = OrderOptions("full" if shuffle else False, seed, epoch)
+    return _needing("sequence").BatchSequence(dataset, batch_size, order, workers)
 
 
 def _needing(module: str) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
 
 from shardtool.errors import InvalidRequest
+from shardtool.reading.order import OrderOptions, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,30 +30,20 @@ class Samples(Protocol):
     def __getitem__(self, which: NDArray[np.int64]) -> Sequence[Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Epochs:
-    """Which samples the batches of an epoch hold; see `keras_sequence`."""
-
-    batch_size: int
-    shuffle: bool
-    seed: int
-    epoch: int
-
-
 class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
     """Batches of a dataset by their numbers, in another order in each epoch.
 
     Keras's worker threads ask for batches at the same time. What they share does not change during an epoch.
     """
 
-    def __init__(self, samples: Samples, epochs: Epochs, workers: int) -> None:
+    def __init__(self, samples: Samples, batch_size: int, first: OrderOptions, workers: int) -> None:
         super().__init__(workers=workers)
-        self._samples, self._epochs, self._epoch = samples, epochs, epochs.epoch
-        self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
+        self._samples, self._batch_size, self._options = samples, batch_size, first
+        self._begun = not _TELLS_OF_BEGIN
 
     def __len__(self) -> int:
         """Return how many batches an epoch has; the last one may be smaller."""
-        return math.ceil(len(self._samples) / self._epochs.batch_size)
+        return math.ceil(len(self._samples) / self._batch_size)
 
     def __getitem__(self, number: int) -> Any:
         """Return a batch: the values of its samples side by side, as tuples and dicts have them.
@@ -63,8 +54,10 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
         """
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
-        first = number * self._epochs.batch_size
-        return stacked(self._samples[self._numbers[first : first + self._epochs.batch_size]])
+        first, count = number * self._batch_size, len(self._samples)
+        order = order_of(np.array([count]), self._options)
+        numbers = order.numbers(np.arange(first, min(first + self._batch_size, count)))
+        return stacked(self._samples[numbers])
 
     def on_epoch_begin(self) -> None:
         """Note that an epoch begins."""
@@ -73,14 +66,8 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
     def on_epoch_end(self) -> None:
         """Go on to the order of the next epoch, unless none has begun."""
         if self._begun:
-            self._epoch += 1
-            self._numbers, self._begun = self._order(), not _TELLS_OF_BEGIN
-
-    def _order(self) -> NDArray[np.int64]:
-        count = len(self._samples)
-        if not self._epochs.shuffle:
-            return np.arange(count)
-        return np.random.default_rng((self._epochs.seed, self._epoch)).permutation(count)
+            self._options = replace(self._options, epoch=self._options.epoch + 1)
+            self._begun = not _TELLS_OF_BEGIN
 
 
 def stacked(samples: Sequence[Any]) -> Any:

@@ -32,16 +32,20 @@ class Form:
 
     Attributes:
         kind: dict, tuple, or object: a value alone.
-        names: The fields of a dict, and the places of a tuple.
+        names: The fields of a dict, in any order, and the places of a tuple.
     """
 
     kind: type
     names: tuple[object, ...]
 
+    def is_like(self, other: Form) -> bool:
+        """Tell whether two samples can be of one batch."""
+        return self == other or (self.kind is other.kind is dict and set(self.names) == set(other.names))
+
 
 def _parts(sample: object) -> tuple[Form, list[tuple[object, object]]]:
     if isinstance(sample, dict):
-        return Form(dict, tuple(sorted(sample))), list(sample.items())
+        return Form(dict, tuple(sample)), list(sample.items())
     if isinstance(sample, tuple):
         parts = list(enumerate(sample))
         return Form(tuple, tuple(range(len(sample)))), parts  # type: ignore[return-value]
@@ -84,14 +88,19 @@ class Rows:
         kept = [row for row, form in enumerate(self._forms) if form is not None]
         if not kept:
             return None
-        first = self._forms[kept[0]]
-        for row in kept:
-            if self._forms[row] != first:
-                raise _unlike(self._forms[row], first, keys[row])
-        fields = {name: field.batch(kept) for name, field in self._fields.items()}
-        if first is None or first.kind is object:
+        form = self._form(kept, keys)
+        fields = {name: self._fields[name].batch(kept) for name in form.names}
+        if form.kind is object:
             return fields[0]
-        return fields if first.kind is dict else tuple(fields[place] for place in first.names)
+        return fields if form.kind is dict else tuple(fields.values())
+
+    def _form(self, kept: list[int], keys: list[object]) -> Form:
+        """Return what all samples are made of."""
+        forms = [form for form in self._forms if form is not None]
+        for row, form in zip(kept, forms, strict=True):
+            if not form.is_like(forms[0]):
+                raise _unlike(form, forms[0], keys[row])
+        return forms[0]
 
 
 class _Field:
@@ -157,9 +166,9 @@ def _numbers(values: list[Any], *, pin: bool) -> object:
     return numbers.pin_memory() if pin else numbers
 
 
-def _unlike(found: Form | None, first: Form | None, key: object) -> SampleFailed:
-    if found is None or first is None or found.kind is not first.kind:
-        return SampleFailed(f"sample {key}", "not of the same form as the others of its batch")
+def _unlike(found: Form, first: Form, key: object) -> SampleFailed:
+    if found.kind is not first.kind:
+        return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
     there, expected = (listing([str(name) for name in form.names if str(name)[:2] != "__"]) for form in (found, first))
     return SampleFailed(
         f"sample {key}",

@@ -41,9 +41,9 @@ class Labelled:
 
 def unchained(source: Given) -> tuple[Given, Stages]:
     """Return what is read, without its chain, and the chain."""
-    stages = getattr(source, "stages", Stages())
+    stages = source.stages
     bare = copy(source)
-    bare.stages = Stages()  # type: ignore[union-attr]
+    bare.stages = Stages()
     return bare, stages
 
 

@@ -8,7 +8,7 @@ workers, and the n-th of all ranks together hold the same samples for any number
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,11 +74,13 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
 
     _at: torch.Tensor = field(init=False, repr=False)  # epoch and position, in memory that workers share
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
-    _pass: WorkerState | None = field(init=False, repr=False, default=None)
+    _pass: WorkerState | None = field(init=False, repr=False, default=None)  # where the pass of this process began
+    _reading: Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
+        now: dict[str, Any] = self._stream.state_dict()
+        self._at = torch.tensor([now["epoch"], now["position"]]).share_memory_()
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -90,13 +92,11 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         stream = self._next_pass()
         if resumed:
             stream.load_state_dict(resumed.start)
-        taken = resumed.taken if resumed else 0
-        self._pass = WorkerState(
-            stream.state_dict(), stream.end, stream.world_size, worker, workers, self.batch_size, taken
-        )
-        return self._stages.run(
-            _counted(stream.divided(worker, workers, self.batch_size, taken), self._pass), _left_out
-        )
+        start: dict[str, Any] = stream.state_dict()
+        position = resumed.position if resumed else start["position"]
+        self._reading = stream.divided(worker, workers, self.batch_size, position)
+        self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
+        return self._stages.run(self._reading, _left_out)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read an epoch from its start; from where a state said, if it is the epoch of that state."""
@@ -113,13 +113,15 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         Raises:
             InvalidRequest: This process began no pass: its workers know.
         """
-        if self._pass is None:
+        if self._pass is None or self._reading is None:
             raise InvalidRequest(
                 "state_dict",
                 "this process has read nothing",
                 remedy="Take state_at(batches): it counts what you count.",
             )
-        return self._pass.to_json()
+        now: dict[str, Any] = self._reading.state_dict()
+        here = now["position"] if now["epoch"] == self._pass.start["epoch"] else self._pass.end
+        return replace(self._pass, position=here).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from a state of `state_at`, of a stream or loader, or of a StatefulDataLoader.
@@ -127,15 +129,15 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         Raises:
             InvalidRequest: It is no such state, or one of other samples.
         """
-        worker = WorkerState.of(state)
+        found = WorkerState.of(state)
         info = torch.utils.data.get_worker_info()
-        here = (info.id, info.num_workers) if info else (0, 1)
-        if worker and (worker.worker, worker.workers, worker.batch_size) == (*here, self.batch_size):
-            self._resumed = worker
+        here = *((info.id, info.num_workers) if info else (0, 1)), self.batch_size, self._stream.world_size
+        if found and (found.worker, found.workers, found.batch_size, found.world_size) == here:
+            self._resumed = found
             return
         self._stream.load_state_dict(dict(stream_state(state)))
-        found = self._stream.state_dict()
-        self._at.copy_(torch.tensor([found["epoch"], found["position"]]))
+        now = self._stream.state_dict()
+        self._at.copy_(torch.tensor([now["epoch"], now["position"]]))
 
     def _next_pass(self) -> Stream:
         """Return the stream of all workers of this rank, where the next pass begins."""
@@ -143,12 +145,6 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})
         return stream
-
-
-def _counted(stream: Stream, state: WorkerState) -> Iterator[Any]:
-    for sample in stream:
-        state.taken += 1
-        yield sample
 
 
 def _left_out(error: Exception) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from copy import copy
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.torch.states import stream_state
 from shardtool.torch.streaming import Streaming
 from shardtool.torch.threads import Work, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from shardtool.reading.fetch import Skipped
 
 _LEFT_OUT = object()
 
@@ -40,7 +41,6 @@ class Loader(Streaming):
         collate: Called with the list of a batch's samples, and returns the batch; None: as above.
         pin_memory: Whether tensors lie in pinned memory; None: where there is a GPU.
         depth: How many batches are under way beside the one that was handed out last.
-        skipped: How many samples were left out so far, as the chain's `on_error` or `missing` said.
     """
 
     threads: int | None = None
@@ -48,9 +48,7 @@ class Loader(Streaming):
     collate: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None
     depth: int = 3
-    skipped: int = field(init=False, default=0)
     _state: dict[str, object] = field(init=False, repr=False)
-    _lock: Lock = field(init=False, repr=False, default_factory=Lock)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +76,11 @@ class Loader(Streaming):
             passing.close()
         self._state = stream.state_dict()
 
+    @property
+    def skipped(self) -> Skipped:
+        """What was left out so far, as `on_error` or `missing` said: damaged samples, and those that the chain left."""
+        return self._stream.skipped
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration read another epoch from its start; in the epoch that it is in, it goes on."""
         if epoch != self._state["epoch"]:
@@ -99,9 +102,8 @@ class Loader(Streaming):
     def _changed(self, sample: object) -> object:
         return next(self._stages.run((sample,), self._count), _LEFT_OUT)
 
-    def _count(self, error: Exception) -> None:  # noqa: ARG002 - `on_error` or `missing` say to go on
-        with self._lock:
-            self.skipped += 1
+    def _count(self, error: SampleFailed) -> None:
+        self.skipped.add(error, "")
 
 
 def _cores() -> int:

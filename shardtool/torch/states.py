@@ -28,7 +28,7 @@ class WorkerState:
         worker: The worker's number.
         workers: How many there are.
         batch_size: Samples of a batch.
-        taken: Samples that this worker has taken in the pass.
+        position: The position of the epoch that this worker goes on from.
     """
 
     start: dict[str, Any]
@@ -37,7 +37,7 @@ class WorkerState:
     worker: int
     workers: int
     batch_size: int
-    taken: int
+    position: int
 
     def to_json(self) -> dict[str, object]:
         """Return the state as JSON can hold it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
@@ -16,13 +16,16 @@ from shardtool.torch.ranks import rank_and_world_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
+
 
 @dataclass(eq=False)
 class Streaming:
     """What is read, in which order, and what becomes of each sample.
 
     Attributes:
-        source: A dataset or a mix. Its own chain (`decode`, `map`, `select`, `tuple`) comes before `decode`.
+        source: A dataset, a mix, or a stream of one, which brings its own order and rank. Its chain (`decode`, `map`,
+            `select`, `tuple`) comes before `decode`.
         batch_size: Samples of a rank's batch.
         decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
         labels: Key to label, which becomes the field `label`.
@@ -36,7 +39,7 @@ class Streaming:
         world_size: As `rank`.
     """
 
-    source: Streamable
+    source: Streamable | Stream
     batch_size: int
     _: KW_ONLY
     decode: Decoders = None
@@ -53,8 +56,8 @@ class Streaming:
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Streamable):
-            expected = "a dataset that shardtool.open returned"
+        if not isinstance(self.source, Streamable | Stream):
+            expected = "a dataset that shardtool.open returned, or a stream of it"
             raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
@@ -62,11 +65,27 @@ class Streaming:
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
+        self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
+
+    def _opened(self, dataset: Streamable) -> Stream:
         rank, world_size = rank_and_world_size(self.rank, self.world_size)
-        self._stream = bare.stream(
+        return dataset.stream(
             shuffle=self.shuffle, seed=self.seed, rank=rank, world_size=world_size, buffer=self.buffer,
             parts=self.parts, ends=self.ends,
         )  # fmt: skip
+
+    def _checked(self, stream: Stream) -> Stream:
+        """Return a stream that was given, which brings what the options of a dataset's stream say."""
+        for one in fields(Streaming):
+            if one.name in _OF_STREAM and getattr(self, one.name) != one.default:
+                raise InvalidRequest(
+                    one.name, "given for a stream", remedy="Give it to stream(...), or the dataset here."
+                )
+        _, world_size = rank_and_world_size(None, None)
+        if world_size not in (None, stream.world_size):
+            found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
+            raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
+        return stream
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled

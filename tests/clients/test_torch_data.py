@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed
 from PIL import Image
+from shardtool.reading.decode import Decode
 from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
@@ -99,6 +100,17 @@ def test_loader_in_order(dataset: Any, photos: Packed) -> None:
         assert labels.tolist() == [int(photos.samples[key]["cls"]) for key in found[0]["__key__"]]
 
 
+def test_a_stream_of_the_dataset(dataset: Any) -> None:
+    """A stream that is given keeps its order and its place, and takes no options of a stream."""
+    stream = dataset.stream(seed=7, epoch=2)
+    first = next(iter(stream))["__key__"]
+    whole = keys(loader(dataset.stream(seed=7, epoch=2), 8))
+    assert [first, *flat(keys(loader(stream, 8)))] == flat(whole)
+    assert _passes(StreamDataset(dataset.stream(seed=7, epoch=2), 8), 2) == whole
+    with pytest.raises(InvalidRequest, match=r"^seed: given for a stream"):
+        loader(stream, 8, seed=1)
+
+
 def test_own_collate(dataset: Any) -> None:
     """An own function gets the samples of a batch in order."""
     assert list(loader(dataset, 16, collate=as_list)) == keys(loader(dataset, 16))
@@ -164,10 +176,24 @@ def test_errors_name_the_sample(dataset: Any) -> None:
         loader(dataset, 8, rank=3, world_size=2)
     with pytest.raises(InvalidRequest, match=r"^batch_size: 0"):
         loader(dataset, 0)
-    with pytest.raises(InvalidRequest, match=r"^the dataset: a list"):
+    with pytest.raises(InvalidRequest, match=r"^the dataset: a list; expected a dataset"):
         loader([1, 2], 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^labels: none for the sample"):
         list(loader(dataset, 8, labels={"x": 1}))
+
+
+def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
+    """With `on_error="skip"` batches go without samples that cannot be decoded, and they are counted."""
+
+    def odd(data: bytes) -> object:
+        if int(data) % 2 == 0:
+            raise ValueError("even")
+        return int(data)
+
+    batches = loader(dataset, 10, decode=Decode((("cls", odd), ("jpg", None)), on_error="skip"), shuffle=False)
+    kept = [key for key, fields in photos.samples.items() if int(fields["cls"]) % 2]
+    assert flat(keys(batches)) == kept
+    assert batches.skipped.samples == 98 - len(kept) > 0
 
 
 def test_labels(dataset: Any, photos: Packed) -> None:
@@ -301,6 +327,8 @@ def test_ranks_of_torch_distributed(dataset: Any, tmp_path: Path, monkeypatch: p
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
         try:
             assert (len(StreamDataset(dataset, 8)), len(loader(dataset, 8))) == (98, 13)
+            with pytest.raises(InvalidRequest, match=r"^world_size: 2 of the stream, but torch.distributed has 1"):
+                loader(dataset.stream(), 8)
         finally:
             torch.distributed.destroy_process_group()
 

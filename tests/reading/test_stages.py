@@ -32,12 +32,9 @@ _SAMPLES: list[dict[str, object]] = [
 class Listed(Chain):
     """A chain over samples in memory, which counts those that are asked for and those that are left out."""
 
-    def __init__(self, samples: list[dict[str, object]], stages: Stages = Stages()) -> None:  # noqa: B008 - frozen
-        self.samples, self.stages = samples, stages
+    def __init__(self, samples: list[dict[str, object]]) -> None:
+        self.samples = samples
         self.taken, self.skipped = 0, list[SampleFailed]()
-
-    def _with(self, stages: Stages) -> Listed:
-        return Listed(self.samples, stages)
 
     def __iter__(self) -> Iterator[Any]:
         return self.stages.run(self._read(), self.skipped.append)

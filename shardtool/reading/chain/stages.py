@@ -6,7 +6,7 @@ more samples than what it has given needs, so that the position of the stream be
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -223,14 +223,16 @@ class Stages:
         return vars(self)
 
 
-class Chain(ABC):
+class Chain:
     """What has samples, and does something to them: each method returns a copy that does one thing more."""
 
     stages: Stages = Stages()
 
-    @abstractmethod
     def _with(self, stages: Stages) -> Self:
         """Return a copy with other stages."""
+        found = copy(self)
+        found.stages = stages
+        return found
 
     def decode(
         self,
@@ -250,7 +252,7 @@ class Chain(ABC):
                 shorter then, the smallest such.
             on_error: `skip`: a stream leaves out, and counts, samples that cannot be decoded.
 
-        See `reading.decode.Decode` for the rules of each kind of image.
+        See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
         return self._with(self.stages.then(Decode(tuple((own or {}).items()), images, reduce, on_error)))
 
@@ -278,7 +280,7 @@ class Chain(ABC):
         return self._with(self.stages.then(Tuple(fields, missing)))
 
     def batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Make batches of `size` samples: see `reading.stages.collate`.
+        """Make batches of `size` samples: see `reading.chain.stages.collate`.
 
         Args:
             size: Samples of a batch.

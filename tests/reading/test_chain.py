@@ -1,0 +1,100 @@
+"""Laws of the chain over real shards: order, resuming and counting stay exact, whatever is done to samples."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import CreateOptions, SampleFailed, create
+from shardtool.reading.open import open as open_data
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.reading.dataset import Dataset
+    from shardtool.reading.stream import Stream
+
+_SAMPLES = 30
+_BAD = 7  # its class is a word
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 30 samples in shards of four; one class is no number, and every fifth sample has no text."""
+    root = tmp_path_factory.mktemp("chain")
+    files = {f"{at:02}.cls": b"none" if at == _BAD else str(at).encode() for at in range(_SAMPLES)}
+    write_tree(root / "in", files | {f"{at:02}.txt": b"text" for at in range(_SAMPLES) if at % 5})
+    create(root / "in", str(root / "out-{000000..}.tar"), CreateOptions(max_count=4, workers=1))
+    return root
+
+
+@pytest.fixture
+def dataset(folder: Path) -> Dataset:
+    """The dataset, opened anew."""
+    return open_data(folder / "out.json")
+
+
+def _keys(stream: Stream) -> list[Any]:
+    return [sample["__key__"] for sample in stream]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "full"])
+def test_order_stays(dataset: Dataset, shuffle: Any) -> None:
+    """A stream gives what its stages make of each sample, in the order that it has without them, epoch after epoch."""
+    plain = dataset.stream(shuffle=shuffle, seed=3)
+    chained = (
+        dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).select("cls").map(lambda one: one["__key__"])
+    )
+    for _ in range(2):
+        assert list(chained) == _keys(plain)
+
+
+def test_a_dataset_hands_its_chain_on(dataset: Dataset) -> None:
+    """What is done to a dataset's samples is done to those of its streams, and the dataset itself stays as it was."""
+    decoded = dataset.decode({"cls": "text"}).tuple("cls")
+    assert sorted(decoded.stream()) == sorted((sample["cls"].decode(),) for sample in dataset)  # type: ignore[attr-defined]
+    assert list(decoded.stream(shuffle=False).map(len)) == [1] * _SAMPLES
+    assert isinstance(dataset[0], dict)
+
+
+@pytest.mark.parametrize(("before", "after"), [((0, 1), (0, 1)), ((0, 2), (1, 3)), ((1, 3), (0, 1))])
+def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """A state taken after some batches goes on with the next sample, with another number of ranks, too."""
+
+    def batches(rank: int, world_size: int) -> Stream:
+        stream = dataset.stream(seed=1, rank=rank, world_size=world_size)
+        return stream.select("cls").batch(2)
+
+    stream = batches(*before)
+    for number, _ in enumerate(stream, 1):
+        if number == 3:
+            break
+    position = number * 2 * before[1]
+    resumed = batches(*after)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    everything = _keys(dataset.stream(seed=1, rank=0, world_size=1))
+    rest = everything[position:][after[0] :: after[1]]
+    assert [key for batch in resumed for key in batch["__key__"]] == rest[: (_SAMPLES - position) // after[1]]
+
+
+def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
+    """A stream counts what its stages leave out, by shard and reason, and goes on in the right place."""
+    stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False)
+    expected = [at for at in range(_SAMPLES) if at % 5 and at != _BAD]
+    assert [number for number, _ in stream] == expected
+    assert stream.skipped.samples == _SAMPLES - len(expected)
+    assert {name.rpartition("-")[2]: count for name, count in stream.skipped.shards.items()} == {
+        "000000.tar": 1, "000001.tar": 2, "000002.tar": 1, "000003.tar": 1, "000005.tar": 1, "000006.tar": 1,
+    }  # fmt: skip
+    assert sum("no whole number" in reason for reason in stream.skipped.reasons) == 1
+
+
+def test_errors_end_a_stream(dataset: Dataset) -> None:
+    """Where nothing may be left out, the first sample that fails ends the stream by name."""
+    with pytest.raises(SampleFailed, match="sample 07, field cls"):
+        list(dataset.decode().stream(shuffle=False))
+    with pytest.raises(SampleFailed, match="sample 00: no field txt; it has cls"):
+        list(dataset.stream(shuffle=False).select("txt"))
