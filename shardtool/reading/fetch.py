@@ -18,6 +18,7 @@ from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import OnError, ReadOptions, Rows, single_sample
 from shardtool.reading.samples import Late, Sample, failed_part, join
+from shardtool.reading.tables import Metadata
 from shardtool.storage.forks import renew_after_fork
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Fetcher:
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
         self.catalog, self.options = catalog, options
         self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
+        self._metadata = Metadata(catalog)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
@@ -250,15 +252,17 @@ class Fetcher:
             return failed_part(group.places, known)
         try:
             found = self._rows(group)
+            return found.payloads() if found.kinds is not None else found.records()
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[group.shard] = error  # no second walk, and no second message
             return failed_part(group.places, error)
-        return found.payloads() if found.kinds is not None else found.records()
 
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)
-        return Rows(self.catalog, self.options, index, file, self._kinds_of(group.shard, index), *group)
+        kinds = self._kinds_of(group.shard, index)
+        metadata = self._metadata if self.options.metadata else None
+        return Rows(self.catalog, self.options, index, file, kinds, metadata, *group)
 
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.

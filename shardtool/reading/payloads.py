@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from shardtool.dataset.opened import read_part
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from shardtool.reading.files import OpenFile, ShardCache
     from shardtool.reading.samples import Sample
     from shardtool.reading.shard_index import ShardIndex
+    from shardtool.reading.tables import Metadata
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
@@ -123,6 +123,7 @@ class Rows:
         index: Where its samples lie.
         file: Its bytes.
         kinds: Its fields that are numbers; None: its records must be parsed to know.
+        metadata: What samples have beside their fields; None: nothing.
         shard: The shard's place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
@@ -133,6 +134,7 @@ class Rows:
     index: ShardIndex
     file: OpenFile
     kinds: Mapping[str, Kind] | None
+    metadata: Metadata | None
     shard: int
     rows: Numbers
     places: Numbers
@@ -290,11 +292,7 @@ class Rows:
         return [text[start:end] for start, end in zip(*ends, strict=True)]
 
     def _metadata(self) -> dict[str, list[object]]:
-        if not self.options.metadata:
-            return {}
-        table = read_part(self.catalog.shards[self.shard], metadata=True).table
-        names = [name for name in table.column_names if not name.startswith("__")]
-        return {name: table.column(name).take(self.rows).to_pylist() for name in names}
+        return {} if self.metadata is None else self.metadata.columns(self.shard, self.rows)
 
 
 def single_sample(

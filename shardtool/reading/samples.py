@@ -207,6 +207,28 @@ class Late:
                 yield sample
 
 
+@dataclass(frozen=True)
+class Mingled:
+    """Samples of several batches.
+
+    Attributes:
+        which: The batch that each next sample is of.
+        batches: Each in its own order.
+    """
+
+    which: list[int]
+    batches: list[Batch]
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        """Yield the samples."""
+        samples = [iter(one) for one in self.batches]
+        for at in self.which:
+            yield next(samples[at])
+
+
 def _read_payload(data: bytes) -> object:
     return data
 

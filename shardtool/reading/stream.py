@@ -62,6 +62,10 @@ class Reader(Protocol):
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
         ...
 
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
+        ...
+
 
 class Streamable(Chain):
     """Samples that can be read as a stream, with what is done to them."""

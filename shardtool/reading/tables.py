@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -11,10 +13,12 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.opened import count_samples, read_part, sidecar_schema
 from shardtool.dataset.sidecar import UNREAD, with_shard
-from shardtool.errors import printable
+from shardtool.errors import CorruptShard, printable
 from shardtool.select.asked import asked_table
 from shardtool.select.query import matching
+from shardtool.storage.forks import renew_after_fork
 from shardtool.values import output_text
+from shardtool.wording import call
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from shardtool.reading.catalog import Catalog
 
     Numbers = NDArray[np.int64]
+
+_ROOM = 2**25  # bytes of metadata that are kept
 
 
 def schema_of(catalog: Catalog) -> pa.Schema:
@@ -94,3 +100,48 @@ def _part(shard: OpenedShard) -> OpenedIndex:
         if error.where != of_sidecar:
             raise error
     return part
+
+
+class Metadata:
+    """The metadata of the samples of shards, read when it is first needed, and kept while there is room."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._kept: OrderedDict[int, pa.Table] = OrderedDict()
+        self._room = _ROOM
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew: a thread of the parent may have held it."""
+        self._lock = threading.Lock()
+
+    def columns(self, shard: int, rows: Numbers) -> dict[str, list[object]]:
+        """Return the metadata of some samples of a shard, by its columns.
+
+        Raises:
+            CorruptShard: The shard should have a sidecar, and has no sound one.
+        """
+        with self._lock:
+            found = self._kept.get(shard)
+            if found is not None:
+                self._kept.move_to_end(shard)
+        if found is None:
+            found = self._read(shard)
+            with self._lock:
+                if shard not in self._kept:
+                    self._room -= found.nbytes
+                self._kept[shard] = found
+                while self._room < 0 and len(self._kept) > 1:
+                    self._room += self._kept.popitem(last=False)[1].nbytes
+        taken = found.take(pa.array(rows))
+        return {name: taken.column(name).to_pylist() for name in taken.column_names}
+
+    def _read(self, shard: int) -> pa.Table:
+        opened = self._catalog.shards[shard]
+        part = read_part(opened, metadata=True)
+        if part.walked and self._catalog.origin(shard).listed:
+            where = printable(opened.sidecar)
+            lost = CorruptShard(where, "no sidecar", expected="the samples' metadata", remedy=f"Run {call('verify')}.")
+            raise next((error for error in part.damage if error.where == where), lost)
+        return part.table.select([name for name in part.table.column_names if not name.startswith("__")])

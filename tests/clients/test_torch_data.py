@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed
 from PIL import Image
-from shardtool.reading.decode import Decode
 from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
+from shardtool.reading.chain.decode import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
 
 if TYPE_CHECKING:
