@@ -5,7 +5,7 @@ PIP_INSTALL = -m pip install -qq --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench interop clean
+.PHONY: help demo test lint bench soak interop clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -39,6 +39,9 @@ lint: .venv/.dev  ## check style, formatting and types
 
 bench: .venv/.bench  ## measure against tar, ShardWriter and a C program: minutes; ARGS='--rounds 1 --only small' is quick
 	.venv/bin/python benchmarks/bench.py $(ARGS)
+
+soak: .venv/.dev  ## put a cache under load, with kills, for two minutes; ARGS='--seconds 600' for longer
+	.venv/bin/python -m tests.cache.load $(ARGS)
 
 interop: .venv-clients/.installed  ## read our shards with other tools: tar, webdataset, wids, datasets, DuckDB, TensorFlow, DALI ...
 	.venv-clients/bin/python -m pytest -q -n auto -m clients --confcutdir=tests/clients tests/clients $(ARGS)

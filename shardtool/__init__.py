@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool._version import __version__
 
 if TYPE_CHECKING:
+    from shardtool.cache.cache import Cache
     from shardtool.check.findings import Finding
     from shardtool.check.look import Report
     from shardtool.errors import (
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect import inspect
     from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
+    from shardtool.writer.options import WriterOptions
+    from shardtool.writer.writer import ShardWriter
 
 
 __all__ = [
+    "Cache",
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
@@ -58,11 +62,13 @@ __all__ = [
     "ReshardOptions",
     "SampleFailed",
     "ShardError",
+    "ShardWriter",
     "SplitResult",
     "Stream",
     "Summary",
     "VerifyOptions",
     "WorkerDied",
+    "WriterOptions",
     "__version__",
     "create",
     "dry_run",
@@ -77,6 +83,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Cache": "cache.cache",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "Dataset": "reading.dataset",
@@ -90,10 +97,12 @@ _MODULES = {
     "Observer": "request.observer",
     "Report": "check.look",
     "ReshardOptions": "request.reshard_options",
+    "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
     "Stream": "reading.stream",
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
+    "WriterOptions": "writer.options",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",

@@ -12,6 +12,7 @@ SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
     "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
     "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
+    "bad-value",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
@@ -40,6 +41,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "field-clash": "two images of a sample get the same name by --encode",
     "no-number": "what was a number is none after --map, in TFRecord",
     "bad-json": "a field of --columns-from that is no JSON object, or holds what no column can",
+    "bad-value": "a value that a program gave to ShardWriter.write, and that no field or column can hold",
 }
 
 

@@ -19,6 +19,7 @@ from shardtool import (
     ReshardOptions,
     SampleFailed,
     VerifyOptions,
+    WriterOptions,
     create,
     reshard,
 )
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
-    "export": ExportOptions, "inspect": InspectOptions,
+    "export": ExportOptions, "inspect": InspectOptions, "ShardWriter": WriterOptions,
 }  # fmt: skip
 _WRITE, _WORK = ("create", "reshard"), ("create", "reshard", "verify", "index", "export")
 # By the start of a module's name, the longest that fits: the verbs that raise its errors. Each has all of the options

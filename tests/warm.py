@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 POSSIBLE = sys.platform == "linux"
+_FRAMEWORKS = ("shardtool.torch", "shardtool.tensorflow")  # PyTorch and TensorFlow are not installed here
 _HEAVY = ("numpy", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet")
 _NUMBER = struct.Struct("=i")
 _MESSAGE = 2**17
@@ -188,7 +189,7 @@ def _import_all() -> None:
     for name in _HEAVY:
         import_module(name)
     for module in walk_packages(shardtool.__path__, "shardtool."):
-        if not module.name.endswith("__main__") and not module.name.startswith("shardtool.torch"):  # it needs PyTorch
+        if not module.name.startswith(_FRAMEWORKS) and not module.name.endswith("__main__"):
             import_module(module.name)
 
 

@@ -30,7 +30,8 @@ _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
 _AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, no users, device numbers left empty
 _TAIL = _AFTER_NAME + bytes(BLOCK - 156 - len(_AFTER_NAME))
-_put_header = Struct("100s24s12s12s8s356s").pack_into
+_HEADER = Struct("100s24s12s12s8s356s")
+_put_header, _pack_header = _HEADER.pack_into, _HEADER.pack
 _FIXED_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_TAIL) + 8 * 0x20
 _PAX_NAME = b"././@PaxHeader"
 
@@ -64,9 +65,9 @@ def header(name: bytes, size: int) -> bytes:
     """Return the header blocks of a member; see `put_header`."""
     if len(name) > NAME_LIMIT or size > SIZE_LIMIT:
         return _long_header(name, size)
-    block = bytearray(BLOCK)
-    put_header(block, 0, name, size)
-    return bytes(block)
+    octal = b"%011o\0" % size
+    total = b"%06o\0 " % (_FIXED_SUM - 1 + (adler32(name + octal) & 0xFFFF))
+    return _pack_header(name, _MODE_UID_GID, octal, _MTIME, total, _TAIL)
 
 
 def encode_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]) -> list[bytes | memoryview]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Names
 
-_NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
 
@@ -161,7 +161,7 @@ def _text_labels(entries: Entries) -> list[Misread]:
     found = []
     for name, texts in entries.values.inline.items():
         if (
-            name.rpartition(".")[2].lower() not in _NUMBER_FIELDS
+            name.rpartition(".")[2].lower() not in NUMBER_FIELDS
             or name in entries.values.numbers
             or name not in entries.fields
         ):
@@ -191,12 +191,38 @@ def _uneven(entries: Entries) -> list[Misread]:
     holders = entries.owners(np.flatnonzero(entries.rows.code == uneven[0]))
     few = 2 * len(holders) < total
     sample = holders[0] if few else np.setdiff1d(np.arange(total), holders, assume_unique=True)[0]
-    where = f"{'only in' if few else 'not in'} {printable(entries.key(int(sample)))}"
-    if (others := min(len(holders), total - len(holders)) - 1) > 0:
+    holds = Holders(entries.fields[uneven[0]], len(holders), total)
+    return [missing_field(len(uneven), holds, entries.key(int(sample)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """How many samples have a field, of all."""
+
+    field: str
+    count: int
+    total: int
+
+    @property
+    def few(self) -> bool:
+        """Whether fewer have it than lack it."""
+        return 2 * self.count < self.total
+
+
+def missing_field(fields: int, first: Holders, key: str) -> Misread:
+    """Return what is wrong with fields that not all samples have.
+
+    Args:
+        fields: How many there are.
+        first: The first of them.
+        key: Of the first sample that has it, where few have it; otherwise of the first that lacks it.
+    """
+    where = f"{'only in' if first.few else 'not in'} {printable(key)}"
+    if (others := min(first.count, first.total - first.count) - 1) > 0:
         where += f" and {others:,} more"
     readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
-    what, example = "field that not all samples have", f"{entries.fields[uneven[0]]}, {where}"
-    return [Misread("missing-field", readers, what, len(uneven), example, mendable=False)]
+    what, example = "field that not all samples have", f"{first.field}, {where}"
+    return Misread("missing-field", readers, what, fields, example, mendable=False)
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")

@@ -111,7 +111,7 @@ class Packing:
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
-            plan,
+            plan.entries.values,
             tuple(self.entries[shard] for shard in sorted(self.entries)),
             dict(self.fields),
             self.field_bytes,

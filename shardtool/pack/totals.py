@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.entries.entries import FieldValues
     from shardtool.interop.portability import Misread
-    from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
     from shardtool.request.run_record import RunRecord
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The shards of a plan, all of them published.
+    """The shards of a run, all of them published.
 
     Attributes:
-        plan: The plan.
+        values: What is known of the fields' values.
         shards: What the dataset file says of each.
         fields: How many samples have each field.
         field_bytes: Bytes of all payloads.
@@ -45,7 +45,7 @@ class Packed:
         misread: What readers would get wrong about the keys that it made.
     """
 
-    plan: Plan
+    values: FieldValues
     shards: tuple[ShardEntry, ...]
     fields: Mapping[str, int]
     field_bytes: int
@@ -58,12 +58,12 @@ class Packed:
 
     def features(self) -> dict[str, Feature]:
         """Return the features of TFRecords."""
-        samples, values = sum(shard.samples for shard in self.shards), self.plan.entries.values
+        samples, values = sum(shard.samples for shard in self.shards), self.values
         return features_of(self.fields, {**values.numbers, **values.lists}, samples, values.lists)
 
     def numbers(self) -> dict[str, Number]:
         """Return the fields of tar shards that are numbers as text, and their kinds."""
-        numbers = self.plan.entries.values.numbers
+        numbers = self.values.numbers
         return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
 
@@ -91,7 +91,7 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> Da
         field_bytes=packed.field_bytes,
         skipped=len(skipped),
         schema=packed.schema,
-        classes=packed.plan.entries.values.classes,
+        classes=packed.values.classes,
         features=packed.features() if pattern.format == "tfrecord" else {},
         made=made,
         fingerprint=show_fingerprint(packed.digest),

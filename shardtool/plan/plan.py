@@ -27,6 +27,8 @@ from shardtool.values import INLINE, Oversize, counted, show_size, source_name, 
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -232,13 +234,18 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
                 stored[rows[first : first + _CHUNK]] = [len(encode_number(text, number)) for text in texts]
             except (ValueError, OverflowError):
                 raise _no_number(entries, name, number, [*zip(some.tolist(), texts, strict=True)]) from None
-            rounded += _rounded(texts) if number == "float" else 0
+            rounded += count_rounded(texts) if number == "float" else 0
         if rounded:
-            notes.append(f"{counted(rounded, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits")
+            notes.append(rounded_note(name, rounded))
     return stored, tuple(notes)
 
 
-def _rounded(texts: list[bytes]) -> int:
+def rounded_note(name: str, count: int) -> str:
+    """Return what the user should know of values of a field that TFRecord cannot hold as they are."""
+    return f"{counted(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
+
+
+def count_rounded(texts: Sequence[bytes]) -> int:
     """Return how many numbers are others once they were written with 32 bits and read as their shortest text."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)

@@ -156,7 +156,10 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     if work:
         digest.update(f" {work}".encode())
     local = codes.astype(np.uint16).tobytes()
-    columns = [content.keys, content.counts, names, local, content.sizes, samples.paths, content.inline]
+    paths = (
+        samples.paths if samples.paths.strip(b"\0") else b""
+    )  # bytes of a table are in no file, as those of a program
+    columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):
         columns += [" ".join(kinds).encode(), content.whole]

@@ -21,11 +21,12 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.old_dataset import New, Unfinished, later_files
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
-from shardtool.storage.staging import write_whole
+from shardtool.storage.reading import read_small
+from shardtool.storage.staging import staged_path, write_whole
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardtool.publish.destination import Destination
     from shardtool.skipped import Skipped
@@ -125,6 +126,30 @@ class Publisher:
         elif staged:
             self._withdraw_dataset_file()
             self.beside.remove()
+            self.folder.publish(*staged)
+
+    def sidecar(self, shard: str) -> bytes:
+        """Return the bytes of a sidecar that this run has added, or that was there.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        index = sidecar_name(shard)
+        waits = self.destination.if_exists == "overwrite"
+        return read_small(staged_path(self.folder, index)) if waits else self.folder.read(index)
+
+    def renew(self, sidecars: Mapping[str, bytes]) -> None:
+        """Replace the sidecars of shards of this run by others, now that more is known.
+
+        Args:
+            sidecars: The bytes of each, by its shard's name.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        staged = [write_whole(self.folder, sidecar_name(shard), data) for shard, data in sidecars.items()]
+        if staged and self.destination.if_exists != "overwrite":  # there, they wait under the same names
+            self._withdraw_dataset_file()
             self.folder.publish(*staged)
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:

@@ -11,9 +11,14 @@ import resource
 import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
+<<<<<<< HEAD
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+=======
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from weakref import WeakSet
+>>>>>>> main
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
@@ -21,7 +26,7 @@ from shardtool.storage.forks import renew_after_fork
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +58,55 @@ class ShardCache(Protocol):
         """Return a shard, copied into the cache where it is not there yet."""
 
 
+<<<<<<< HEAD
+=======
+class TakenShards(ShardCache, Protocol):
+    """The paths of shards that a growing cache holds, for as long as something refers to this."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the paths."""
+        ...
+
+
+@runtime_checkable
+class GrowingCache(Protocol):
+    """A cache into which samplers write."""
+
+    def refresh(self) -> TakenShards:
+        """Return the shards that are finished by now."""
+        ...
+
+
+class ForkLock:
+    """A lock that is free in a forked process, whichever thread held it at the fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def free(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
+
+
+_LOCKS: WeakSet[ForkLock] = WeakSet()
+
+
+def _free_locks() -> None:
+    for lock in list(_LOCKS):
+        lock.free()
+
+
+os.register_at_fork(after_in_child=_free_locks)
+
+
+>>>>>>> main
 class OpenFile:
     """The bytes of one shard; closed with the last reference to it, so that other threads may still read.
 

@@ -39,8 +39,6 @@ _log = logging.getLogger("shardtool")
 class UnknownKey(InvalidRequest, KeyError):
     """No sample has such a key."""
 
-    code = "unknown-key"
-
 
 class KeyFinder:
     """Finds the samples of a catalog by their keys; picklable without the index of all keys."""

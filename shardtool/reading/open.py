@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardtool.errors import InvalidRequest
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.dataset import Dataset
 from shardtool.reading.fetch import ReadOptions
+from shardtool.reading.files import GrowingCache
 
 if TYPE_CHECKING:
     from shardtool.reading.fetch import OnError
@@ -15,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def open(  # noqa: A001 - its public name
-    given: Given, *, check: bool = False, cache: ShardCache | None = None, on_error: OnError = "raise",
+    given: Given | GrowingCache, *, check: bool = False, cache: ShardCache | None = None, on_error: OnError = "raise",
     metadata: bool = False,
 ) -> Dataset:  # fmt: skip
     """Return a dataset for reading.
 
     Args:
-        given: A dataset file, a shard pattern, a glob, a folder, or shards; several datasets become one.
+        given: A dataset file, a shard pattern, a glob, a folder, or shards; several datasets become one. A `Cache`
+            stands for the shards that samplers have finished in it by now.
         check: Whether the checksum of each payload is compared with its index.
         cache: Where shards are copied to before they are read.
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
@@ -31,4 +34,10 @@ def open(  # noqa: A001 - its public name
         InvalidRequest: There is no such dataset.
         CorruptShard: A dataset file is damaged.
     """
+    if isinstance(given, GrowingCache):
+        cache = shards = given.refresh()
+        given = [*shards]
+        if not given:
+            remedy = "Wait for its writers: `refresh()` tells how many shards there are."
+            raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))

@@ -80,6 +80,17 @@ class StagedFile:
         except OSError as error:
             raise _failed(self._name, error) from None
 
+    def sync(self) -> None:
+        """Make durable what was written so far; another thread may write meanwhile.
+
+        Raises:
+            OutputFailed: The disk refuses.
+        """
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _failed(self._name, error) from None
+
     def finish(self, mtime_ns: int | None = None) -> Staged:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
         try:
@@ -157,7 +168,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to.
         """
-        return StagedFile(self.full_path(f".{name}{_STAGED_SUFFIX}"), name)
+        return StagedFile(staged_path(self, name), name)
 
     def spool(self, name: str, size: int) -> Spool:
         """Start a temporary file of `size` bytes; `discard_staged` removes it.
@@ -165,7 +176,7 @@ class Folder:
         Raises:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
         """
-        path = self.full_path(f".{name}{_STAGED_SUFFIX}")
+        path = staged_path(self, name)
         try:
             fd = _create(path)
             try:
@@ -198,7 +209,13 @@ class Folder:
         """Remove what a run has left of the files `names` under temporary names."""
         for name in names:
             with contextlib.suppress(OSError):
-                os.unlink(self.full_path(f".{name}{_STAGED_SUFFIX}"))
+                os.unlink(staged_path(self, name))
+
+    def discard(self, *names: str) -> None:
+        """Remove files where that is possible; a power cut may bring them back."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(self.full_path(name))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
@@ -223,6 +240,23 @@ class Folder:
             OSError: It cannot be read.
         """
         return read_small(self.full_path(name), flags=READ_PLAIN)
+
+    def append(self, name: str, data: bytes) -> None:
+        """Append to a file that is there, durably; a kill may leave a part of `data`.
+
+        Raises:
+            OutputFailed: It cannot be written.
+        """
+        try:
+            fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                while data:
+                    data = data[os.write(fd, data) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _failed(name, error) from None
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""
@@ -294,6 +328,11 @@ def open_folder(path: str) -> Folder:
     if "://" in path:
         raise InvalidRequest(path, "a URL", expected="a local folder")
     return Folder(path)
+
+
+def staged_path(folder: Folder, name: str) -> str:
+    """Return where a file lies until it is published."""
+    return folder.full_path(f".{name}{_STAGED_SUFFIX}")
 
 
 def write_whole(folder: Folder, name: str, data: bytes) -> Staged:

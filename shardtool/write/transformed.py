@@ -11,22 +11,21 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
-from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.values import ShardContent, counted, ends_early, show_size, to_text
+from shardtool.values import counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
+from shardtool.write.records import Field, Records
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
 
 if TYPE_CHECKING:
     from shardtool.storage.staging import Staged
     from shardtool.values import Number
     from shardtool.write.packer import Output, Report
+    from shardtool.write.records import Parts
 
-    Parts = list[bytes | memoryview]
     Fields = list[tuple[bytes, bytes | memoryview]]
 
 _transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
@@ -68,14 +67,9 @@ class TransformPacker(Packer):
         self._work, self._change = work, transformer(work.transform)
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
-        self._places: dict[bytes, int] = {}  # field to its code
-        self._made_keys: list[bytes] = []
-        self._counts, self._codes, self._sources = array("H"), array("H"), array("q")
-        self._sizes, self._stored = array("q"), array("q")
-        self._texts: list[bytes] = []
+        self._records, self._sources = Records(self.write), array("q")
         self._images: list[tuple[int, int, str] | None] = []
-        self._pending: Parts = []
-        self._pending_size = self._record_bytes = self._consumed = self._dropped = 0
+        self._consumed = self._dropped = 0
 
     def run(self) -> None:
         """Write samples until all are done or the shard is full, and the end of the file."""
@@ -96,7 +90,7 @@ class TransformPacker(Packer):
                     break
             self._consumed = place + 1
             self.report_progress(place + 1)
-        self._flush()
+        self._records.flush()
         if self.task.format == "tar":
             self.write(tar.TRAILER)
 
@@ -115,18 +109,9 @@ class TransformPacker(Packer):
 
     def result(self, staged: Staged | None) -> ShardResult:
         """Return the result of the finished shard."""
-        content = ShardContent(
-            keys=b"".join(key + b"\0" for key in self._made_keys),
-            counts=self._counts.tobytes(),
-            fields=tuple(self._places),
-            codes=self._codes.tobytes(),
-            sizes=self._sizes.tobytes(),
-            stored=self._stored.tobytes(),
-            inline=b"\0".join(self._texts) + b"\0" if self._numbers else b"",
-            numbers={self._places[name]: kind for name, kind in self._numbers.items() if name in self._places},
-        )
-        crcs = self.field_crcs.tobytes()
-        hashed = digest(content, crcs, ()) if self._made_keys else 0
+        content = self._records.content(self._numbers, texts=bool(self._numbers))
+        crcs = self._records.crcs.tobytes()
+        hashed = digest(content, crcs, ()) if len(self._records) else 0
         made = Made(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
         skipped = tuple(sorted(self.skipped.items()))
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
@@ -195,33 +180,25 @@ class TransformPacker(Packer):
         if over_count or over_format or (size > work.room and work.oversize != "alone"):
             self._refuse(place, key, size, len(changed))
             return True
-        full = work.max_count is not None and len(self._made_keys) + len(changed) > work.max_count
-        if self._made_keys and (full or self._record_bytes + size > work.room):
+        full = work.max_count is not None and len(self._records) + len(changed) > work.max_count
+        if len(self._records) and (full or self._records.size + size > work.room):
             return False
         if not changed:
             self._dropped += 1
         for one, (parts, stored) in zip(changed, encoded, strict=True):
-            self._note(place, one, stored)
-            self._pending += parts
-        self._pending_size += size
-        self._record_bytes += size
-        if self._pending_size > BUFFER_SIZE:
-            self._flush()
+            self._sources.append(place)
+            if work.transform.probes:
+                image = one.image
+                self._images.append(None if image is None else (image.width, image.height, image.mode))
+            pairs = zip(one.fields, stored, strict=True)
+            fields = [
+                Field(name, len(payload), value, self._text(name, payload)) for (name, payload), (_, value) in pairs
+            ]
+            self._records.add(one.key, parts, sum(map(len, parts)), fields)
         return True
 
-    def _note(self, place: int, sample: Changed, stored: Fields) -> None:
-        self._made_keys.append(sample.key)
-        self._counts.append(len(stored))
-        self._sources.append(place)
-        if self._work.transform.probes:
-            image = sample.image
-            self._images.append(None if image is None else (image.width, image.height, image.mode))
-        for (name, payload), (_, value) in zip(sample.fields, stored, strict=True):
-            self._codes.append(self._places.setdefault(name, len(self._places)))
-            self._sizes.append(len(payload))
-            self._stored.append(len(value))
-            self.field_crcs.append(crc32c(value))
-            self._texts.append(bytes(payload) if name in self._numbers else b"")
+    def _text(self, name: bytes, payload: bytes | memoryview) -> bytes:
+        return bytes(payload) if name in self._numbers else b""
 
     def _refuse(self, place: int, key: bytes, size: int, count: int) -> None:
         """Apply the rule for a sample that fits in no shard, now that its size is known."""
@@ -234,8 +211,3 @@ class TransformPacker(Packer):
                 f"{option('oversize', 'skip')}.",
             )
         self.skipped[place] = Skipped(to_text(key), "", "oversize", found)
-
-    def _flush(self) -> None:
-        if self._pending:
-            self.write(b"".join(self._pending))
-            self._pending, self._pending_size = [], 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool import OutputFailed, ShardWriter
 from tests.faults.helpers import contents, create, finished, hidden, identity, plain, shards
 
 if TYPE_CHECKING:
@@ -40,6 +41,28 @@ def _refused(run: Run, folder: Path, said: str) -> None:
     assert run.all_gone()
     assert not hidden(folder)
     assert not (folder / "out.json").exists()
+
+
+@pytest.mark.parametrize("size", ["100k", "300k", "700k", "708k"])
+def test_a_writer_fills_the_disk(disk: Callable[[str], Path], tmp_path: Path, size: str) -> None:
+    """Where a disk is full while a program writes, what is there is whole shards, and another writer goes on."""
+
+    def write(folder: Path, *, resume: bool) -> None:
+        with ShardWriter(folder / "out-{000000..}.tar", max_size=100_000, resume=resume) as writer:
+            for n in range(writer.samples, 70):
+                writer.write({"__key__": f"{n:03}", "bin": bytes([n]) * 9000, "cls": n}, {"n": n})
+
+    folder = disk(f"size={size}")
+    with pytest.raises(OutputFailed, match="no space left"):
+        write(folder, resume=False)
+    assert not (folder / "out.json").exists()
+    assert [name for name in hidden(folder) if name != ".out.writer"] == []
+    for path in folder.glob("*.tar"):
+        assert path.with_suffix(".index").exists() or path == max(folder.glob("*.tar"))
+    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
+    write(folder, resume=True)
+    write(tmp_path, resume=False)
+    assert contents(folder) == contents(tmp_path)
 
 
 def _space(folder: Path) -> int:

@@ -246,7 +246,7 @@ def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:
 
 def test_stages_of_a_mix(folder: Path) -> None:
     """What is done to samples comes after the mix: it counts what it leaves out; before, it is refused."""
-    data = shardtool.open(folder / "few.json")
+    data = shardtool.open(folder / "big.json")
     stream = shardtool.mix([data, data], [1, 1]).stream(rank=0, world_size=1).select("none", missing="skip")
     assert list(stream) == []
     assert stream.skipped.samples > 0

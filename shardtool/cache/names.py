@@ -1,0 +1,100 @@
+"""The names of the files in a cache's folder. Every other name is foreign: it is never opened, and never removed."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.sidecar_read import read_bytes, read_facts
+from shardtool.errors import CorruptShard
+from shardtool.storage.reading import file_stat
+
+if TYPE_CHECKING:
+    from shardtool.dataset.opened import OpenedShard
+
+VERSION = 1
+MARK, LOCK, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
+TOTAL = "total"  # of the processes that ended
+FOLDERS = (COPIED, WRITTEN, COUNTS)
+SERIES = "grown-{000000..}"  # the pattern of written shards, without its ending
+ROOM, PART, SIDECAR = ".room-", ".part", ".index"
+_KEPT = 80  # characters of a shard's own name: for people, and for the ending that tells its format
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
+_COPY = re.compile(r"[0-9a-f]{24}-(\d{1,18})-([0-9a-f]{8}|unknown)-[A-Za-z0-9._-]{1,80}")
+_WRITER = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})(?:[-.].{1,40})?")
+_SHARD = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})-\d{6,18}\.(?:tar|tfrecord)")
+_COUNTS = re.compile(r"\d{1,10}-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A shard that may be copied.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        crc: CRC-32C of the file; None: no sidecar tells.
+        name: What its copy is called.
+    """
+
+    path: str
+    size: int
+    crc: int | None
+    name: str
+
+
+def original_of(shard: OpenedShard) -> Original:
+    """Return what a copy of a shard must be.
+
+    The name of a copy holds a hash of what the sidecar tells of the shard: its name, size and checksum, so that neither
+    an equal name in another dataset nor a later version of the same shard is taken for it. Without a sidecar, the hash
+    is of the shard's place, size and modification time.
+
+    Raises:
+        OSError: There is no such shard.
+    """
+    try:
+        fact = read_facts(read_bytes(shard.sidecar), shard.sidecar)
+    except (OSError, CorruptShard):
+        fact = None
+    if fact is not None and fact.crc is not None:
+        size, crc, known = fact.size, fact.crc, f"{shard.name}\0{fact.size}\0{fact.crc}"
+    else:
+        found = file_stat(shard.path)
+        size, crc, known = found.st_size, None, f"{os.path.realpath(shard.path)}\0{found.st_size}\0{found.st_mtime_ns}"
+    digest = blake2b(os.fsencode(known), digest_size=12).hexdigest()
+    shown = _ODD.sub("_", shard.name)[-_KEPT:]
+    return Original(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{shown}")
+
+
+def copy_facts(name: str) -> tuple[int, int | None] | None:
+    """Return the size and the CRC-32C that the name of a copy tells; None: it is not the name of one."""
+    found = _COPY.fullmatch(name)
+    return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
+
+
+def is_written(name: str) -> bool:
+    """Tell whether a file is a shard that a sampler wrote, by its name."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def writer_of(name: str) -> str | None:
+    """Return which writer's a file in the folder of written shards is; None: it is foreign."""
+    found = _WRITER.fullmatch(name.removeprefix(ROOM) if name.startswith(ROOM) else name.removeprefix("."))
+    return found[1] if found else None
+
+
+def copy_of(name: str) -> str | None:
+    """Return which copy's a file in the folder of copies is: a shard, a room or a part; None: it is foreign."""
+    bare = name.removeprefix(ROOM)
+    if bare.startswith(".") and bare.endswith(PART):
+        bare = bare[1 : -len(PART)]
+    return bare if _COPY.fullmatch(bare) else None
+
+
+def is_counts(name: str) -> bool:
+    """Tell whether a file has the counts of a process, by its name."""
+    return _COUNTS.fullmatch(name) is not None

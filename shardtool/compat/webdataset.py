@@ -1,0 +1,197 @@
+"""webdataset's `ShardWriter`, with its arguments, that writes as shardtool does: sidecars, a dataset file, fsync.
+
+It differs where shardtool's promises ask for it: `maxsize` is a bound on the finished file, headers and all, which
+none goes over; what is there already is refused, but with `overwrite=True` or `resume=True`; keys are unique; a block
+that is left by an exception publishes no dataset; names and times in the headers are those of every shard of ours.
+
+Source: webdataset 1.0.2, `webdataset/writer.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from shardtool.compat.encoders import make_encoder
+from shardtool.errors import InvalidRequest
+from shardtool.pattern import parse_pattern
+from shardtool.publish.old_dataset import names_left
+from shardtool.writer.writer import ShardWriter as Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+_KEY = "__key__"
+
+
+class TarOptions(TypedDict, total=False):
+    """The arguments of webdataset's `TarWriter`, and those of ours that `ShardWriter` takes beside them."""
+
+    encoder: object
+    keep_meta: bool
+    compress: bool | str | None
+    mtime: float | None
+    user: str
+    group: str
+    mode: int
+    format: object
+    overwrite: bool
+    resume: bool
+
+
+_FIXED: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and what every shard has
+    "compress": ((None, False), "shards are not compressed, so that samples can be read by themselves"),
+    "mtime": ((None, 0), "times in headers are 0, so that the same samples give the same bytes"),
+    "user": (("bigdata", ""), "headers name no user"),
+    "group": (("bigdata", ""), "headers name no group"),
+    "mode": ((0o444, 0o644), "the mode in headers is 0644"),
+    "format": ((None, "USTAR_FORMAT", 0), "shards are ustar, with pax headers for names that it cannot hold"),
+}
+
+
+class ShardWriter:
+    """Writes samples into tar shards; see the module for what differs from webdataset's.
+
+    Args:
+        pattern: The shards' names, such as `out-%06d.tar`.
+        maxcount: Samples in a shard at most.
+        maxsize: Bytes of a finished shard at most.
+        post: Called with the path of each shard once it is there. It may take it away.
+        start_shard: The number of the first shard.
+        verbose: Print the name of each shard.
+        opener: Refused: shards are files of a folder.
+        more: Arguments of webdataset's `TarWriter`: `encoder` and `keep_meta` do what they do there, and others are
+            taken where they ask for what every shard has; and `overwrite` and `resume`, as of `shardtool.ShardWriter`.
+
+    Raises:
+        InvalidRequest: An argument asks for what no shard is.
+        OutputExists: The output is there already.
+        OutputFailed: It cannot be written.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - webdataset's arguments, in its order
+        self,
+        pattern: str,
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], object] | None = None,
+        **more: Unpack[TarOptions],
+    ) -> None:
+        if opener is not None:
+            expected = "None: shards are files of a folder, and `post` can move them"
+            raise InvalidRequest("opener", repr(opener), expected=expected)
+        _check(more)
+        names = names_left(parse_pattern(pattern), start_shard)
+        if names.format != "tar":
+            raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
+        self._encode, self._keep_meta = make_encoder(more.get("encoder", True)), more.get("keep_meta", False)
+        self._names, self._post, self.verbose = names, post, verbose
+        self._writer = Writer(
+            os.path.join(names.folder, names.text),
+            max_count=maxcount,
+            max_size=int(maxsize),
+            oversize="alone",
+            overwrite=more.get("overwrite", False),
+            resume=more.get("resume", False),
+        )
+        self.start_shard, self._done, self.size = start_shard, len(self._writer.shards), 0
+        self._waits = more.get("overwrite", False)
+        self._tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._writer.abandon()
+
+    @property
+    def total(self) -> int:
+        """How many samples are written."""
+        return self._writer.samples
+
+    @property
+    def shard(self) -> int:
+        """The number of the shard after the one that is being written."""
+        return self.start_shard + self._done + 1
+
+    @property
+    def fname(self) -> str:
+        """The path of the shard that is being written."""
+        return os.path.join(self._names.folder, self._names.shard(self._done))
+
+    @property
+    def dataset_file(self) -> str:
+        """The path of the dataset file, which is there once the writer has been closed."""
+        return self._writer.dataset_file
+
+    def write(self, obj: Mapping[str, Any]) -> None:
+        """Write a sample: a dict of its key, `__key__`, and its fields.
+
+        Raises:
+            InvalidRequest: It cannot be written.
+            OutputFailed: The file system refuses.
+        """
+        encoded = self._encode(dict(obj))
+        fields: dict[str, object] = {}
+        for name, value in encoded.items():
+            if name == _KEY or (name.startswith("_") and not self._keep_meta):
+                continue
+            found = value.encode() if isinstance(value, str) and name.startswith("_") else value
+            if not isinstance(found, bytes | bytearray | memoryview):
+                kind = f"a value of the type {type(value).__name__}, once it was encoded"
+                raise InvalidRequest(f"field {name!r}", kind, expected="bytes")
+            fields[name] = found
+        key = {_KEY: encoded[_KEY]} if _KEY in encoded else {}
+        self._writer.write({**key, **fields})
+        self.size += sum(len(value) for value in fields.values() if isinstance(value, bytes | bytearray | memoryview))
+        self._call_post()
+
+    def close(self) -> None:
+        """Publish the last shard, and the dataset file.
+
+        Raises:
+            InvalidRequest: No sample was written.
+            OutputFailed: The file system refuses.
+        """
+        self._writer.close()
+        self._call_post(ended=True)
+
+    finish = close
+
+    def _call_post(self, *, ended: bool = False) -> None:
+        """Hand the shards over that are there since the last time; those that replace others are there at the end."""
+        if self._waits and not ended:
+            return
+        for _ in self._writer.shards[self._done :]:
+            path = self.fname
+            self._done += 1
+            if self._post is not None:
+                self._post(path)
+            if not ended:
+                self._tell()
+
+    def _tell(self) -> None:
+        if self.verbose:
+            sys.stdout.write(f"# writing {self.fname} {self.size / 1e9:.1f} GB {self.total}\n")
+
+
+def _check(given: TarOptions) -> None:
+    """Refuse arguments that ask for what no shard is."""
+    known = (*_FIXED, "encoder", "keep_meta", "overwrite", "resume")
+    for name, value in given.items():
+        if name not in known:
+            raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {', '.join(known)}")
+        if name in _FIXED and value not in _FIXED[name][0]:
+            raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])

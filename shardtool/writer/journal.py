@@ -1,0 +1,115 @@
+"""What a writer notes of each shard that it has published, so that another one can go on where it was killed.
+
+The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked for,
+then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is passed
+over, as is all that follows it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardtool.errors import ShardError
+from shardtool.skipped import Skipped
+from shardtool.storage.staging import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.storage.staging import Folder
+    from shardtool.values import Number
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What a journal says of a shard.
+
+    Attributes:
+        shard: Its name.
+        size: Its bytes.
+        crc: CRC-32C of the file.
+        digest: The content fingerprint of its samples, as hexadecimal digits.
+        kinds: Each field of the dataset so far, and the number that it stands for; empty: none.
+        inline: Whether the plan of a table would carry a value of the dataset so far.
+        rounded: How many floats of each field were rounded, in this shard.
+        skipped: What was left out since the shard before: key, code and message.
+    """
+
+    shard: str
+    size: int
+    crc: int
+    digest: str
+    kinds: dict[str, Number | str]
+    inline: bool
+    rounded: dict[str, int] = field(default_factory=dict)
+    skipped: list[list[str]] = field(default_factory=list)
+
+
+class Journal:
+    """The journal of a dataset.
+
+    Args:
+        folder: Where the dataset lies.
+        base: Its name.
+        asked: What was asked for, as plain data: another writer goes on only if that is the same.
+
+    Attributes:
+        started: Whether the journal is this writer's.
+    """
+
+    def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
+        self._folder, self.name = folder, f".{base}.writer"
+        self.started = False
+        self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
+
+    def read(self) -> tuple[dict[str, Any], list[Noted]] | None:
+        """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
+        try:
+            lines = self._folder.read(self.name).splitlines(keepends=True)
+        except (OSError, ShardError):
+            return None
+        found: list[Any] = []
+        for line in lines:
+            try:
+                found.append(json.loads(line) if line.endswith(b"\n") else None)
+                if len(found) > 1:
+                    found[-1] = Noted(**found[-1])
+            except (ValueError, TypeError):
+                return (found[0], found[1:-1]) if len(found) > 1 else None
+        return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
+
+    def fits(self, asked: dict[str, Any]) -> bool:
+        """Tell whether a journal's writer was asked for the same."""
+        return bool(asked == self._asked)
+
+    def start(self, noted: Sequence[Noted] = ()) -> None:
+        """Write the journal anew, with the shards that are kept.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        lines = [self._asked, *map(asdict, noted)]
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        self._folder.publish(write_whole(self._folder, self.name, data))
+        self.started = True
+
+    def add(self, noted: Noted) -> None:
+        """Note a shard, durably.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        self._folder.append(self.name, json.dumps(asdict(noted)).encode() + b"\n")
+
+    def remove(self) -> None:
+        """Remove the journal."""
+        self._folder.remove([self.name])
+
+
+def skipped_rows(noted: Noted) -> list[Skipped]:
+    """Return the rows of what was left out that a journal has."""
+    return [Skipped(key, "", code, message) for key, code, message in noted.skipped]  # type: ignore[arg-type]

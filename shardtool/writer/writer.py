@@ -1,0 +1,366 @@
+"""`ShardWriter`: samples of a program become a dataset, one by one, with the promises of `create`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from shardtool.errors import (
+    MEMORY_REMEDY,
+    InvalidRequest,
+    OutOfMemory,
+    SampleFailed,
+    is_out_of_memory,
+    memory_for,
+    printable,
+)
+from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
+from shardtool.pack.advice import folder_notes, loader_notes, name_notes
+from shardtool.pattern import check_written, parse_pattern
+from shardtool.plan.cuts import NO_LIMIT
+from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
+from shardtool.request.observer import Notes, Observer
+from shardtool.skipped import Skipped
+from shardtool.storage.staging import write_whole
+from shardtool.values import parse_size, show_size, to_text
+from shardtool.wording import call, flag, option, typed_option
+from shardtool.writer.open_shard import OpenShard
+from shardtool.writer.options import options_of
+from shardtool.writer.output import Output
+from shardtool.writer.parts import EMPTY_SUFFIX, part_pattern, part_tag
+from shardtool.writer.resume import find_done, take_back
+from shardtool.writer.samples import KEY, Refused, SampleEncoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+    from shardtool.pack.request import OutputNames
+    from shardtool.writer.options import Given
+    from shardtool.writer.samples import Sample
+
+_OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
+_NO_METADATA: dict[str, object] = {}
+
+
+class ShardWriter:
+    """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
+
+    To be used in a `with` block. Leaving it with an exception publishes no dataset file: the shards that were full
+    stay, with their sidecars, for another writer with `resume=True`, and nothing else. A writer is for one thread.
+
+    Args:
+        pattern: A shard pattern such as `out-{000000..}.tar`; its ending picks tar or TFRecord.
+        observer: Gets the notes.
+        options: See `WriterOptions`.
+
+    Raises:
+        InvalidRequest: The request makes no sense; nothing was written.
+        OutputExists: The output is there already, or another run is writing it; nothing was touched.
+        OutputFailed: The output cannot be written.
+
+    Example:
+        with ShardWriter("out-{000000..}.tar", max_size="1GB") as writer:
+            writer.write({"__key__": "a/1", "jpg": image_bytes, "cls": 3}, metadata={"split": "train"})
+    """
+
+    def __init__(self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[Given]) -> None:
+        self._options = given = options_of(options)
+        names = parse_pattern(pattern)
+        check_written(names)
+        self._tag = "" if given.part is None else part_tag(given.part, given.parts)
+        if given.part is not None:
+            names = part_pattern(names, given.part, given.parts)
+        elif given.parts is not None:
+            raise InvalidRequest(option("parts"), "no part", expected=f"the number of this one: {option('part')}")
+        self._pattern, self._pid = names, os.getpid()
+        bounded = given.max_size is not None or given.max_count is not None or names.count == 1
+        max_size = parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
+        self._room = NO_LIMIT if max_size is None else max_size - TRAILER_SIZE[names.format]
+        self._limit = min(self._room, SAMPLE_LIMIT[names.format])
+        self._most = NO_LIMIT if given.max_count is None else given.max_count
+        self._notes = Notes(observer or Observer())
+        self._encoder = SampleEncoder(names.format, given.dots)
+        self._shard: OpenShard | None = None
+        self._skipped: list[Skipped] = []  # since the last sample of the last shard
+        self._alone: list[str] = []
+        self._left = self._written = self._sizes = 0
+        self._last_key: str | None = None
+        self._output = Output(names, given)
+        self._state = _OPEN
+        try:
+            self._start()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state == _CLOSED or os.getpid() != self._pid:
+            return
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def __reduce__(self) -> str:
+        raise InvalidRequest(
+            "ShardWriter", "it cannot be sent to another process", remedy=f"Make one there, with {option('part')}."
+        )
+
+    @property
+    def samples(self) -> int:
+        """How many samples are written: by this writer, and by those that it resumes."""
+        return self._output.totals.samples + (0 if self._shard is None else len(self._shard))
+
+    @property
+    def skipped(self) -> int:
+        """How many samples were left out; `out.skipped` lists them."""
+        return len(self._output.totals.skipped) + len(self._skipped)
+
+    @property
+    def last_key(self) -> str | None:
+        """The key of the sample that was written last: after it, a writer that resumes goes on. None: there is none."""
+        return self._last_key
+
+    @property
+    def shards(self) -> list[str]:
+        """The names of the shards that are published, or wait for the end of `overwrite`."""
+        return [entry.name for entry in self._output.totals.entries]
+
+    @property
+    def dataset_file(self) -> str:
+        """The path of the dataset file, which is there once the writer has been closed."""
+        return self._output.destination.dataset_file
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know; most of it is known once the writer has been closed."""
+        return [*self._notes.said]
+
+    def write(self, sample: Mapping[str, object], metadata: Mapping[str, object] | None = None) -> None:
+        """Write a sample.
+
+        Args:
+            sample: Its key as `__key__`, and its fields. A value is bytes, or becomes what `create` makes of a table's:
+                numbers and text are text (numbers in TFRecord), dicts and lists JSON, arrays npy, and images of Pillow
+                what the field's ending says.
+            metadata: Further columns of its row in the sidecar.
+
+        Raises:
+            InvalidRequest: It cannot be written, and `on_error` is `raise`: the writer goes on without it.
+            OutputFailed: The file system refuses; the writer is closed.
+            OutOfMemory: There is no memory for it; the writer is closed.
+        """
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
+        self._state = _BUSY
+        try:
+            encoded = self._encoder.encode(sample)
+            row = _NO_METADATA if not metadata else self._row(metadata, encoded)
+        except Refused as refused:
+            self._state = _OPEN
+            self._refuse(sample, refused)
+            return
+        except BaseException:
+            self._state = _OPEN  # nothing of it was written
+            raise
+        try:
+            written = self._add(encoded, row)
+        except Refused as refused:
+            self._state = _OPEN
+            raise refused.error from None
+        except Exception as error:
+            self.abandon()
+            if is_out_of_memory(error):
+                raise OutOfMemory("a sample", "not enough memory", remedy=MEMORY_REMEDY) from None
+            raise
+        self._state = _OPEN
+        if written:
+            self._last_key = to_text(encoded.key)
+
+    @memory_for("the dataset file")
+    def close(self) -> None:
+        """Publish the last shard, and the dataset file. A writer that is closed already stays so.
+
+        Raises:
+            InvalidRequest: No sample was written.
+            SampleFailed: All were left out.
+            OutputFailed: The file system refuses; `resume=True` goes on.
+        """
+        if self._state == _CLOSED:
+            return
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
+        try:
+            if self._done is None:
+                self._finish()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the writer without a dataset file; shards that are published stay."""
+        if self._state != _CLOSED and os.getpid() == self._pid:
+            self._state = _CLOSED
+            try:
+                if self._shard is not None:
+                    self._shard.abandon()
+            finally:
+                self._output.close()
+
+    def _start(self) -> None:
+        """Find out what is there to resume, and start the journal."""
+        output, last = self._output, None
+        self._done = find_done(output) if self._options.resume else None
+        if self._done is not None:
+            output.totals.entries += self._done.shards
+            self._left = self._done.skipped
+        elif self._options.resume:
+            last = take_back(output, self._encoder)
+        if self._done is None and last is None:
+            output.journal.start()
+        self._full = None if last is None else last.size - TRAILER_SIZE[self._pattern.format]
+        if output.totals.entries:
+            self._last_key = output.totals.entries[-1].last_key
+        if self._tag:
+            output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
+
+    def _refuse_use(self) -> NoReturn:
+        """Say why nothing can be written with a writer."""
+        if os.getpid() != self._pid:
+            found = "this process is a fork of the one that made the writer"
+            raise InvalidRequest("ShardWriter", found, remedy=f"Make one here, with {option('part')}.")
+        found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
+        self.abandon()
+        raise InvalidRequest("ShardWriter", found, expected="writes inside of its with block")
+
+    def _row(self, metadata: Mapping[str, object], sample: Sample) -> dict[str, object]:
+        try:
+            return self._output.columns.check(metadata, printable(sample.key))
+        except InvalidRequest as error:
+            raise Refused(error, "bad-value") from None
+
+    def _refuse(self, sample: Mapping[str, object], refused: Refused) -> None:
+        """Raise what is wrong with a sample, or list it among those that were left out."""
+        if self._options.on_error == "raise":
+            raise refused.error from None
+        key = sample.get(KEY, "")
+        message = f"{refused.error.where}: {refused.error.found}"
+        self._skipped.append(Skipped(printable(str(key)), "", refused.code, message))
+
+    def _add(self, sample: Sample, row: dict[str, object]) -> bool:
+        """Write a sample that is sound; return False where it was left out."""
+        if self._done is not None:
+            raise _ended(self._output.destination.dataset_file)
+        if sample.size > self._limit and not self._fits_alone(sample):
+            return False
+        shard = self._shard
+        if shard is not None and (shard.size + sample.size > self._room or len(shard) >= self._most):
+            self._publish(shard)
+            shard = None
+        if shard is None:
+            shard = self._shard = self._next_shard(sample)
+        self._encoder.accept(sample)
+        if row:
+            self._output.columns.accept(row)
+        shard.add(sample, row)
+        return True
+
+    def _fits_alone(self, sample: Sample) -> bool:
+        """Apply the rule for a sample that fits in no shard; return whether it gets one of its own."""
+        total, key = sample.size + TRAILER_SIZE[self._pattern.format], to_text(sample.key)
+        oversize, never = self._options.oversize, sample.size > SAMPLE_LIMIT[self._pattern.format]
+        if oversize == "skip":
+            over = "the 2 GiB of a TFRecord" if never else typed_option("max_size")
+            self._skipped.append(Skipped(key, "", "oversize", f"{total:,} bytes, over {over}"))
+            return False
+        shown = f"{printable(key)} ({show_size(total)})"
+        if oversize == "error" or never:
+            what = "a TFRecord" if never else f"a shard of {show_size(self._room + TRAILER_SIZE[self._pattern.format])}"
+            remedy = (
+                f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
+            )
+            error = InvalidRequest(option("max_size"), f"larger than {what} may be: {shown}", remedy=remedy)
+            raise Refused(error, "oversize")
+        self._alone.append(shown)
+        return True
+
+    def _next_shard(self, sample: Sample) -> OpenShard:
+        """Start a shard.
+
+        Raises:
+            Refused: The pattern has no name for it, or the shard before has room for the sample.
+        """
+        number = len(self._output.totals.entries)
+        if self._pattern.count is not None and number >= self._pattern.count:
+            remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
+            found = f"{self._pattern.count:,} names, and more samples"
+            raise Refused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
+        if self._full is not None:
+            samples, full = self._output.totals.entries[-1].samples, self._full
+            if full + sample.size <= self._room and samples < self._most:
+                raise _ended(self._output.destination.dataset_file)
+            self._full = None
+        return OpenShard(self._output.folder, self._pattern.shard(number), self._pattern.format)
+
+    def _publish(self, shard: OpenShard) -> None:
+        encoder, skipped = self._encoder, self._skipped
+        packed = shard.finish(encoder.stored_numbers, inline=encoder.inline)
+        self._shard, self._skipped = None, []
+        self._sizes += packed.size
+        self._output.add(packed, encoder.kinds, skipped, inline=encoder.inline)
+
+    def _finish(self) -> None:
+        """Publish the last shard and the dataset file, and say what the user should know."""
+        output = self._output
+        if self._shard is not None:
+            self._publish(self._shard)
+        output.totals.skipped += self._skipped
+        self._skipped = []
+        if not output.totals.entries:
+            self._end_empty()
+            return
+        options = self._options.recorded()
+        if self._pattern.format == "tar" and self._encoder.dotted_key:
+            options["dots"] = "last"
+        made = {"options": options, **({"part": self._tag.removeprefix("part")} if self._tag else {})}
+        self._say()
+        output.finish(self._encoder.kinds, made)
+
+    def _end_empty(self) -> None:
+        """End without a sample: a part says so, and anything else is a mistake."""
+        output, where = self._output, self._pattern.text
+        if skipped := len(output.totals.skipped):
+            found = f"none of {skipped:,} samples could be written"
+            raise SampleFailed(where, found, remedy=f"Run it with {option('on_error', 'raise')} to see why.")
+        if not self._tag:
+            raise InvalidRequest(where, "no samples", expected="one at least")
+        if not output.destination.existing:
+            output.folder.publish(write_whole(output.folder, self._pattern.base + EMPTY_SUFFIX, b""))
+
+    def _say(self) -> None:
+        output, shards = self._output, len(self._output.totals.entries)
+        both = [(output.destination, shards)]
+        if self._alone:
+            bound = show_size(self._room + TRAILER_SIZE[self._pattern.format])
+            found = f"{len(self._alone):,} larger than a shard of {bound} may be: {', '.join(self._alone[:5])}"
+            self._notes.add(f"samples {found}; each gets a shard of its own")
+        for name, count in output.totals.rounded.items():
+            self._notes.add(rounded_note(name, count))
+        self._notes.add(*output.notes.texts(self._options.readers))
+        sizes = [sum(entry.size for entry in output.totals.entries)]
+        self._notes.add(*loader_notes(both, sizes), *name_notes(both, self._options.readers))
+        if "huggingface" in self._options.readers:
+            self._notes.add(*folder_notes(both, {}))
+
+
+def _ended(dataset_file: str) -> Refused:
+    found = "the run that is resumed had ended, and there are more samples now"
+    remedy = f"Append them with {call('create', if_exists='append')}, or replace it all: {flag('overwrite')}."
+    return Refused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")

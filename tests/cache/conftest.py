@@ -1,0 +1,46 @@
+"""Datasets to copy, and caches that speak up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool.dataset.opened import OpenedShard, open_dataset
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHARD = 11_776  # bytes of each shard: seven samples, each a header, 1,000 bytes and padding, and the end of a tar
+
+
+class Noting(shardtool.Observer):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedShard, ...]:
+    """Give six shards of one size, each of other bytes."""
+    return made_shards(tmp_path_factory.mktemp("slow"))
+
+
+def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[OpenedShard, ...]:
+    """Return shards of one size, each of other bytes."""
+    files = {f"{at:03d}.bin": f"{salt}{at:04d}".encode() * 250 for at in range(count * 7)}
+    write_tree(folder / "src", files)
+    shardtool.create(folder / "src", folder / "out-{000000..}.tar", shardtool.CreateOptions(max_count=7))
+    return open_dataset(folder / "out.json").shards
+
+
+@pytest.fixture
+def noting() -> Noting:
+    """Give an observer that keeps the notes."""
+    return Noting()

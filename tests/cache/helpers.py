@@ -1,0 +1,44 @@
+"""Look at a cache's folder from outside, and run programs that use one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.helpers import ENVIRONMENT, PATIENCE_S, REPO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool import Cache
+    from shardtool.dataset.opened import OpenedShard
+
+
+def copies(folder: str | Path) -> list[str]:
+    """Return the shards' own names of the copies in a cache, and whatever else lies with them."""
+    return sorted(path.name.split("-", 3)[-1] for path in (Path(folder) / "copied").iterdir())
+
+
+def read_all(cache: Cache, shards: Sequence[OpenedShard]) -> list[bool]:
+    """Read shards through a cache, hold their bytes against the shards' own, and return which were copies."""
+    found = []
+    for shard in shards:
+        with cache.open(shard) as one:
+            assert Path(one.path).read_bytes() == Path(shard.path).read_bytes()
+            found.append(one.cached)
+    return found
+
+
+def python(code: str, *words: str | Path) -> str:
+    """Run a program in a process of its own, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.fail(done.stderr)
+    return done.stdout

@@ -1,0 +1,88 @@
+"""webdataset's writer by our means; tests/clients holds it against webdataset itself."""
+
+from __future__ import annotations
+
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardtool import InvalidRequest, OutputExists, verify
+from shardtool.compat.webdataset import ShardWriter
+from tests.helpers import read_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _pattern(folder: Path) -> str:
+    return str(folder / "out-%03d.tar")
+
+
+def test_shards_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards start at the number asked for, `post` gets each once it is there, and their names are printed."""
+    posted: list[tuple[str, bool]] = []
+    with ShardWriter(
+        _pattern(tmp_path), 2, post=lambda path: posted.append((path, tarfile.is_tarfile(path))), start_shard=4
+    ) as sink:
+        for n in range(5):
+            sink.write({"__key__": f"{n}", "cls": n, "npy": np.arange(n), "_meta": "left out", "txt": "ü"})
+        assert (sink.total, sink.shard) == (5, 7)
+    names = [str(tmp_path / f"out-{n:03}.tar") for n in (4, 5, 6)]
+    assert posted == [(name, True) for name in names]
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == names
+    with tarfile.open(names[0]) as tar:
+        assert tar.getnames() == ["0.cls", "0.npy", "0.txt", "1.cls", "1.npy", "1.txt"]
+    assert verify(sink.dataset_file).samples == 5
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    """A second run is refused, unless it is to replace the first: then `post` gets the shards once they are there."""
+    for overwrite in (False, True):
+        read: list[bytes] = []
+
+        def post(path: str, read: list[bytes] = read) -> None:
+            read.append(_read(path))
+
+        with ShardWriter(_pattern(tmp_path), maxcount=1, verbose=0, post=post, overwrite=overwrite) as sink:
+            for n in range(2):
+                sink.write({"__key__": f"{n}", "txt": f"{overwrite}"})
+        assert [str(overwrite).encode() in data for data in read] == [True, True]
+    with pytest.raises(OutputExists):
+        ShardWriter(_pattern(tmp_path))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"opener": open}, "opener"), ({"compress": True}, "not compressed"), ({"mtime": 5}, "times in headers"),
+        ({"user": "me"}, "no user"), ({"mode": 0o600}, "0644"),
+        ({"format": "GNU_FORMAT"}, "ustar"), ({"other": 1}, "other"),
+        ({"encoder": 3}, "encoder"),
+    ],
+)  # fmt: skip
+def test_arguments_that_no_shard_can_follow(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    """An argument that asks for what no shard of ours is is refused, with the reason."""
+    with pytest.raises(InvalidRequest, match=said):
+        ShardWriter(_pattern(tmp_path), **options)
+    assert read_tree(tmp_path) == {}
+
+
+def test_values_that_nothing_encodes(tmp_path: Path) -> None:
+    """A value without an encoder for its ending is refused, and nothing is left of a block that it ends."""
+    with pytest.raises(InvalidRequest, match="nothing encodes the ending"):
+        _write_one(tmp_path, {"__key__": "a", "xyz": 3})
+    with pytest.raises(InvalidRequest, match="0 to 1"):
+        _write_one(tmp_path, {"__key__": "a", "png": np.full((2, 2), 3.0)})
+    assert read_tree(tmp_path) == {}
+
+
+def _write_one(folder: Path, sample: dict[str, object]) -> None:
+    with ShardWriter(_pattern(folder), verbose=0) as sink:
+        sink.write(sample)

@@ -1,0 +1,63 @@
+"""A cache on a disk that is full, or read-only, never stands in the way of a reader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import Cache, OutputFailed
+from tests.cache.conftest import SHARD, Noting, made_shards
+from tests.cache.helpers import copies, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
+    """On a disk that is smaller than the bound, shards are evicted for others; full of other files, none is copied."""
+    shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
+    cache = Cache(mounted / "cache", "1GB", observer=noting)
+    assert read_all(cache, [*shards, *shards]) == [True] * 12
+    assert 2 <= len(copies(mounted / "cache")) <= 4
+    assert noting.notes == []
+    with suppress(OSError):
+        (mounted / "other").write_bytes(bytes(16 * 4096))
+    full = Cache(mounted / "cache", "1GB", observer=noting)
+    held = [full.open(shard) for shard in shards]
+    assert [one.cached for one in held].count(True) == len(copies(mounted / "cache"))
+    assert len(noting.notes) == 1
+    assert read_all(full, shards)
+
+
+def test_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full in the middle of a copy is no error: shards are read at their own place."""
+    shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
+    cache = Cache(mounted / "cache", "1GB", observer=noting)
+    (mounted / "other").write_bytes(bytes(12 * 4096))
+    monkeypatch.setattr("shardtool.storage.staging.Folder.free_bytes", lambda _folder: 10**9)
+    assert read_all(cache, shards) == [False] * 6
+    assert [path.name for path in (mounted / "cache" / "copied").iterdir()] == []
+    assert [one.split(": ")[1:] for one in noting.notes] == [
+        ["cannot write", "no space left on device; shards that are not there are read at their own place"]
+    ]
+    with pytest.raises(OutputFailed, match="no space left"), cache.writer(max_size=SHARD) as writer:
+        writer.write({"__key__": "1", "bin": bytes(9000)})
+    (mounted / "other").unlink()
+    assert os.listdir(mounted / "cache" / "written") == []
+    assert read_all(Cache(mounted / "cache", "1GB"), shards[:3]) == [True] * 3
+
+
+def test_read_only(place: Path, disk: Callable[[str], Path]) -> None:
+    """On a disk that is read-only, what is there is read, and the rest at its own place; a note says so."""
+    shards, mounted, noting = made_shards(place), disk("size=8m"), Noting()
+    read_all(Cache(mounted / "cache"), shards[:2])
+    subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
+    assert read_all(Cache(mounted / "cache", observer=noting), shards) == [True] * 2 + [False] * 4
+    assert read_all(Cache(mounted / "other", observer=noting), shards) == [False] * 6
+    assert all("read-only file system" in note for note in noting.notes)
+    assert len(noting.notes) == 2

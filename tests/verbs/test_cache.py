@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import Cache
+from tests.cache.conftest import SHARD, made_shards
+from tests.cache.helpers import copies, read_all
+from tests.helpers import flip, typed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _names(folder: Path) -> list[Path]:
+    return sorted((folder / "copied").iterdir(), key=lambda path: path.name[-10:])
+
+
+def test_status(tmp_path: Path) -> None:
+    """`cache status` tells what is there, who holds it, how often it was there, and what is foreign."""
+    shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
+    cache = Cache(folder, 2 * SHARD)
+    read_all(cache, [*shards, shards[2]])
+    (folder / "copied" / "mine.tar").write_text("x")
+    with cache.open(shards[2]) as held:
+        status = json.loads(typed("cache", "status", folder, "--json").out)
+        shown = typed("cache", "status", folder).out
+        path = os.path.relpath(held.path, folder)
+        assert f"held      {path} by process {os.getpid()}\n" in shown
+    assert [(one["path"], one["held"]) for one in status["shards"]] == [
+        (os.path.relpath(_names(folder)[0], folder), False), (path, True)
+    ]  # fmt: skip
+    assert status["counts"] == {"hits": 2, "copies": 3, "passed": 0, "evicted": 1}
+    assert status["hit_rate"] == 2 / 5
+    assert status["readers"] == [os.getpid()]
+    assert status["foreign"] == ["copied/mine.tar"]
+    assert shown.startswith("2 shards, 23.6 kB; 1 held\nhit rate  40.0%: 2 found, 3 copied; 1 evicted\n")
+    assert shown.endswith("foreign   copied/mine.tar\n")
+
+
+def test_verify(tmp_path: Path) -> None:
+    """`cache verify` removes what is damaged, names it, and ends with 3; what is held stays until it is let go."""
+    shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
+    cache = Cache(folder)
+    read_all(cache, shards)
+    assert typed("cache", "verify", folder).out == "0 of 3 shards removed, 0 B\n"
+    first, second, _ = _names(folder)
+    flip(first, 700)
+    second.write_bytes(b"cut")
+    held = cache.open(shards[0])
+    ran = typed("cache", "verify", folder)
+    assert ran.code == 3
+    assert f"removed   copied/{second.name}: 3 bytes instead of 11,776\n" in ran.out
+    assert f"held      copied/{first.name}: the checksum " in ran.out
+    assert first.exists()
+    held.close()
+    assert len(json.loads(typed("cache", "verify", folder, "--json").out)["removed"]) == 1
+    assert copies(folder) == [shards[2].name]
+
+
+def test_clear(tmp_path: Path) -> None:
+    """`cache clear` removes what nobody holds, and no foreign file."""
+    shards, folder = made_shards(tmp_path, 2), tmp_path / "cache"
+    cache = Cache(folder)
+    read_all(cache, shards)
+    (folder / "copied" / "mine.tar").write_text("x")
+    with cache.open(shards[1]):
+        assert typed("cache", "clear", folder).out.startswith("1 of 2 shards removed, 11.8 kB\nheld      copied/")
+        assert copies(folder) == ["mine.tar", shards[1].name]
+    assert typed("cache", "clear", folder, "--quiet").out == ""
+    assert copies(folder) == ["mine.tar"]
+
+
+@pytest.mark.parametrize("action", ["status", "verify", "clear"])
+def test_no_cache(tmp_path: Path, action: str) -> None:
+    """A folder that is no cache is refused, and stays as it is."""
+    (tmp_path / "a").write_text("x")
+    ran = typed("cache", action, tmp_path)
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [tmp_path / "a"])
+    assert ran.err.startswith(f"shardtool: {tmp_path}: no cache; expected a folder that a cache has made.")

@@ -1,0 +1,396 @@
+"""Samples of a program become what `create` makes of the same samples."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool import (
+    CreateOptions,
+    InvalidRequest,
+    OutputExists,
+    OutputFailed,
+    SampleFailed,
+    ShardError,
+    ShardWriter,
+    create,
+    verify,
+)
+from tests.helpers import read_tree, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    Samples = list[tuple[dict[str, object], dict[str, object]]]
+
+_BYTES: Samples = [
+    ({"__key__": f"a/{n:02}", "jpg": b"j" * (n * 300 % 1700), "json": b'{"n": %d}' % n}, {}) for n in range(30)
+]
+
+
+def _write(pattern: Path, samples: Any, **options: Any) -> ShardWriter:
+    with ShardWriter(pattern, **options) as writer:
+        for sample, metadata in samples:
+            writer.write(sample, metadata)
+    return writer
+
+
+def _failing(samples: Samples, error: type[BaseException]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+    """Yield samples, and raise."""
+    yield from samples
+    raise error
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """Return what a dataset file says, without how it was made."""
+    found = json.loads((folder / "out.json").read_bytes())
+    del found["checksum"], found["shardtool"]["made"]
+    return dict(found)
+
+
+def _same(ours: Path, theirs: Path) -> None:
+    """Check that two folders hold the same dataset, but for how it was made."""
+    left, right = read_tree(ours), read_tree(theirs)
+    assert list(left) == list(right)
+    assert [name for name in left if name != "out.json" and left[name] != right[name]] == []
+    assert _made(ours) == _made(theirs)
+    assert verify(ours / "out.json").findings == ()
+
+
+def _table(samples: Samples) -> tuple[pa.Table, dict[str, Any]]:
+    """Return samples as a table in memory, and the options by which `create` makes the same of it."""
+    columns: dict[str, list[object]] = {"key": [sample["__key__"] for sample, _ in samples]}
+    fields = [name for name in samples[0][0] if name not in ("__key__", "json")]
+    columns |= {f"f_{name}": [sample[name] for sample, _ in samples] for name in fields}
+    columns |= {name: [metadata[name] for _, metadata in samples] for name in samples[0][1]}
+    binary = [name for name in fields if isinstance(samples[0][0][name], bytes)]
+    return pa.table(columns), {
+        "key": "key",
+        "binary": {name: f"f_{name}" for name in binary},
+        "values": {name: f"f_{name}" for name in fields if name not in binary},
+        "meta": ",".join(samples[0][1]) or "none",
+    }
+
+
+_KEYS = st.text(st.sampled_from("abcü/_-9 "), min_size=1, max_size=8).filter(lambda key: all(key.split("/")))
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+_BOUNDS = st.sampled_from([{}, {"max_count": 2}, {"max_size": 12_000}, {"max_size": 9000, "max_count": 3}])
+
+
+@given(
+    keys=st.lists(_KEYS, min_size=1, max_size=9, unique=True),
+    data=st.data(),
+    bounds=_BOUNDS,
+    ending=st.sampled_from(["tar", "tfrecord"]),
+)
+@settings(max_examples=15)
+def test_same_as_create_of_a_table(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str], data: st.DataObject, bounds: dict[str, Any], ending: str
+) -> None:
+    """The same samples in the same order give the bytes, sidecars and dataset file of `create` for a table of them."""
+    floats = st.floats(allow_nan=False, width=32)
+    samples: Samples = []
+    for key in keys:
+        split = data.draw(_TEXT)
+        sample = {
+            "__key__": key, "jpg": data.draw(st.binary(max_size=3000)), "cls": data.draw(st.integers(-9, 2**62)),
+            "score": data.draw(floats), "txt": data.draw(_TEXT), "good.is": data.draw(st.booleans()),
+            "json": {"split": split},
+        }  # fmt: skip
+        samples.append((sample, {"split": split}))
+    ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
+    table, options = _table(samples)
+    result = create(table, theirs / f"out-{{000000..}}.{ending}", CreateOptions(workers=1, **options, **bounds))
+    writer = _write(ours / f"out-{{000000..}}.{ending}", samples, **bounds)
+    _same(ours, theirs)
+    assert [note.replace(" (portable=True makes them safe)", "") for note in result.notes] == writer.notes
+    assert writer.last_key == keys[-1]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+@pytest.mark.parametrize("bounds", [{}, {"max_count": 7}, {"max_size": "20KB"}])
+def test_same_as_create_of_a_folder(tmp_path: Path, ending: str, bounds: dict[str, Any]) -> None:
+    """Bytes under the names of files give what `create` gives for a folder of these, where not all have each field."""
+    samples: Samples = [({name: value for name, value in one.items() if value}, {}) for one, _ in _BYTES]
+    files = {f"{one['__key__']}.{name}": one[name] for one, _ in samples for name in one if name != "__key__"}
+    result = create(
+        write_tree(tmp_path / "in", files), tmp_path / f"theirs/out-{{000000..}}.{ending}", CreateOptions(**bounds)  # type: ignore[arg-type]
+    )  # fmt: skip
+    writer = _write(tmp_path / f"ours/out-{{000000..}}.{ending}", samples, **bounds)
+    _same(tmp_path / "ours", tmp_path / "theirs")
+    assert [*result.notes] == writer.notes
+
+
+def test_metadata_whose_type_grows(tmp_path: Path) -> None:
+    """Columns have the types of a table of all rows, in all sidecars: whole numbers and floats are floats."""
+    rows: list[dict[str, object]] = [
+        {"n": 1, "m": None},
+        {"n": 2, "m": None},
+        {"n": 0.5, "m": "x"},
+        {"n": None, "m": "y"},
+    ]
+    samples: Samples = [({"__key__": f"{at}", "jpg": b"x"}, row) for at, row in enumerate(rows)]
+    table, options = _table(samples)
+    options = {**options, "meta": "none"}
+    create(
+        table.drop_columns(["n", "m"]), tmp_path / "theirs/out-{000000..}.tar", CreateOptions(max_count=1, **options)
+    )
+    _write(tmp_path / "ours/out-{000000..}.tar", samples, max_count=1)
+    schema = _made(tmp_path / "ours")["shardtool"]["schema"]
+    assert (schema["n"], schema["m"]) == ("double", "string")
+    assert (tmp_path / "ours/out-000000.tar").read_bytes() == (tmp_path / "theirs/out-000000.tar").read_bytes()
+    assert verify(tmp_path / "ours/out.json").findings == ()
+
+
+def test_values(tmp_path: Path) -> None:
+    """Arrays become npy, images what the ending says, numbers of NumPy and Python the same text."""
+    from PIL import Image
+
+    image = Image.new("RGB", (4, 3), (1, 2, 3))
+    sample = {
+        "__key__": 7, "npy": np.arange(3), "png": image, "seg.jpg": image, "a": np.float32(0.1), "b": np.int16(3),
+        "c": [1, {"x": float("nan")}], "d": bytearray(b"raw"), "e": True,
+    }  # fmt: skip
+    _write(tmp_path / "out-{000000..}.tar", [(sample, {"w": np.int64(4)})])
+    import tarfile
+
+    with tarfile.open(tmp_path / "out-000000.tar") as tar:
+        found = {name.removeprefix("7."): tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+    assert found["npy"].startswith(b"\x93NUMPY")
+    assert (found["png"][1:4], found["seg.jpg"][:2]) == (b"PNG", b"\xff\xd8")
+    texts = {name: found[name] for name in "abcde"}
+    assert texts == {"a": b"0.1", "b": b"3", "c": b'[1,{"x":null}]', "d": b"raw", "e": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"jpg": b""}, "no key"),
+        ({"__key__": "a"}, "no field"),
+        ({"__key__": "a/../b", "jpg": b""}, "no sound name"),
+        ({"__key__": "a\n", "jpg": b""}, "control characters"),
+        ({"__key__": "b", "j/pg": b""}, "no name for a field"),
+        ({"__key__": "b", "jpg": b"", "JPG": b""}, "differ in case"),
+        ({"__key__": "first", "jpg": b"", "n": 1}, "a key that an earlier sample"),
+        ({"__key__": "b", "jpg": None, "n": 1}, "no value"),
+        ({"__key__": "b", "jpg": b"", "n": "text"}, "expected a whole number, as in the samples before"),
+        ({"__key__": "b", "jpg": b"", "n": 1.5}, "expected a whole number, as in the samples before"),
+        ({"__key__": "b", "jpg": b"", "n": 2**63}, "over 2^63"),
+        ({"__key__": "b", "jpg": np.zeros(3), "n": 1}, "expected an image"),
+        ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
+        ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
+        ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),
+    ],
+)
+def test_samples_that_are_refused(tmp_path: Path, sample: dict[str, object], said: str) -> None:
+    """What `create` refuses is refused, by name; the writer goes on without it, or lists it with `on_error="skip"`."""
+    first = {"__key__": "first", "jpg": b"1", "n": 1}
+    writer = ShardWriter(tmp_path / "a/out-{000000..}.tar", max_size=8000)
+    writer.write(first)
+    with pytest.raises(InvalidRequest, match=said.replace("^", r"\^")) as caught:
+        writer.write(sample)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - of our own
+    writer.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        writer.write(first)
+    assert writer.samples == 1
+    options: dict[str, Any] = {"oversize": "skip"} if "larger" in said else {"on_error": "skip"}
+    writer = _write(tmp_path / "b/out-{000000..}.tar", [(first, {}), (sample, {})], max_size=8000, **options)
+    assert (writer.samples, writer.skipped) == (1, 1)
+    assert len((tmp_path / "b/out.skipped").read_bytes().splitlines()) == 1
+    assert verify(tmp_path / "b/out.json").findings == ()
+
+
+def test_oversize_alone(tmp_path: Path) -> None:
+    """A sample that fits in no shard gets one of its own, and no other shard is over the bound."""
+    samples: Samples = [({"__key__": f"{n}", "jpg": bytes(9000 if n == 2 else 100)}, {}) for n in range(5)]
+    writer = _write(tmp_path / "out-{000000..}.tar", samples, max_size=8000, oversize="alone")
+    assert [(tmp_path / name).stat().st_size > 8000 for name in writer.shards] == [False, True, False]
+    assert "each gets a shard of its own" in writer.notes[0]
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    """Without a sample there is no dataset, and all that were left out are no dataset either."""
+    with pytest.raises(InvalidRequest, match="no samples"):
+        _write(tmp_path / "out-{000000..}.tar", [])
+    with pytest.raises(SampleFailed, match="none of 1 samples"):
+        _write(tmp_path / "out-{000000..}.tar", [({"__key__": "a"}, {})], on_error="skip")
+    assert read_tree(tmp_path) == {}
+
+
+def test_an_exception_leaves_whole_shards_only(tmp_path: Path) -> None:
+    """Leaving the block with an exception leaves no dataset file and nothing partial; another writer goes on."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    with pytest.raises(ZeroDivisionError):
+        _write(pattern, _failing(_BYTES[:17], ZeroDivisionError), max_count=7)
+    left = ["out-000000.index", "out-000000.tar", "out-000001.index", "out-000001.tar"]
+    assert [name for name in read_tree(tmp_path) if not name.startswith(".")] == left
+    with pytest.raises(OutputExists, match="resume=True"):
+        ShardWriter(pattern)
+    with pytest.raises(InvalidRequest, match="asked for something else"):
+        ShardWriter(pattern, max_count=8, resume=True)
+    with ShardWriter(pattern, max_count=7, resume=True) as writer:
+        assert (writer.samples, writer.last_key) == (14, "a/13")
+        with pytest.raises(InvalidRequest, match="earlier sample"):
+            writer.write(_BYTES[3][0])
+        for sample, _ in _BYTES[14:]:
+            writer.write(sample)
+    _write(tmp_path / "whole/out-{000000..}.tar", _BYTES, max_count=7)
+    whole = read_tree(tmp_path / "whole")
+    assert {name: data for name, data in read_tree(tmp_path).items() if "/" not in name} == whole
+
+
+def _write_or_die(pattern: Path, kill_at: int) -> None:
+    """Go on with a dataset of 60 samples, and kill this process before one of them."""
+    with ShardWriter(pattern, max_size=20_000, resume=True) as writer:
+        for n in range(writer.samples, 60):
+            if n == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            row = {"n": n, "name": str(n)} if n > 20 else {"n": n}
+            writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7}, row)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: str) -> None:
+    """A writer that was killed is resumed after its last shard, and what comes out is as if it had not been."""
+
+    def run(pattern: Path, kill_at: int) -> None:
+        child = multiprocessing.get_context("fork").Process(target=_write_or_die, args=(pattern, kill_at))
+        child.start()
+        child.join()
+        assert child.exitcode == (-signal.SIGKILL if kill_at < 60 else 0)
+
+    run(tmp_path / f"once/out-{{000000..}}.{ending}", 60)
+    again = tmp_path / f"again/out-{{000000..}}.{ending}"
+    for at in (37, 50, 60):
+        run(again, at)
+    assert read_tree(tmp_path / "again") == read_tree(tmp_path / "once")
+    assert verify(tmp_path / "again/out.json").findings == ()
+
+
+def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
+    """What a killed writer left is kept up to the first shard that is not as it was, to the byte."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
+    shard = tmp_path / "out-000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[600] ^= 1
+    shard.write_bytes(data)
+    with ShardWriter(pattern, max_count=5, resume=True) as writer:
+        assert writer.last_key == "a/04"
+        for sample, _ in _BYTES[5:]:
+            writer.write(sample)
+    assert verify(tmp_path / "out.json").findings == ()
+
+
+def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:
+    """To resume what has ended says what is there, and changes nothing; more samples are refused."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write(pattern, _BYTES)
+    before = read_tree(tmp_path)
+    with ShardWriter(pattern, resume=True) as writer:
+        assert (writer.samples, writer.last_key) == (30, "a/29")
+        with pytest.raises(InvalidRequest, match="had ended"):
+            writer.write({"__key__": "new", "jpg": b""})
+    assert read_tree(tmp_path) == before
+
+
+def test_overwrite_keeps_the_old_dataset_until_the_end(tmp_path: Path) -> None:
+    """`overwrite` replaces a dataset once the new one is whole; an exception before that leaves the old one."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write(pattern, _BYTES, max_count=4)
+    before = read_tree(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        _write(pattern, _failing(_BYTES, ZeroDivisionError), overwrite=True, max_count=3)
+    assert read_tree(tmp_path) == before
+    _write(pattern, _BYTES[::-1], overwrite=True, max_count=9)
+    assert verify(tmp_path / "out.json").findings == ()
+    _write(tmp_path / "other/out-{000000..}.tar", _BYTES[::-1], max_count=9)
+    assert {name: data for name, data in read_tree(tmp_path).items() if "/" not in name} == read_tree(
+        tmp_path / "other"
+    )
+
+
+def test_two_writers_on_one_pattern(tmp_path: Path) -> None:
+    """While one writer is open, a second one is refused; it may come after."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    writer = ShardWriter(pattern)
+    with pytest.raises(OutputExists, match="another run"):
+        ShardWriter(pattern)
+    writer.abandon()
+    assert read_tree(tmp_path) == {}
+    _write(pattern, _BYTES)
+
+
+def test_a_fork_and_a_pickle_are_refused(tmp_path: Path) -> None:
+    """A writer belongs to the process that made it."""
+    with ShardWriter(tmp_path / "out-{000000..}.tar") as writer:
+        writer.write(_BYTES[0][0])
+        with pytest.raises(InvalidRequest, match="another process"):
+            pickle.dumps(writer)
+        child = multiprocessing.get_context("fork").Process(target=_write_in_child, args=(writer,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    assert verify(tmp_path / "out.json").samples == 1
+
+
+def _write_in_child(writer: ShardWriter) -> None:
+    try:
+        with writer:
+            writer.write(_BYTES[1][0])
+    except InvalidRequest as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+
+
+def test_names_run_out(tmp_path: Path) -> None:
+    """A pattern with too few names is refused when they run out; what is written by then is whole."""
+    with pytest.raises(InvalidRequest, match="2 names"):
+        _write(tmp_path / "out-{000000..000001}.tar", _BYTES, max_count=3)
+    assert _write(tmp_path / "one.tar", _BYTES).samples == 30
+
+
+def test_a_folder_that_refuses(tmp_path: Path) -> None:
+    """Where nothing can be written, the error is one of the output's."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputFailed):
+        ShardWriter(tmp_path / "file/out-{000000..}.tar")
+
+
+def test_wrong_options(tmp_path: Path) -> None:
+    """Options that make no sense are refused before anything is written."""
+    for options in (
+        {"max_siz": 1}, {"max_size": "much"}, {"max_count": 0}, {"on_error": "stop"}, {"oversize": "x"}, {"parts": 2},
+        {"resume": True, "overwrite": True}, {"part": 2, "parts": 2}, {"part": "a-b"}, {"part": "a", "parts": 2},
+    ):  # fmt: skip
+        with pytest.raises(ShardError):
+            ShardWriter(tmp_path / "new/out-{000000..}.tar", **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_memory_a_sample(tmp_path: Path) -> None:
+    """What is kept of a sample, once its shard is published, is a hash: 100 bytes or so, however long its key."""
+    import tracemalloc
+
+    count = 8000
+    with ShardWriter(tmp_path / "out-{000000..}.tar", max_count=1000) as writer:
+        writer.write({"__key__": "warm", "jpg": b"x"})
+        tracemalloc.start()
+        for n in range(count):
+            writer.write({"__key__": f"{'long' * 20}{n}", "jpg": b"x"})
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert held < 130 * count + 2**19
