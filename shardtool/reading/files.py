@@ -11,14 +11,9 @@ import resource
 import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
-<<<<<<< HEAD
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-=======
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-from weakref import WeakSet
->>>>>>> main
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
@@ -58,8 +53,6 @@ class ShardCache(Protocol):
         """Return a shard, copied into the cache where it is not there yet."""
 
 
-<<<<<<< HEAD
-=======
 class TakenShards(ShardCache, Protocol):
     """The paths of shards that a growing cache holds, for as long as something refers to this."""
 
@@ -77,36 +70,6 @@ class GrowingCache(Protocol):
         ...
 
 
-class ForkLock:
-    """A lock that is free in a forked process, whichever thread held it at the fork."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def free(self) -> None:
-        """Make the lock anew."""
-        self._lock = threading.Lock()
-
-
-_LOCKS: WeakSet[ForkLock] = WeakSet()
-
-
-def _free_locks() -> None:
-    for lock in list(_LOCKS):
-        lock.free()
-
-
-os.register_at_fork(after_in_child=_free_locks)
-
-
->>>>>>> main
 class OpenFile:
     """The bytes of one shard; closed with the last reference to it, so that other threads may still read.
 
