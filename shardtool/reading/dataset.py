@@ -128,17 +128,19 @@ class Dataset(Streamable):
             UnknownKey: There is no such key.
             CorruptShard: A shard is missing or damaged.
         """
+        if isinstance(which, int):  # a hot path
+            return self.fetcher.single(self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
-            return self.fetcher.fetch(self._with_keys([which]))[0]
+            return self.fetcher.single(int(self._with_keys([which])[0]))
         if isinstance(which, (Sequence, np.ndarray)):
             return self.fetcher.fetch(self._several(cast("Several", which)))
         try:
             place = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
-        return self.fetcher.fetch(self._numbers(np.array([place])))[0]
+        return self.fetcher.single(self._number(place))
 
     def _several(self, which: Several) -> Numbers:
         """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
@@ -156,6 +158,14 @@ class Dataset(Streamable):
                 raise IndexError(f"a mask of {len(asked):,} for {counted(len(self), 'sample')}")
             asked = np.flatnonzero(asked)
         return self._numbers(asked.astype(np.int64))
+
+    def _number(self, place: int) -> int:
+        """Return the number in the catalog of a sample, by its place here; one below 0 counts from the end."""
+        count = len(self)
+        if not -count <= place < count:
+            raise IndexError(f"sample {place} of {count:,}")
+        place = place + count if place < 0 else place
+        return place if self._chosen is None else int(self._chosen[place])
 
     def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""

@@ -83,6 +83,8 @@ def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
     fetcher = own.fetcher(check=True, on_error="skip")
     assert fetcher.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
     assert (fetcher.skipped.samples, dict(fetcher.skipped.shards)) == (1, {str(shard): 1})
+    with pytest.raises(CorruptShard, match=what):
+        own.open(check=True, on_error="skip")[own.samples.index(sample)]
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "stale"])
