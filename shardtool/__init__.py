@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect import inspect
     from shardtool.verbs.reshard import reshard, reshard_dry_run
     from shardtool.verbs.verify import verify
+    from shardtool.writer.merge import merge
     from shardtool.writer.options import WriterOptions
     from shardtool.writer.writer import ShardWriter
 
@@ -75,6 +76,7 @@ __all__ = [
     "export",
     "index",
     "inspect",
+    "merge",
     "mix",
     "open",
     "reshard",
@@ -110,6 +112,7 @@ _MODULES = {
     "inspect": "verbs.inspect",
     "mix": "reading.mix",
     "open": "reading.open",
+    "merge": "writer.merge",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
     "verify": "verbs.verify",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardtool.cli.options import chosen, common
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.options import ExportOptions, IndexOptions
+
+if TYPE_CHECKING:
+    from shardtool.request.observer import Observer
+    from shardtool.request.results import IndexResult
 
 
 @click.command(no_args_is_help=True)
@@ -29,10 +33,14 @@ from shardtool.request.options import ExportOptions, IndexOptions
 @click.option(
     "--overwrite", is_flag=True, help="Replace what is wrong: sidecars, the dataset file, indexes of other tools."
 )
+@click.option(
+    "--merge", "merges", is_flag=True, help="Make one dataset of the parts that writers of a program have made."
+)
 @common
 def index(
     dataset: tuple[str, ...],
     *,
+    merges: bool,
     formats: tuple[str, ...],
     output: str | None,
     overwrite: bool,
@@ -66,6 +74,7 @@ def index(
       shardtool index out.json --export dali-webdataset
       shardtool index train.json --export timm --export open-clip
       shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
+      shardtool index 'parts/out-{000000..}.tar' --merge
     """
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
@@ -77,13 +86,16 @@ def index(
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     document: dict[str, object] = {}
     lines = []
-    only_export = bool(formats) and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]
+    only_export = (
+        bool(formats) and not merges and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]
+    )
     file = dataset[0]
     try:
         if not only_export:
-            if formats:
+            if formats and not merges:
                 check_names(dataset, formats)
-            result = run(dataset, IndexOptions(output=output, overwrite=overwrite, **options), observer=terminal)
+            how_made = IndexOptions(output=output, overwrite=overwrite, **options)
+            result = merge_parts(dataset, how_made, terminal) if merges else run(dataset, how_made, observer=terminal)
             document, file = result.to_json(), result.dataset_file
             kept = f" ({result.kept:,} were right already)" if result.kept else ""
             lines.append(
@@ -102,3 +114,14 @@ def index(
         show_json(document)
     elif not quiet:
         show("\n".join(lines))
+
+
+def merge_parts(pattern: tuple[str, ...], options: IndexOptions, observer: Observer) -> IndexResult:
+    """Merge the parts of a pattern, which is all that can be asked for then."""
+    from shardtool.errors import InvalidRequest
+    from shardtool.wording import option
+    from shardtool.writer.merge import merge
+
+    if other := next((name for name in ("output", "overwrite", "checksum", "dots") if getattr(options, name)), ""):
+        raise InvalidRequest("--merge", f"used with {option(other)}", expected="the pattern alone")
+    return merge(pattern[0] if len(pattern) == 1 else pattern, observer=observer)

@@ -123,8 +123,12 @@ class OpenedDataset:
         return shard_format(self.shards[0].path)
 
 
-def open_dataset(given: Given) -> OpenedDataset:
+def open_dataset(given: Given, *, dots: Dots | None = None) -> OpenedDataset:
     """Return a dataset, given as its dataset file, a pattern, a glob, a folder, or shards.
+
+    Args:
+        given: Where it is.
+        dots: Where keys end in members' names, if no dataset file says so; None: as sidecars show, which reads them.
 
     Raises:
         InvalidRequest: There is none.
@@ -134,7 +138,7 @@ def open_dataset(given: Given) -> OpenedDataset:
     if found.dataset_file is not None:
         data = read_small(found.dataset_file)
         file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
-    dots: Dots = file.made.dots if file else recorded_dots(found)
+    dots = file.made.dots if file else dots or recorded_dots(found)
     shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
     return OpenedDataset(found, file, tuple(shards))
 

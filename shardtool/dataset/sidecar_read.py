@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
-_TAIL = 2**16  # bytes at the end of a sidecar, which nearly always hold its footer
+_TAIL = 2**14  # bytes at the end of a sidecar, which nearly always hold its footer
 _LEAST_FIELD = 2  # bytes of a shard that a field takes, at the least; a sample takes more
 _PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
 _FEW = 2**16  # samples, or fields, that any sidecar may have

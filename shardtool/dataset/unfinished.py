@@ -115,9 +115,9 @@ def recorded_dots(found: Found) -> Dots:
 
     for shard in found.shards:
         try:
-            keys = read_sidecar(read_small(found.sidecar(shard)), shard, None, metadata=False).rows.all_keys()
+            rows = read_sidecar(read_small(found.sidecar(shard)), shard, None, metadata=False).rows
         except (OSError, ShardError):
             continue
-        if any(b"." in key.rpartition(b"/")[2][1:] for key in keys):
+        if b"." in rows.keys and any(b"." in key.rpartition(b"/")[2][1:] for key in rows.all_keys()):
             return "last"
     return "first"

@@ -43,11 +43,12 @@ def coded_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
-    columns = {name: _python_values(table.column(name)) for name in table.column_names}
+    columns = {name: python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _python_values(column: pa.ChunkedArray) -> list[object]:
+def python_values(column: pa.ChunkedArray) -> list[object]:
+    """Return the values of a column; times that Python does not know as text."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):

@@ -7,10 +7,10 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +19,11 @@ from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
+from shardtool.dataset.unfinished import recorded_dots
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
-from shardtool.storage.shared import SharedBlocks
+from shardtool.storage.shared import JoinedBlocks, SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ class Origin:
         split: Its name among the others: the split that it is, or what its file or folder is called.
         shards: How many it has.
         listed: Whether a dataset file of ours lists them.
+        walks: Whether it is known where keys end in the names of members, so that a shard can be walked.
         appends: The places of shards, counted from 0 in the dataset, from which on sidecars may have other columns.
     """
 
     split: str
     shards: int
     listed: bool
+    walks: bool = True
     appends: tuple[int, ...] = ()
 
 
@@ -71,6 +74,7 @@ class Catalog:
         content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
         key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
         origins: The datasets, in order.
+        parts: The catalog of each of several datasets; empty of one.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
     """
 
@@ -86,7 +90,8 @@ class Catalog:
     content: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     origins: tuple[Origin, ...] = ()
-    shared: SharedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
+    parts: tuple[Catalog, ...] = field(default=(), repr=False)
+    shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -116,23 +121,30 @@ class Catalog:
     def _origin_ends(self) -> NDArray[np.int64]:
         return np.cumsum([one.shards for one in self.origins])
 
-    @cached_property
-    def splits(self) -> Mapping[str, NDArray[np.int64]]:
-        """Split to the numbers of its first samples, and of those behind its last ones: int64 [datasets, 2]."""
-        ends = self._origin_ends
-        bounds = np.stack((self.firsts[ends - [one.shards for one in self.origins]], self.firsts[ends]), axis=1)
-        names = [one.split for one in self.origins]
-        return {name: bounds[[at for at, one in enumerate(names) if one == name]] for name in dict.fromkeys(names)}
+    @property
+    def splits(self) -> Mapping[str, list[Catalog]]:
+        """Split to its datasets."""
+        found: dict[str, list[Catalog]] = {}
+        for one in self.parts or (self,):
+            found.setdefault(one.origins[0].split, []).append(one)
+        return found
+
+    def bounds(self, split: str) -> list[tuple[int, int]]:
+        """Return the number of the first sample of each dataset of a split, and of the one behind its last."""
+        ends = [*accumulate((len(one) for one in self.parts or (self,)), initial=0)]
+        return [pair for pair, one in zip(pairwise(ends), self.origins, strict=True) if one.split == split]
 
 
 @dataclass(frozen=True)
 class _Described:
     """What is known of the shards of a dataset: attributes as those of `Catalog`."""
 
+    shards: Sequence[OpenedShard]
     counts: Sequence[int]
     sizes: Sequence[int]
     key_ranges: Sequence[tuple[str, str]]
     facts: Sequence[str]
+    walks: bool = True
 
 
 def open_catalog(given: Given) -> Catalog:
@@ -142,57 +154,81 @@ def open_catalog(given: Given) -> Catalog:
         InvalidRequest: There are none.
         CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
-    opened = [open_dataset(one) for one in given_datasets(given)]
+    opened = [open_dataset(one, dots="first") for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
-    shards = tuple(shard for one in opened for shard in one.shards)
-    shared = SharedBlocks(len(shards) + 1)
-    firsts = accumulate((len(one.shards) for one in opened), initial=0)
-    described = [_described(one, shared, first) for one, first in zip(opened, firsts, strict=False)]
-    counts = np.array([count for one in described for count in one.counts], np.int64)
-    key_ranges = tuple(pair for one in described for pair in one.key_ranges)
-    content = opened[0].file.fingerprint if len(opened) == 1 and opened[0].file else ""
-    files = [one.file for one in opened if one.file is not None]
+    return joined([_catalog(one) for one in opened])
+
+
+def joined(parts: Sequence[Catalog]) -> Catalog:
+    """Return one catalog of all shards of several, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.diff(one.firsts) for one in parts])
     return Catalog(
-        name=", ".join(_name(one) for one in opened),
-        shards=shards,
+        name=", ".join(one.name for one in parts),
+        shards=tuple(shard for one in parts for shard in one.shards),
         firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        sizes=np.array([size for one in described for size in one.sizes], np.int64),
-        key_ranges=key_ranges,
-        origins=tuple(map(_origin, opened)),
-        fields=_summed([one.file.fields if one.file else {} for one in opened]),
-        kinds={name: kind for file in files for name, kind in numbers_in(file.features).items()},
-        lists=frozenset(name for file in files for name, one in file.features.items() if one.is_list),
-        classes=_agreed(file.classes for file in files),
+        sizes=np.concatenate([one.sizes for one in parts]),
+        fields=_summed([one.fields for one in parts]),
+        kinds={name: kind for one in parts for name, kind in one.kinds.items()},
+        classes=_agreed(one.classes for one in parts),
+        fingerprint=_hash(*(one.fingerprint for one in parts)),
+        lists=frozenset(name for one in parts for name in one.lists),
+        key_ranges=tuple(pair for one in parts for pair in one.key_ranges),
+        origins=tuple(origin for one in parts for origin in one.origins),
+        parts=tuple(parts),
+        shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
+    )
+
+
+def _catalog(opened: OpenedDataset) -> Catalog:
+    file, shared = opened.file, SharedBlocks(len(opened.shards) + 1)
+    found = _described(opened, shared)
+    content = "" if file is None else file.fingerprint
+    features = {} if file is None else file.features
+    return Catalog(
+        name=opened.found.dataset_file or opened.shards[0].path,
+        shards=tuple(found.shards),
+        firsts=np.cumsum([0, *found.counts], dtype=np.int64),
+        sizes=np.array(found.sizes, np.int64),
+        fields={} if file is None else file.fields,
+        kinds=numbers_in(features),
+        classes={} if file is None else file.classes,
+        fingerprint=_hash(content, str(found.counts), *found.facts),
+        lists=frozenset(name for name, one in features.items() if one.is_list),
         content=content,
-        fingerprint=_hash(content, str(counts.tolist()), *(fact for one in described for fact in one.facts)),
+        key_ranges=tuple(found.key_ranges),
+        origins=(_origin(opened, found),),
         shared=shared,
     )
 
 
-def _described(opened: OpenedDataset, shared: SharedBlocks, first: int) -> _Described:
+def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
     """Return what the dataset file says of the shards; else what sidecars, and walks over the other shards, say."""
     if opened.file is not None:
         of = opened.file.shards
         return _Described(
+            shards=opened.shards,
             counts=[one.samples for one in of],
             sizes=[one.size for one in of],
             key_ranges=[(one.first_key, one.last_key) for one in of],
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
         )
-    heads = [count_samples(shard) for shard in opened.shards]
-    walked = _walk([shard for shard, head in zip(opened.shards, heads, strict=True) if head is None], shared, first)
-    counts = [
-        walked[shard.number] if head is None else head[0] for shard, head in zip(opened.shards, heads, strict=True)
-    ]
-    sizes = [file_size(shard.path) or 0 for shard in opened.shards]
+    shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
+    if None in heads:  # keys of shards that are walked end where those of the others do
+        dots = recorded_dots(opened.found)
+        shards = tuple(replace(shard, dots=dots) for shard in shards)
+    walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
+    counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
+    sizes = [file_size(shard.path) or 0 for shard in shards]
     crcs = [None if head is None else head[1].crc for head in heads]
-    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(opened.shards, sizes, crcs, strict=True)]
-    return _Described(counts, sizes, [("", "")] * len(counts), facts)
+    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
+    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, walks=None in heads)
 
 
-def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[int, int]:
+def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
     """Walk shards once, for all processes; return how many samples each has, by its number in its dataset."""
     if not shards:
         return {}
@@ -202,7 +238,7 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[i
         if found.error is not None:
             raise found.error
         parts = ShardIndex.of(found.rows, found.kinds).packed()
-        shared.write(first + shard.number, parts[-1][0] + len(parts[-1][1]), parts)
+        shared.write(shard.number, parts[-1][0] + len(parts[-1][1]), parts)
         return len(found.rows.counts)
 
     started = time.monotonic()
@@ -215,20 +251,15 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks, first: int) -> dict[i
     return counts
 
 
-def _origin(opened: OpenedDataset) -> Origin:
+def _origin(opened: OpenedDataset, described: _Described) -> Origin:
     file = opened.file
     split = file.made.split if file is not None else ""
     if not split:
         where = opened.found.dataset_file
         folder = os.path.dirname(os.path.abspath(opened.shards[0].path))
         split = os.path.basename(where).removesuffix(DATASET_SUFFIX) if where else os.path.basename(folder)
-    if file is None:
-        return Origin(split, len(opened.shards), listed=False)
-    return Origin(split, len(opened.shards), listed=True, appends=file.appends)
-
-
-def _name(opened: OpenedDataset) -> str:
-    return opened.found.dataset_file or opened.shards[0].path
+    appends = () if file is None else file.appends
+    return Origin(split, len(opened.shards), listed=file is not None, walks=described.walks, appends=appends)
 
 
 def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

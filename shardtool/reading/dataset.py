@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.reading.catalog import joined
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
 from shardtool.reading.order import View
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.fetch import Sample, Skipped
+    from shardtool.reading.fetch import Skipped
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -78,8 +79,7 @@ class Dataset(Streamable):
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        bounds = self.fetcher.catalog.splits.items()
-        return {name: len(self._of_bounds(one)) for name, one in bounds}
+        return {name: len(self.partition(name)) for name in self.fetcher.catalog.splits}
 
     @property
     def fingerprint(self) -> str:
@@ -100,7 +100,7 @@ class Dataset(Streamable):
     def __len__(self) -> int:
         return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
 
     def __contains__(self, key: object) -> bool:
@@ -114,33 +114,42 @@ class Dataset(Streamable):
         return f"<Dataset {catalog.name}: {what}{fields}>"
 
     @overload
-    def __getitem__(self, which: int | str) -> Sample: ...
+    def __getitem__(self, which: int | str) -> Any: ...
     @overload
     def __getitem__(self, which: slice) -> Dataset: ...
     @overload
-    def __getitem__(self, which: Several) -> list[Sample]: ...
+    def __getitem__(self, which: Several) -> list[Any]: ...
 
-    def __getitem__(self, which: int | str | slice | Several) -> Sample | Dataset | list[Sample]:
+    def __getitem__(self, which: int | str | slice | Several) -> Any:
         """Return the sample of a number or key, a list of those of several, or a view of a slice.
+
+        What the dataset's stages make of a sample is returned; what they would leave out of a stream is an error.
 
         Raises:
             IndexError: There is no such number.
             UnknownKey: There is no such key.
             CorruptShard: A shard is missing or damaged.
+            SampleFailed: A stage cannot do its work.
         """
         if isinstance(which, int):  # a hot path
-            return self.fetcher.single(self._number(which))
+            return self._one(self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
-            return self.fetcher.single(int(self._with_keys([which])[0]))
+            return self._one(int(self._with_keys([which])[0]))
         if isinstance(which, (Sequence, np.ndarray)):
-            return self.fetcher.fetch(self._several(cast("Several", which)))
+            found = self.fetcher.fetch(self._several(cast("Several", which)))
+            return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
         try:
             place = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
-        return self.fetcher.single(self._number(place))
+        return self._one(self._number(place))
+
+    def _one(self, number: int) -> object:
+        """Return what becomes of one sample, which is never left out."""
+        sample = self.fetcher.single(number)
+        return self.stages.apply(sample) if self.stages.stages else sample
 
     def _several(self, which: Several) -> Numbers:
         """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
@@ -192,12 +201,14 @@ class Dataset(Streamable):
         vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
         return found
 
-    def _of_bounds(self, bounds: Numbers) -> Dataset:
-        """Return a view of the samples whose numbers lie within bounds, in their order here: int64 [n, 2]."""
-        if self._chosen is None:
-            return self._with_chosen(np.concatenate([np.arange(*pair, dtype=np.int64) for pair in bounds.tolist()]))
-        inside = [(self._chosen >= first) & (self._chosen < last) for first, last in bounds.tolist()]
-        return self._with_chosen(self._chosen[np.logical_or.reduce(inside)])
+    def _of_split(self, split: str) -> Dataset:
+        catalog, chosen = self.fetcher.catalog, self._chosen
+        if chosen is None:
+            found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
+            found.stages = self.stages
+            return found
+        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
+        return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
     def take(self, which: Several) -> Dataset:
         """Return a view of several samples, given by numbers, keys, or a mask, in the order given.
@@ -209,7 +220,7 @@ class Dataset(Streamable):
         return self._with_chosen(self._several(which))
 
     def partition(self, which: str | Iterable[str]) -> Dataset:
-        """Return a view of one split, by its name; or of the samples of some keys, in the order given.
+        """Return one split, by its name: what opening it alone gives; or a view of some keys, in the order given.
 
         Raises:
             InvalidRequest: There is no such split.
@@ -221,7 +232,7 @@ class Dataset(Streamable):
         if which not in splits:
             expected = f"one of {listing([*splits])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
-        return self._of_bounds(splits[which])
+        return self._of_split(which)
 
     def where(self, query: str) -> Dataset:
         """Return a view of the samples for which a query is true, such as `bi == 'dog' and width > 256`.

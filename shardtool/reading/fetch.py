@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
@@ -18,8 +17,7 @@ from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import OnError, ReadOptions, Rows, single_sample
 from shardtool.reading.samples import Late, Sample, failed_part, join
-from shardtool.reading.tables import Metadata
-from shardtool.storage.forks import renew_after_fork
+from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,12 +52,7 @@ class Skipped:
         self.samples = 0
         self.shards: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def __repr__(self) -> str:
         return f"Skipped(samples={self.samples}, shards={dict(self.shards)}, reasons={dict(self.reasons)})"
@@ -97,7 +90,6 @@ class Fetcher:
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
         self.catalog, self.options = catalog, options
         self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
-        self._metadata = Metadata(catalog)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
@@ -272,8 +264,8 @@ class Fetcher:
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)
         kinds = self._kinds_of(group.shard, index)
-        metadata = self._metadata if self.options.metadata else None
-        return Rows(self.catalog, self.options, index, file, kinds, metadata, *group)
+        metadata = self.store.metadata(group.shard) if self.options.metadata else None
+        return Rows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
 
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.

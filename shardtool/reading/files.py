@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -17,7 +16,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
-from shardtool.storage.forks import renew_after_fork
+from shardtool.storage.forks import ForkLock
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
@@ -192,15 +191,10 @@ class OpenFiles:
     def __init__(self, cache: ShardCache | None) -> None:
         self._cache, self._open = cache, OrderedDict[str, OpenFile]()
         self.most = _most_open()
-        self.after_fork()
-        renew_after_fork(self)
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
         return OpenFiles, (self._cache,)
-
-    def after_fork(self) -> None:
-        """Make the lock anew: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
 
     def open(self, shard: OpenedShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.

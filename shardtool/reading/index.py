@@ -8,7 +8,6 @@ where there are no shared blocks: each process then keeps as many indexes as the
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,12 +15,16 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.opened import file_size, read_rows
 from shardtool.errors import CorruptShard
 from shardtool.reading.shard_index import ShardIndex
-from shardtool.storage.forks import renew_after_fork
+from shardtool.reading.tables import metadata_schema, whole_table
+from shardtool.storage.forks import ForkLock
 from shardtool.values import counted
+from shardtool.wording import made_again
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from shardtool.dataset.opened import OpenedRows, OpenedShard
-    from shardtool.reading.catalog import Catalog
+    from shardtool.reading.catalog import Catalog, Origin
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
@@ -43,15 +46,12 @@ class IndexStore:
         self._catalog = catalog
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._looked_at = self._turn = 0
-        self.after_fork()
-        renew_after_fork(self)
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._schema: pa.Schema | None = None
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self._catalog,)
-
-    def after_fork(self) -> None:
-        """Make the lock anew: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
 
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard, by its place in the catalog.
@@ -69,6 +69,27 @@ class IndexStore:
         if block is not None:
             return self._keep(shard, ShardIndex.unpacked(block))
         return self.add(shard, read_index(self._catalog, shard))
+
+    def metadata(self, shard: int) -> pa.Table:
+        """Return the metadata of a shard's samples: the columns of all sidecars, null where this one lacks them.
+
+        Raises:
+            CorruptShard: There is no sound sidecar, and the shard cannot be read.
+        """
+        with self._lock:
+            found = self._tables.get(shard)
+            if found is not None:
+                self._tables.move_to_end(shard)
+                return found
+            schema = self._schema
+        if schema is None:
+            schema = self._schema = metadata_schema(self._catalog)
+        found = whole_table(self._catalog.shards[shard], schema)
+        with self._lock:
+            self._tables[shard] = found
+            while sum(table.nbytes for table in self._tables.values()) > _ROOM and len(self._tables) > 1:
+                self._tables.popitem(last=False)
+        return found
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
@@ -105,12 +126,12 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: There is no sound sidecar, and the shard is damaged; or it has other samples than the dataset
             file says.
     """
-    shard, listed = catalog.shards[number], catalog.origin(number).listed
-    if listed:
+    shard, origin = catalog.shards[number], catalog.origin(number)
+    if origin.listed:
         _check_size(shard, int(catalog.sizes[number]))
     found = read_rows(shard)
     if found.walked:
-        _look_at_walk(shard, found, listed=listed)
+        _look_at_walk(shard, found, origin)
     samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
@@ -132,10 +153,12 @@ def _check_size(shard: OpenedShard, expected: int) -> None:
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)
 
 
-def _look_at_walk(shard: OpenedShard, found: OpenedRows, *, listed: bool) -> None:
+def _look_at_walk(shard: OpenedShard, found: OpenedRows, origin: Origin) -> None:
     """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
+    if not origin.walks:
+        raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())
     if found.error is not None:
         raise found.error
-    if listed or found.damage is not None:
+    if origin.listed or found.damage is not None:
         problem = "missing" if found.damage is None else found.damage.found
         _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)

@@ -65,8 +65,9 @@ class Mixture(Streamable):
 def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
 
-    A dataset that is exhausted before the epoch ends goes on with its next epoch, in another order; and in the next
-    epoch of the mix, each goes on where it was.
+    Which dataset comes next is random in blocks of 64 samples, in which shares are exact; without `shuffle`, too, where
+    each dataset keeps its own order. A dataset that is exhausted before the epoch ends goes on with its next epoch, in
+    another order; and in the next epoch of the mix, each goes on where it was.
 
     Args:
         datasets: Datasets, views of them, or other mixes.
@@ -225,17 +226,6 @@ class Mixed:
         Returns:
             int64 [n], int64 [n].
         """
-        before_all = self.options.epoch * np.array(_counts(self.weights, self.length))
-        if self.options.shuffle:
-            which, before = self._shuffled(positions)
-        else:
-            counts = np.stack(_counts(self.weights, positions))
-            which = np.argmax(np.stack(_counts(self.weights, positions + 1)) > counts, axis=0)
-            before = counts[which, np.arange(len(positions))]
-        return which, before_all[which] + before
-
-    def _shuffled(self, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many samples of it came before in this epoch of the mix."""
         blocks, row = np.unique(positions // _BLOCK, return_inverse=True)
         starts, places = blocks * _BLOCK, np.arange(_BLOCK)
         sizes = np.minimum(_BLOCK, self.length - starts)
@@ -250,7 +240,8 @@ class Mixed:
         np.put_along_axis(nth, by_set, places[None, :], axis=1)
         which = sets[row, positions % _BLOCK]
         firsts = np.concatenate((np.zeros((1, len(blocks)), np.int64), ends))[which, row]
-        return which, before[which, row] + nth[row, positions % _BLOCK] - firsts
+        passed = self.options.epoch * np.array(_counts(self.weights, self.length))
+        return which, passed[which] + before[which, row] + nth[row, positions % _BLOCK] - firsts
 
     def _order_of(self, number: int, epoch: int) -> Order:
         seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike

@@ -129,7 +129,7 @@ class View:
 
     Attributes:
         catalog: Where the samples are.
-        chosen: int64 [n]: their numbers, none twice; None: all.
+        chosen: int64 [n]: their numbers; None: all. Shuffled, only which they are counts, not their order.
     """
 
     catalog: Catalog
@@ -150,16 +150,24 @@ class View:
         """What is equal for equal samples."""
         if self.chosen is None:
             return self.catalog.fingerprint
-        numbers = self.chosen.astype("<i8", copy=False).tobytes()
-        return blake2b(self.catalog.fingerprint.encode() + b"\n" + numbers, digest_size=16).hexdigest()
+        digest = blake2b(self.catalog.fingerprint.encode() + b"\n", digest_size=16)
+        digest.update(np.ascontiguousarray(self.chosen, "<i8").data)
+        return digest.hexdigest()
 
     def order(self, options: OrderOptions) -> Order:
         """Return the order of an epoch, as numbers of samples in the catalog."""
         if self.chosen is None:
             return order_of(np.diff(self.catalog.firsts), options)
-        chosen = np.sort(self.chosen) if options.shuffle else self.chosen
-        counts = np.bincount(self.catalog.places(chosen)[0], minlength=len(self.catalog.sizes))
-        return Chosen(order_of(counts.astype(np.int64), options), chosen)
+        if not options.shuffle:
+            return Chosen(order_of(np.array([len(self.chosen)]), options), self.chosen)
+        counts = np.diff(np.searchsorted(self._ascending, self.catalog.firsts))
+        return Chosen(order_of(counts, options), self._ascending)
+
+    @cached_property
+    def _ascending(self) -> Numbers:
+        """The chosen samples in the order of the data: what a shuffle starts from, however they were chosen."""
+        chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
+        return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
 
 def order_of(counts: Numbers, options: OrderOptions) -> Order:
@@ -307,6 +315,8 @@ def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers
         int64 [n].
     """
     keys = random_at(start, names.astype(np.uint64))
+    if (sizes == window).all():
+        return permuted(within, window, keys)
     found: Numbers = within.copy()
     for one in {window, *np.unique(sizes[sizes < window]).tolist()}:
         (which,) = np.nonzero((sizes == one) & (within < one))

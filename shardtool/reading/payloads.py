@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
+import pyarrow as pa
 
+from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from shardtool.reading.files import OpenFile, ShardCache
     from shardtool.reading.samples import Sample
     from shardtool.reading.shard_index import ShardIndex
-    from shardtool.reading.tables import Metadata
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
@@ -123,10 +124,10 @@ class Rows:
         index: Where its samples lie.
         file: Its bytes.
         kinds: Its fields that are numbers; None: its records must be parsed to know.
-        metadata: What samples have beside their fields; None: nothing.
         shard: The shard's place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
+        metadata: The columns of metadata of the whole shard, where they are wanted.
     """
 
     catalog: Catalog
@@ -134,10 +135,10 @@ class Rows:
     index: ShardIndex
     file: OpenFile
     kinds: Mapping[str, Kind] | None
-    metadata: Metadata | None
     shard: int
     rows: Numbers
     places: Numbers
+    metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
 
     def payloads(self) -> Part:
@@ -292,7 +293,10 @@ class Rows:
         return [text[start:end] for start, end in zip(*ends, strict=True)]
 
     def _metadata(self) -> dict[str, list[object]]:
-        return {} if self.metadata is None else self.metadata.columns(self.shard, self.rows)
+        if self.metadata is None:
+            return {}
+        taken = self.metadata.take(pa.array(self.rows))
+        return {name: python_values(taken.column(name)) for name in taken.column_names}
 
 
 def single_sample(

@@ -153,8 +153,9 @@ class Stream(Chain):
         return self._share.end(self._source.length)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
-        self._go_to(replace(self._options, epoch=epoch), 0)
+        """Go to the start of an epoch; where the stream is in it, because of a state or a `break`, it stays there."""
+        if epoch != self._options.epoch:
+            self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
         """Return where the stream is: the same for all ranks at the same step; JSON."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -13,12 +11,10 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.opened import count_samples, read_part, sidecar_schema
 from shardtool.dataset.sidecar import UNREAD, with_shard
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import printable
 from shardtool.select.asked import asked_table
 from shardtool.select.query import matching
-from shardtool.storage.forks import renew_after_fork
 from shardtool.values import output_text
-from shardtool.wording import call
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from shardtool.reading.catalog import Catalog
 
     Numbers = NDArray[np.int64]
-
-_ROOM = 2**25  # bytes of metadata that are kept
 
 
 def schema_of(catalog: Catalog) -> pa.Schema:
@@ -43,6 +37,11 @@ def schema_of(catalog: Catalog) -> pa.Schema:
     return pa.schema([*own, *pa.unify_schemas(metadata, promote_options="permissive")])
 
 
+def metadata_schema(catalog: Catalog) -> pa.Schema:
+    """Return the columns of metadata of all sidecars and their types."""
+    return pa.schema([one for one in schema_of(catalog) if not one.name.startswith("__")])
+
+
 def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
     """Return the numbers of the samples for which a query is true, in their order; a shard at a time.
 
@@ -50,7 +49,7 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
         InvalidRequest: It is no query.
         CorruptShard: A shard has no sound sidecar, and is damaged.
     """
-    columns = [name for name in schema_of(catalog).names if not name.startswith("__")]
+    columns = metadata_schema(catalog).names
     found = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
     for shard in shards:
@@ -72,20 +71,20 @@ def table_of(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
         if has_sidecar:
             parts.append(pads.dataset([shard.sidecar for shard in group], schema=schema, format="parquet"))
         else:
-            parts.append(pads.dataset(pa.concat_tables([_whole(shard, schema) for shard in group])))
+            parts.append(pads.dataset(pa.concat_tables([whole_table(shard, schema) for shard in group])))
     return parts[0] if len(parts) == 1 else pads.dataset(parts)
 
 
 def _rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table:
     parts, places = [schema.empty_table()], [np.zeros(0, np.int64)]
     for shard, rows, which in catalog.by_shard(chosen):
-        parts.append(_whole(catalog.shards[shard], schema).take(pa.array(rows)))
+        parts.append(whole_table(catalog.shards[shard], schema).take(pa.array(rows)))
         places.append(which)
     found, order = pa.concat_tables(parts), np.concatenate(places)
     return found if (np.diff(order) == 1).all() else found.take(pa.array(np.argsort(order)))
 
 
-def _whole(shard: OpenedShard, schema: pa.Schema) -> pa.Table:
+def whole_table(shard: OpenedShard, schema: pa.Schema) -> pa.Table:
     """Return the table of a shard's sidecar, with the columns of all."""
     part = _part(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
@@ -100,48 +99,3 @@ def _part(shard: OpenedShard) -> OpenedIndex:
         if error.where != of_sidecar:
             raise error
     return part
-
-
-class Metadata:
-    """The metadata of the samples of shards, read when it is first needed, and kept while there is room."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._kept: OrderedDict[int, pa.Table] = OrderedDict()
-        self._room = _ROOM
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
-
-    def columns(self, shard: int, rows: Numbers) -> dict[str, list[object]]:
-        """Return the metadata of some samples of a shard, by its columns.
-
-        Raises:
-            CorruptShard: The shard should have a sidecar, and has no sound one.
-        """
-        with self._lock:
-            found = self._kept.get(shard)
-            if found is not None:
-                self._kept.move_to_end(shard)
-        if found is None:
-            found = self._read(shard)
-            with self._lock:
-                if shard not in self._kept:
-                    self._room -= found.nbytes
-                self._kept[shard] = found
-                while self._room < 0 and len(self._kept) > 1:
-                    self._room += self._kept.popitem(last=False)[1].nbytes
-        taken = found.take(pa.array(rows))
-        return {name: taken.column(name).to_pylist() for name in taken.column_names}
-
-    def _read(self, shard: int) -> pa.Table:
-        opened = self._catalog.shards[shard]
-        part = read_part(opened, metadata=True)
-        if part.walked and self._catalog.origin(shard).listed:
-            where = printable(opened.sidecar)
-            lost = CorruptShard(where, "no sidecar", expected="the samples' metadata", remedy=f"Run {call('verify')}.")
-            raise next((error for error in part.damage if error.where == where), lost)
-        return part.table.select([name for name in part.table.column_names if not name.startswith("__")])

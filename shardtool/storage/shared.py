@@ -17,14 +17,16 @@ import mmap
 import os
 import struct
 import threading
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardtool.storage.forks import renew_after_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _MOST = 2**33  # bytes of the file, and no more than a part of what the folder has free:
 _PART_OF_FREE = 4
@@ -70,7 +72,7 @@ class SharedBlocks:
 
     def _start(self, fd: int | None) -> None:
         self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
-        self._map: mmap.mmap | None = None
+        self._maps: list[mmap.mmap] = []  # of the file as it grew: the last one has all of it
         self._origin: _Origin | None = None
         if fd is not None:
             fact = os.fstat(fd)
@@ -82,9 +84,9 @@ class SharedBlocks:
         fd = None if self._origin is None else _Origin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
-        before = self._map
+        before = self._maps
         self._start(fd)
-        self._map = before if fd is not None else None
+        self._maps = before
 
     def __getstate__(self) -> tuple[int, int, _Origin | None]:
         return self._count, self._most, self._origin
@@ -106,9 +108,9 @@ class SharedBlocks:
         if not start:
             return None
         with self._lock:
-            if self._map is None or start + size > len(self._map):
-                self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
-            return memoryview(self._map)[start : start + size]
+            if not self._maps or start + size > len(self._maps[-1]):
+                self._maps.append(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
+            return memoryview(self._maps[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Make a block, and return it; None where there is no room for it.
@@ -136,8 +138,8 @@ class SharedBlocks:
     def let_go(self) -> None:
         """Let the system take back the pages that this process has looked at; they are there when next needed."""
         with self._lock:
-            if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-                self._map.madvise(mmap.MADV_DONTNEED)
+            for one in self._maps if hasattr(mmap, "MADV_DONTNEED") else ():
+                one.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
         """Tell whether the descriptor is still that of the file: a program may close all descriptors."""
@@ -174,6 +176,33 @@ class SharedBlocks:
                 yield self._fd
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+class JoinedBlocks:
+    """The blocks of several, one after the other, and one more behind them.
+
+    Args:
+        parts: Blocks, and how many of them count.
+    """
+
+    def __init__(self, parts: Sequence[tuple[SharedBlocks | JoinedBlocks, int]]) -> None:
+        self._parts = [*(blocks for blocks, _ in parts), SharedBlocks(1)]
+        self._firsts = [*accumulate((count for _, count in parts), initial=0)]
+
+    def read(self, number: int) -> memoryview | None:
+        """Return a block; None where no process has made it."""
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part].read(number - self._firsts[part])
+
+    def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
+        """Make a block, and return it; None where there is no room for it."""
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part].write(number - self._firsts[part], size, parts)
+
+    def let_go(self) -> None:
+        """Let the system take back the pages that this process has looked at."""
+        for one in self._parts:
+            one.let_go()
 
 
 def _made() -> int | None:

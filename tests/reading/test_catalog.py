@@ -12,24 +12,28 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.reading.catalog import open_catalog
+from shardtool.reading.index import IndexStore
+from shardtool.reading.keys import KeyFinder
 from tests.helpers import ENVIRONMENT, PATIENCE_S
-from tests.reading.packed import COUNT, SHARDS, packed
+from tests.reading.packed import COUNT, SHARDS, key_of, packed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _OPEN = """
-import pickle, resource, sys, time
+import pickle, sys, time
 import shardtool
 from shardtool.reading.open import open
 
 open(sys.argv[2])
-started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+started = time.process_time()
 dataset = open(sys.argv[1])
 used = time.process_time() - started
 assert len(dataset) == 100_000_000
 assert len(dataset[10**7 : 10**7 + 10]) == 10
-print(used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(pickle.dumps(dataset)))
+with __builtins__.open("/proc/self/status") as file:
+    (peak,) = [int(line.split()[1]) for line in file if line.startswith("VmHWM")]
+print(used, peak / 1024, len(pickle.dumps(dataset)))
 """
 
 
@@ -87,3 +91,21 @@ def test_the_fingerprint_is_that_of_the_order(tmp_path: Path) -> None:
     assert len({one.fingerprint for one in made}) == 3
     assert pickle.loads(pickle.dumps(made[0])).fingerprint == made[0].fingerprint  # noqa: S301
     assert [one.shards for one in made[0].origins] == [SHARDS]
+
+
+def test_parts_share_their_indexes(tmp_path: Path) -> None:
+    """What is read of several datasets together is there for each alone, and the other way round."""
+    for name, first in (("one", 0), ("two", 10)):
+        packed(tmp_path / name, first=first, count=9)
+    both = open_catalog([tmp_path / "one", tmp_path / "two"])
+    assert [len(one) for one in both.parts] == [9, 9]
+    assert IndexStore(both).index(4).keys_of(np.array([1])) == [key_of(15)]
+    assert both.parts[1].shared.read(1) is not None
+    assert IndexStore(both.parts[0]).index(2).keys_of(np.array([0])) == [key_of(8)]
+    assert both.shared.read(2) is not None
+    again = pickle.loads(pickle.dumps(both))  # noqa: S301
+    assert [again.shared.read(at) is not None for at in range(6)] == [False, False, True, False, True, False]
+    assert KeyFinder(IndexStore(both), both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
+    assert again.shared.read(6) is not None
+    assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
+    both.shared.let_go()

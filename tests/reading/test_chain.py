@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import CreateOptions, SampleFailed, create
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.reading.open import open as open_data
 from tests.helpers import write_tree
 
@@ -55,7 +55,7 @@ def test_order_stays(dataset: Dataset, shuffle: Any) -> None:
 def test_a_dataset_hands_its_chain_on(dataset: Dataset) -> None:
     """What is done to a dataset's samples is done to those of its streams, and the dataset itself stays as it was."""
     decoded = dataset.decode({"cls": "text"}).tuple("cls")
-    assert sorted(decoded.stream()) == sorted((sample["cls"].decode(),) for sample in dataset)  # type: ignore[attr-defined]
+    assert sorted(decoded.stream()) == sorted((sample["cls"].decode(),) for sample in dataset)
     assert list(decoded.stream(shuffle=False).map(len)) == [1] * _SAMPLES
     assert isinstance(dataset[0], dict)
 
@@ -98,3 +98,36 @@ def test_errors_end_a_stream(dataset: Dataset) -> None:
         list(dataset.decode().stream(shuffle=False))
     with pytest.raises(SampleFailed, match="sample 00: no field txt; it has cls"):
         list(dataset.stream(shuffle=False).select("txt"))
+
+
+def test_samples_by_number_and_key(dataset: Dataset) -> None:
+    """A sample that is asked for comes as the dataset's stages make it: by number, key, several, or from a view."""
+    numbers = dataset.decode({"cls": "text"}).map(lambda sample: sample["cls"])
+    assert (numbers[3], numbers[-1], numbers["04"]) == ("3", "29", "04".lstrip("0"))
+    assert numbers[[5, 2]] == numbers[["05", "02"]] == ["5", "2"]
+    assert list(numbers[10:12]) == list(numbers.partition(["10", "11"])) == ["10", "11"]
+    assert list(numbers)[:3] == ["0", "1", "2"]
+    assert list(numbers[:0]) == []
+
+
+def test_a_sample_that_is_asked_for_is_not_left_out(dataset: Dataset) -> None:
+    """What a stream would leave out is an error for who asks for that sample, and a batch is nothing to ask one for."""
+    tuples = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip")
+    assert tuples[1] == (1, "text")
+    for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt"), ([1, _BAD], "sample 07")):
+        with pytest.raises(SampleFailed, match=where):
+            tuples[which]
+    with pytest.raises(InvalidRequest, match="batch: one sample was asked for"):
+        tuples.batch(2)[0]
+    assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]
+
+
+def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """Where damaged samples are skipped, one asked for alone is an error; of several it is left out."""
+    for one in folder.glob("out*"):
+        (tmp_path / one.name).write_bytes(one.read_bytes())
+    (tmp_path / "out-000001.tar").unlink()
+    dataset = open_data(tmp_path / "out.json", on_error="skip")
+    with pytest.raises(CorruptShard, match=r"out-000001\.tar"):
+        dataset[4]
+    assert [sample["__key__"] for sample in dataset[[3, 4, 8]]] == ["03", "08"]

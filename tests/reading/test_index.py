@@ -7,17 +7,19 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardtool
 from shardtool.dataset.sidecar_read import Rows
 from shardtool.reading import index as module
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.index import IndexStore, read_index
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.storage import shared
-from tests.reading.packed import COUNT, IN_SHARD, SHARDS, key_of, packed
+from tests.reading.packed import COUNT, IN_SHARD, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,3 +154,19 @@ def test_a_lock_that_was_held_at_the_fork(catalog: Catalog) -> None:
         if not child:
             os._exit(0 if len(store.index(0)) == IN_SHARD else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples have the columns of all sidecars, None where one lacks them; a field of a column's name is the field."""
+    packed(tmp_path / "one", count=5)
+    packed(tmp_path / "two", first=5, count=5, join=pd.DataFrame({"key": [key_of(7)], "txt": ["of the table"]}))
+    monkeypatch.setattr(module, "_ROOM", 1)
+    dataset = shardtool.open([tmp_path / "one", tmp_path / "two"], metadata=True)
+    columns = [{"number": at, "bi": ("cat", "dog", None)[at % 3]} for at in range(5)] + [
+        {"number": None, "bi": None}
+    ] * 5
+    expected = [{"txt": None, **column, **sample_of(at)} for at, column in enumerate(columns)]
+    assert dataset[[*range(10)]] == expected
+    assert [*dataset.stream(shuffle=False, rank=0, world_size=1)] == expected
+    assert dataset[2] == expected[2]
+    assert dataset[2:4][1] == expected[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -40,12 +41,12 @@ def _numbers(mix: Mix, options: OrderOptions) -> list[int]:
     return list(map(int, mix.order(options).numbers(np.arange(mix.length))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(lengths_of_datasets, options_of_orders, st.data())
 def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: OrderOptions, data: st.DataObject) -> None:
     """Over several epochs of a mix, each dataset has every sample once before any twice, and so on."""
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
-    stop: Stop = data.draw(st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 200)))
+    stop: Stop = data.draw(st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 100)))
     mix = _mix(lengths, weights, stop)
     seen = [at for epoch in range(3) for at in _numbers(mix, replace(options, epoch=epoch))]
     first = 0
@@ -59,24 +60,24 @@ def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: Order
     assert set(seen) <= set(range(first))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), options_of_orders, st.integers(0, 10**9))
 def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
-    """Any piece of the order has each dataset's share, up to two blocks of 64 at its ends; not shuffled, to a few."""
+    """Any piece of the order has each dataset's share, up to parts of two blocks of 64 at its ends."""
     mix = _mix([10**6] * len(weights), weights, 2 * 10**9)
     which, _ = mix.order(options).turns(np.arange(start, start + 3000))
     found = np.bincount(which, minlength=len(weights))
     off = abs(found - 3000 * np.array(weights) / sum(weights)).max()
-    assert off <= 2 * len(weights) + (64 if options.shuffle else 0)
+    assert off <= 2 * len(weights) + 64
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lengths_of_datasets, options_of_orders)
 def test_positions_in_any_company(lengths: list[int], options: OrderOptions) -> None:
     """A position has the same sample whichever positions it is asked with, and in whichever order."""
-    mix = _mix(lengths, range(1, len(lengths) + 1), 150)
+    mix = _mix(lengths, range(1, len(lengths) + 1), 100)
     whole = np.array(_numbers(mix, options))
-    asked = np.random.default_rng(len(lengths)).integers(0, 150, 40)
+    asked = np.random.default_rng(len(lengths)).integers(0, 100, 40)
     assert mix.order(options).numbers(asked).tolist() == whole[asked].tolist()
     assert mix.order(options).numbers(asked[:0]).tolist() == []
 
@@ -102,6 +103,15 @@ def test_ends(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, al
     assert max(counts["first"]) == 0 == min(counts["all"])
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_see_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    """Each rank has each dataset's share, also where a pattern of the weights would meet the number of ranks."""
+    which, _ = _mix([10**6, 10**6], [3, 1], 40_000).order(OrderOptions(shuffle)).turns(np.arange(40_000))
+    shares = [which[rank::4].mean() for rank in range(4)]
+    assert min(shares) > 0.22
+    assert max(shares) < 0.28
+
+
 def test_block_is_shuffled() -> None:
     """Datasets come in no fixed pattern, and each of a block's places has each dataset by its share."""
     mix = _mix([10**6, 10**6], [3, 1], 64_000)
@@ -125,7 +135,7 @@ def test_orders_are_the_same_everywhere() -> None:
     """The order is this, with every NumPy, on every machine: a state of today goes on tomorrow."""
     mix = _mix([4, 3], [2, 1], 12)
     assert _numbers(mix, OrderOptions(seed=1, epoch=1, parts=2, window=2)) == [1, 2, 0, 3, 0, 6, 4, 3, 1, 2, 5, 6]
-    assert _numbers(mix, OrderOptions(shuffle=False)) == [0, 4, 1, 2, 5, 3, 0, 6, 1, 2, 4, 3]
+    assert _numbers(mix, OrderOptions(shuffle=False)) == [0, 4, 1, 5, 2, 6, 3, 4, 0, 1, 2, 3]
 
 
 def test_weights_are_any_numbers() -> None:
@@ -226,6 +236,14 @@ def test_mix_of_views_and_mixes(folder: Path) -> None:
     assert {counts[f"few{at:02}"] for at in range(20)} == {1}
     with pytest.raises(InvalidRequest, match="of other samples"):
         outer.stream(rank=0, world_size=1).load_state_dict(inner.stream(rank=0, world_size=1).state_dict())
+
+
+def test_mixes_travel(folder: Path) -> None:
+    """A mix and its stream are read in another process as here: they are pickled without open files."""
+    mixed = shardtool.mix(_open(folder), weights=[3, 1])
+    expected = list(mixed.stream(seed=1, rank=0, world_size=1))
+    assert list(pickle.loads(pickle.dumps(mixed)).stream(seed=1, rank=0, world_size=1)) == expected  # noqa: S301 - ours
+    assert list(pickle.loads(pickle.dumps(mixed.stream(seed=1, rank=0, world_size=1)))) == expected  # noqa: S301 - ours
 
 
 def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shardtool
+from shardtool import CreateOptions, create
 from shardtool.errors import CorruptShard, InvalidRequest
 from tests.helpers import ENVIRONMENT, shards, sidecar
 from tests.reading.packed import COUNT, key_of, packed, sample_of
@@ -84,6 +85,29 @@ def test_some_sidecars(folder: Path) -> None:
     assert keys == [one["__key__"] for one in SAMPLES]
 
 
+def test_a_sidecar_that_goes_bad(folder: Path) -> None:
+    """Without a dataset file, a sidecar that is damaged behind its footer, or goes, is an error that names it."""
+    (folder / "out.json").unlink()
+    first, last = (folder / sidecar(shards(folder)[at].name) for at in (0, -1))
+    first.write_bytes(b"PAR1" + bytes(40) + first.read_bytes()[44:])
+    dataset = shardtool.open(folder)
+    last.unlink()
+    for number, path in ((0, first), (-1, last)):
+        with pytest.raises(CorruptShard, match=path.name):
+            dataset[number]
+
+
+def test_keys_with_dots(tmp_path: Path) -> None:
+    """A shard whose sidecar is lost has the keys that it had, where those of the others show that these have dots."""
+    for at in range(4):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / f"scan.{at}.txt").write_bytes(b"%d" % at)
+    create(tmp_path / "source", f"{tmp_path}/set/out-{{0..}}.tar", CreateOptions(max_count=2, dots="last", workers=1))
+    (tmp_path / "set" / "out.json").unlink()
+    (tmp_path / "set" / "out-1.index").unlink()
+    assert [*shardtool.open(tmp_path / "set").keys] == [f"scan.{at}" for at in range(4)]
+
+
 def test_a_wids_index(tmp_path: Path) -> None:
     """An index of wids is opened as its shards are."""
     packed(tmp_path / "set")
@@ -119,6 +143,8 @@ def test_splits(tmp_path: Path) -> None:
         assert dataset.splits.keys() == {"train", "val"}
         train = shardtool.open(tmp_path / "set" / "train.json")
         assert [*dataset.partition("train")] == [*train]
+        assert dataset.partition("train").fingerprint == train.fingerprint
+        assert [*dataset[::-1].partition("train")] == [*train][::-1]
         parts = [*dataset.partition("train").keys, *dataset.partition("val").keys]
         assert sorted(parts) == [key_of(number) for number in range(COUNT)]
         assert len(dataset[:3].partition("val")) + len(dataset[:3].partition("train")) == 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from itertools import cycle, islice, zip_longest
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from tests.helpers import write_tree
 from tests.reading.catalogs import made_catalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtool.reading.order import Shuffle
     from shardtool.reading.share import Ends
 
@@ -131,6 +134,52 @@ def test_killed_and_resumed(dataset: shardtool.Dataset, worlds: list[tuple[int, 
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+class World(NamedTuple):
+    """Ranks with loader workers, which are killed after some batches."""
+
+    ranks: int
+    workers: int
+    batch: int
+    steps: int
+
+
+def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
+    """Yield the keys of a rank's batches, as a loader takes them from its workers: turn by turn."""
+    at = cast("int", stream.state_dict()["position"])
+    readers = [iter(stream.divided(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
+    for reader in cycle(readers):
+        batch = [sample["__key__"] for sample in islice(reader, world.batch)]
+        if not batch:
+            return
+        yield batch
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.builds(World, *[st.integers(1, 4)] * 4), min_size=1, max_size=3), st.sampled_from([True, "full"]))
+def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
+    """With loader workers, too, runs go on with other ranks, workers and batches in the one order of the epoch.
+
+    What all ranks take at a step is a piece of the order: the first sample of each rank, then the second, and so on.
+    """
+    whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
+    state = whole.state_dict()
+    expected = [sample["__key__"] for sample in whole]
+    found: list[str] = []
+    for world in [*worlds, World(2, 3, 5, 100)]:
+        ranks = [dataset.stream(rank=rank, world_size=world.ranks, ends="uneven") for rank in range(world.ranks)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        readers = [_batches(rank, world) for rank in ranks]
+        for _ in range(world.steps):
+            step = [next(reader, []) for reader in readers]
+            found += [key for keys in zip_longest(*step) for key in keys if key is not None]
+        state = ranks[0].state_after(world.steps * world.batch)
+        if state["epoch"]:
+            break
+    assert found == expected
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
 def test_lengths_and_what_is_left(dataset: shardtool.Dataset) -> None:
     """The length of a stream is that of a whole epoch of its rank; what is left after a state is divided anew."""
     stream = dataset.stream(rank=0, world_size=1)
@@ -169,3 +218,20 @@ def test_state_of_another_view(dataset: shardtool.Dataset) -> None:
     for other in (dataset, dataset[:51], dataset[1:51]):
         with pytest.raises(InvalidRequest, match="of other samples"):
             other.stream(rank=0, world_size=1).load_state_dict(state)
+
+
+def test_epoch_that_a_state_is_in(dataset: shardtool.Dataset) -> None:
+    """A loop that sets each epoch goes on from a state in its midst; another epoch begins at its start."""
+    stream = dataset.stream(seed=2, rank=0, world_size=1)
+    expected = [[sample["__key__"] for sample in stream] for _ in range(3)]
+    state = {**stream.state_dict(), "epoch": 1, "position": 60}
+    again = dataset.stream(rank=0, world_size=1)
+    again.load_state_dict(state)
+    found = []
+    for epoch in (1, 2):
+        again.set_epoch(epoch)
+        found.append([sample["__key__"] for sample in again])
+    assert found == [expected[1][60:], expected[2]]
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert [sample["__key__"] for sample in again] == expected[0]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from shardtool import InvalidRequest, ShardWriter, verify
+import shardtool
+from shardtool import InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
 from shardtool.writer.parts import PartFiles, find_parts, part_pattern
-from tests.helpers import read_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.helpers import read_tree, typed
 
 
 def _write_part(pattern: Path, part: int | str, parts: int | None, samples: int) -> None:
@@ -79,3 +77,112 @@ def test_no_names_for_parts(tmp_path: Path) -> None:
     assert (
         find_parts(pattern, ["out-000000.tar", "out-party-000000.tar", "out-part1of2-x.tar", "out-part1of2.txt"]) == {}
     )
+
+
+def _write_all(pattern: Path, parts: int, *, which: range | None = None) -> None:
+    for part in which or range(parts):
+        _write_part(pattern, part, parts, part % 3 * 2)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+def test_merge(tmp_path: Path, ending: str) -> None:
+    """Parts that have all ended become one dataset of their shards, in order, and nothing else is left of them."""
+    pattern = tmp_path / f"out-{{000000..}}.{ending}"
+    _write_all(pattern, 6)
+    before = {name: data for name, data in read_tree(tmp_path).items() if name.endswith((ending, ".index"))}
+    result = merge(pattern)
+    assert (result.samples, result.shards) == (12, 6)
+    assert read_tree(tmp_path) == {**before, "out.json": (tmp_path / "out.json").read_bytes()}
+    report = verify(tmp_path / "out.json")
+    assert (report.findings, report.samples) == ((), 12)
+    whole = read_tree(tmp_path)
+    assert merge(pattern).samples == 12
+    assert read_tree(tmp_path) == whole
+    dataset = shardtool.open(tmp_path / "out.json")
+    assert [dataset[n]["__key__"] for n in range(12)] == [
+        f"{part}/{n}" for part in range(6) for n in range(part % 3 * 2)
+    ]
+
+
+def test_merge_names_what_is_missing(tmp_path: Path) -> None:
+    """A part that did not end and one of which nothing is there are named, and nothing is touched."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write_all(pattern, 6, which=range(1, 4))
+    writer = ShardWriter(pattern, part=4, parts=6, max_count=1)
+    for key in "abc":
+        writer.write({"__key__": key, "jpg": b""})
+    writer.abandon()
+    before = read_tree(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); nothing of 0, 5"):
+        merge(pattern)
+    assert read_tree(tmp_path) == before
+    with pytest.raises(InvalidRequest, match="no part"):
+        merge(tmp_path / "other-{000000..}.tar")
+
+
+def test_merge_on_the_command_line(tmp_path: Path) -> None:
+    """`index PATTERN --merge` merges, names what is missing, and goes with no other work on shards."""
+    pattern = str(tmp_path / "out-{000000..}.tar")
+    _write_part(Path(pattern), 1, 2, 3)
+    ran = typed("index", pattern, "--merge")
+    assert (ran.code, "nothing of 0" in ran.err) == (2, True)
+    _write_part(Path(pattern), 0, 2, 2)
+    assert typed("index", pattern, "--merge", "--checksum").code == 2
+    ran = typed("index", pattern, "--merge", "--export", "dali-webdataset")
+    assert (ran.code, "5 samples in 3 shards" in ran.out) == (0, True), ran
+    assert len([*tmp_path.glob("*.idx")]) == 3
+
+
+def test_merge_refuses_what_does_not_go_together(tmp_path: Path) -> None:
+    """A key in two parts, a field of two kinds, and parts of two runs are refused; so is another dataset's file."""
+    cases: list[tuple[str, tuple[dict[str, object], ...], str]] = [
+        ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key of samples in two parts: a"),
+        ("kinds", ({"__key__": "a", "n": 1}, {"__key__": "b", "n": b"x"}), "field n"),
+    ]
+    for name, samples, said in cases:
+        pattern = tmp_path / name / "out-{000000..}.tfrecord"
+        for part, sample in enumerate(samples):
+            with ShardWriter(pattern, part=part, parts=2) as writer:
+                writer.write(sample)
+        with pytest.raises(InvalidRequest, match=said):
+            merge(pattern)
+    _write_part(pattern, 0, 3, 1)
+    with pytest.raises(InvalidRequest, match="runs of 2, 3 parts"):
+        merge(pattern)
+    pattern = tmp_path / "one" / "out-{000000..}.tar"
+    _write_part(pattern, "x", None, 1)
+    with ShardWriter(pattern) as writer:
+        writer.write({"__key__": "a", "jpg": b""})
+    with pytest.raises(OutputExists, match="no merge has made"):
+        merge(pattern)
+
+
+def test_parts_with_names_are_added(tmp_path: Path) -> None:
+    """Parts that come after a merge are added by another; what was left out is in the list of all."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    for name in ("b", "a", "c"):
+        with ShardWriter(pattern, part=name, on_error="skip") as writer:
+            for n in range(2):
+                writer.write({"__key__": f"{name}{n}", "txt": "text"}, {"n": n})
+            writer.write({"__key__": name, "txt": None})
+        assert merge(pattern).samples == 2 * (1 + "bac".index(name))
+    assert verify(tmp_path / "out.json").findings == ()
+    assert len((tmp_path / "out.skipped").read_bytes().splitlines()) == 3
+    shards = [f"out-part_{name}-000000" for name in "abc"]
+    assert sorted(read_tree(tmp_path)) == sorted(
+        ["out.json", "out.skipped", *(f"{one}.{end}" for one in shards for end in ("index", "tar"))]
+    )
+
+
+@pytest.mark.parametrize("removed", range(4))
+def test_a_merge_that_was_killed_is_repeated(tmp_path: Path, removed: int) -> None:
+    """Wherever a merge is killed once its dataset file is there, another one ends it, with the same dataset file."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write_all(pattern, 4)
+    kept = {name: data for name, data in read_tree(tmp_path).items() if name.endswith((".json", ".empty"))}
+    merge(pattern)
+    whole = read_tree(tmp_path)
+    for name in [*kept][removed:]:
+        (tmp_path / name).write_bytes(kept[name])
+    merge(pattern)
+    assert read_tree(tmp_path) == whole

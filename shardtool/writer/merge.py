@@ -1,0 +1,213 @@
+"""The datasets of parts become one dataset: a dataset file that lists the shards of all, which stay as they are.
+
+Nothing of a part goes before the merged dataset file is there. A merge that was killed is repeated: what it has listed
+counts as merged.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from shardtool._version import __version__
+from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.errors import InvalidRequest, OutputExists, listing, printable
+from shardtool.fingerprint import crc32c
+from shardtool.names import Names
+from shardtool.pattern import SKIPPED_SUFFIX, check_written, parse_pattern, text_of
+from shardtool.publish.append import existing_keys, joined
+from shardtool.publish.old_dataset import check_old
+from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, read_skipped
+from shardtool.request.observer import Observer
+from shardtool.request.results import IndexResult
+from shardtool.request.run_record import RunRecord
+from shardtool.storage.staging import open_folder, write_whole
+from shardtool.table.keys import repeated
+from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import flag
+from shardtool.writer.parts import EMPTY_SUFFIX, find_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardtool.pack.request import OutputNames
+    from shardtool.pattern import ShardPattern
+    from shardtool.skipped import Skipped
+    from shardtool.storage.staging import Folder
+    from shardtool.writer.parts import PartFiles
+
+_MERGED = "merged"  # in how a dataset was made: the parts that it was made of
+
+
+def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
+    """Make one dataset of the parts that several writers have written under a pattern.
+
+    Parts that come later are added by another merge.
+
+    Args:
+        output: The pattern that the writers were given, such as `out-{000000..}.tar`.
+        observer: Gets what the user should know.
+
+    Returns:
+        The dataset: its shards are those of all parts, which stay where they are.
+
+    Raises:
+        InvalidRequest: There are no parts; some are missing, or have not ended; a key is in two parts; or fields and
+            columns do not go together. Nothing was touched.
+        CorruptShard: A part is damaged.
+        OutputExists: The dataset file is one that no merge has made, or another run is writing.
+        OutputFailed: The file system refuses.
+    """
+    pattern = parse_pattern(output)
+    check_written(pattern)
+    folder = open_folder(pattern.folder)
+    if not (names := folder.names()) or not find_parts(pattern, names):
+        raise InvalidRequest(
+            pattern.text, "no part of a ShardWriter", expected="the pattern that its writers were given"
+        )
+    with folder.lock(pattern.base):
+        merging = _Merging(folder, pattern)
+        dataset = merging.run()
+    samples = sum(shard.samples for shard in dataset.shards)
+    note = f"{counted(samples, 'sample')} of {counted(len(merging.parts), 'part')}"
+    (observer or Observer()).note(note)
+    where = folder.full_path(pattern.dataset_file)
+    return IndexResult(where, len(dataset.shards), len(dataset.shards), samples, (note,))
+
+
+class _Merging:
+    """A merge, under the lock of the whole dataset.
+
+    Args:
+        folder: Where the parts lie.
+        pattern: The names of the whole dataset.
+    """
+
+    def __init__(self, folder: Folder, pattern: ShardPattern) -> None:
+        self._folder, self._pattern = folder, pattern
+        self.parts = find_parts(pattern, folder.names())
+        self._old = self._find_old()
+        self._listed = {shard.name for shard in self._old.shards} if self._old else set()
+        before = [] if self._old is None else self._old.made.document[_MERGED]
+        self._before = [str(tag) for tag in before] if isinstance(before, list) else []
+
+    def run(self) -> DatasetFile:
+        """Publish the dataset file of all, and remove those of the parts; return what it says."""
+        new = [part for part in self.parts.values() if not self._is_merged(part)]
+        self._check_whole(new)
+        found = [(self._dataset(part), part) for part in new if part.dataset_file]
+        whole = [*([self._old] if self._old else []), *(dataset for dataset, _ in found)]
+        if not whole:
+            raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
+        self._check_keys(whole)
+        dataset = self._joined(whole, [*dict.fromkeys([*self._before, *(part.tag for part in new)])])
+        skipped = self._skipped([(self._old, self._pattern.skipped_file)] if self._old else [])
+        for one, part in found:
+            skipped = merged(skipped, self._skipped([(one, part.dataset_file.removesuffix(".json") + SKIPPED_SUFFIX)]))
+        rows = encode_skipped(skipped)
+        dataset = replace(dataset, skipped=len(skipped), skipped_crc=crc32c(rows) if rows else None)
+        if found:
+            staged = [write_whole(self._folder, self._pattern.skipped_file, rows)] if rows else []
+            self._folder.publish(*staged, write_whole(self._folder, self._pattern.dataset_file, dataset.encode()))
+        self._folder.remove([name for part in self.parts.values() for name in self._left_of(part)])
+        return dataset
+
+    def _find_old(self) -> DatasetFile | None:
+        """Return the dataset of an earlier merge."""
+        name = self._pattern.dataset_file
+        if name not in self._folder.facts([name]):
+            return None
+        where = self._folder.full_path(name)
+        old = read_dataset(self._folder.read(name), where)
+        if _MERGED not in old.made.document:
+            found = "a dataset file that no merge has made"
+            raise OutputExists(where, found, remedy="Move that dataset away, or give the writers another pattern.")
+        return old
+
+    def _is_merged(self, part: PartFiles) -> bool:
+        """Tell whether an earlier merge has listed a part."""
+        listed = [name for name in part.shards if output_text(name) in self._listed]
+        if listed and len(listed) < len(part.shards):
+            found = f"{part.tag}: {counted(len(part.shards), 'shard')}, of which {len(listed):,} were merged before"
+            raise InvalidRequest(self._pattern.text, found, expected="a part that is whole before it is merged")
+        return bool(listed) or (part.tag in self._before and not part.shards)
+
+    def _check_whole(self, new: Sequence[PartFiles]) -> None:
+        """Refuse to make a dataset of less than all parts, and say which are missing."""
+        where = self._pattern.text
+        counts = {part.parts for part in self.parts.values() if part.parts is not None}
+        if len(counts) > 1:
+            found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
+            raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
+        open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
+        there = {part.number for part in self.parts.values()} | {_number(tag) for tag in self._before}
+        missing = [f"{number}" for count in counts for number in range(count) if number not in there]
+        wrong = [f"did not end: {listing(open_)}"] if open_ else []
+        wrong += [f"nothing of {listing(missing)}"] if missing else []
+        if wrong:
+            remedy = f"Write these to their end, with {flag('resume')} where they were killed, and merge again."
+            raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
+
+    def _dataset(self, part: PartFiles) -> DatasetFile:
+        """Return what the dataset file of a part says, whose shards are all there."""
+        own = replace(self._pattern, prefix=f"{self._pattern.prefix}{part.tag}-")
+        own = replace(own, text=own.prefix + self._pattern.text.removeprefix(self._pattern.prefix))
+        existing = self._folder.facts(name for name in self._folder.names() if own.owns(name))
+        return check_old(self._folder, own, existing, self._folder.read(part.dataset_file))
+
+    def _check_keys(self, whole: Iterable[DatasetFile]) -> None:
+        """Refuse keys that two parts have."""
+        names = [existing_keys(self._folder, dataset.shards) for dataset in whole]
+        twice = repeated(Names.parse(b"".join(one.span(0, len(one)) for one in names)))
+        if twice:
+            shown = listing([printable(key) for key in [*twice][:5]], total=len(twice))
+            found = f"{counted(len(twice), 'key')} of samples in two parts: {shown}"
+            raise InvalidRequest(self._pattern.text, found, expected="a key of its own for each sample")
+
+    def _joined(self, whole: Sequence[DatasetFile], tags: list[str]) -> DatasetFile:
+        dataset = reduce(joined, whole)
+        options = {
+            name: value
+            for name, value in whole[0].made.options.items()
+            if all(one.made.options.get(name) == value for one in whole)
+        }
+        if any(one.made.dots == "last" for one in whole):
+            options["dots"] = "last"
+            if dotted := [name for name in dataset.fields if "." in name]:
+                found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
+                raise InvalidRequest(
+                    self._pattern.text, found, expected="names that the first dot divides, or the last"
+                )
+        made = {"verb": "create", "source": "ShardWriter", "options": options, _MERGED: tags}
+        return replace(
+            dataset,
+            name=output_text(self._pattern.base),
+            pattern=text_of([shard.name for shard in dataset.shards]),
+            made=RunRecord({**made, "tool": f"shardtool {__version__}"}),
+            appends=(),
+        )
+
+    def _skipped(self, datasets: Iterable[tuple[DatasetFile, str]]) -> list[Skipped]:
+        """Return what datasets have left out, each with the name of its list."""
+        found: list[Skipped] = []
+        for dataset, name in datasets:
+            where = self._folder.full_path(name)
+            data = self._folder.read(name) if name in self._folder.facts([name]) else b""
+            check_skipped_file(data, dataset, where)
+            found = merged(found, read_skipped(data, where))
+        return found
+
+    def _left_of(self, part: PartFiles) -> list[str]:
+        """Return the files of a part that the merged dataset stands for."""
+        base = os.fsdecode(to_bytes(f"{self._pattern.prefix}{part.tag}"))
+        own = replace(self._pattern, prefix=f"{base}-").base
+        names = [part.dataset_file or own + ".json", own + SKIPPED_SUFFIX, own + EMPTY_SUFFIX, f".{own}.writer"]
+        return [*self._folder.facts(names)]
+
+
+def _number(tag: str) -> int | None:
+    """Return the number of a part, by its tag; None: it has a name."""
+    digits = tag.removeprefix("part").partition("of")[0]
+    return int(digits) if digits.isdigit() else None
