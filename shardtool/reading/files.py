@@ -107,6 +107,8 @@ class OpenFile:
             self.fd = _unpacked(path)
 
     def __del__(self) -> None:
+        if os is None:  # the interpreter ends: its modules are gone, and the system closes files
+            return
         if self.fd >= 0:
             os.close(self.fd)
         if self._held is not None and self._pid == os.getpid():  # a forked process has no lease of its own

@@ -71,8 +71,10 @@ def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None and (type(value) is not int or value < 1):
             raise InvalidRequest(name, repr(value), expected="a whole number, 1 or more")
-    samples = parts * min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean_size) if buffer is None else buffer
-    return max(1, samples // parts)
+    if buffer is not None:
+        return max(1, buffer // parts)
+    room = max(1, min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean_size))
+    return 1 << (room * room).bit_length() // 2  # the nearest power of two: it is permuted faster
 
 
 class Order(Protocol):

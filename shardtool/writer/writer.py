@@ -250,7 +250,7 @@ class ShardWriter:
         """Raise what is wrong with a sample, or list it among those that were left out."""
         if self._options.on_error == "raise":
             raise refused.error from None
-        key = sample.get(KEY, "")
+        key = sample.get(KEY, "") if hasattr(sample, "get") else ""
         message = f"{refused.error.where}: {refused.error.found}"
         self._skipped.append(Skipped(printable(str(key)), "", refused.code, message))
 
