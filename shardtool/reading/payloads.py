@@ -15,12 +15,12 @@ import pyarrow as pa
 from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
-from shardtool.reading.files import REMEDY
+from shardtool.reading.files import REMEDY, read_at
 from shardtool.reading.samples import Part, number_reader, values_of_record
 from shardtool.wording import call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -307,24 +307,31 @@ def single_sample(
     Raises:
         CorruptShard: The shard ends before.
         ValueError: A number is not what its kind says.
-        IndexError: Its bytes end too early.
+        IndexError: Its bytes end too early, or payloads lie in no order.
     """
-    start, end = index.key_ends[row : row + 2].tolist()
-    sample: Sample = {"__key__": str(index.keys[start:end], "utf-8")}
-    first, last = index.firsts[row : row + 2].tolist()
-    names = [index.names[code] for code in index.codes[first:last].tolist()]
-    offsets, lengths = index.offsets[first:last].tolist(), index.lengths[first:last].tolist()
+    key_ends, firsts, codes, offsets, lengths = index.views
+    sample: Sample = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
+    names = index.names
+    fields: Sequence[int] = range(firsts[row], firsts[row + 1])
     if wanted is not None:
-        kept = [at for at, name in enumerate(names) if name in wanted]
-        names, offsets, lengths = ([column[at] for at in kept] for column in (names, offsets, lengths))
-    if names and 0 <= (span := offsets[-1] + lengths[-1] - offsets[0]) <= _TOGETHER:
-        (block,) = file.read(offsets[:1], [span])
-        base = offsets[0]
-        values = [block[at - base : at - base + length] for at, length in zip(offsets, lengths, strict=True)]
-    else:
-        values = file.read(offsets, lengths)
-    sample.update(zip(names, values, strict=True))
-    for name in kinds.keys() & sample.keys():
+        fields = [at for at in fields if names[codes[at]] in wanted]
+    if not fields:
+        return sample
+    start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
+    try:
+        if 0 <= end - start <= _TOGETHER:
+            block = read_at(file.fd, end - start, start)
+            for at in fields:
+                first = offsets[at] - start
+                if not 0 <= first <= len(block) - lengths[at]:
+                    raise IndexError(at)  # fields in another order than their payloads
+                sample[names[codes[at]]] = block[first : first + lengths[at]]
+        else:
+            for at in fields:
+                sample[names[codes[at]]] = read_at(file.fd, lengths[at], offsets[at])
+    except (OSError, EOFError) as error:
+        raise CorruptShard(file.path, f"cannot be read: {error}") from None
+    for name in kinds.keys() & sample.keys() if kinds else ():
         sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
     return sample
 
