@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/training.md", "docs/writing.md"]
+DOCUMENTS = [
+    "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
+    "docs/writing.md",
+]  # fmt: skip
 OTHERS = ["CHANGELOG.md", "docs/findings.md", "benchmarks/README.md"]
 LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
 

@@ -7,10 +7,11 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from errno import EMFILE
 from typing import TYPE_CHECKING
 
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
-from shardtool.cache.counts import Counter, Counts
+from shardtool.cache.counts import Counter, Counts, all_counts
 from shardtool.cache.folder import prepare
 from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
@@ -97,6 +98,18 @@ class Cache:
         """What this process has found so far."""
         return self._counter.counts
 
+    def total(self) -> Counts:
+        """Return what all processes have found so far, those that ended, too.
+
+        Raises:
+            OutputFailed: The folder cannot be locked.
+        """
+        try:
+            with self._space.locked():
+                return all_counts(self.folder)[0]
+        except OSError as error:
+            raise OutputFailed(self.folder, _why(error)) from None
+
     def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.folder, self.max_bytes, self.policy)
 
@@ -174,7 +187,7 @@ class Cache:
                 None: all.
 
         Raises:
-            OutputFailed: The folder cannot be locked.
+            OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -182,7 +195,8 @@ class Cache:
         try:
             self._shards = take_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
         except OSError as error:
-            raise OutputFailed(self.folder, _why(error)) from None
+            many = "Make larger shards, or raise the limit (`ulimit -n`): each one that is held takes a descriptor."
+            raise OutputFailed(self.folder, _why(error), remedy=many if error.errno == EMFILE else "") from None
         return self._shards
 
     def paths(self) -> list[str]:

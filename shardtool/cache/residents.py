@@ -95,6 +95,9 @@ def look(folder: str, *, but: str = "") -> Found:
     Args:
         folder: The cache's folder.
         but: The path of a room that is not to be counted: one's own.
+
+    Raises:
+        OSError: A folder cannot be listed.
     """
     found = Found()
     for name in _names(folder):
@@ -115,7 +118,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    with suppress(OSError):
+    with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
         yield from entries_in(folder)
 
 

@@ -77,13 +77,8 @@ class Space:
         with lock:
             yield
 
-    def give(self, room: Lock, size: int, *, spare_unread: bool = False) -> int | None:
+    def give(self, room: Lock, size: int) -> int | None:
         """Give `size` bytes to a room, if they fit or shards can be evicted for them; the folder's lock must be held.
-
-        Args:
-            room: The room.
-            size: The bytes.
-            spare_unread: Whether what nobody has taken yet stays.
 
         Returns:
             How many shards were evicted; None: it does not fit, nothing was evicted, and the room waits.
@@ -93,8 +88,7 @@ class Space:
         """
         room.put(room_text(0, size))
         found = look(self.folder, but=room.path)
-        victims = [one for one in self.in_order(found.residents) if not (spare_unread and one.unread)]
-        evicted = self.evict(victims, self.over(found, size))
+        evicted = self.evict(self.in_order(found.residents), self.over(found, size))
         if evicted is not None:
             room.put(room_text(size, 0))
         return evicted

@@ -60,7 +60,7 @@ class CacheWriter:
     """Writes samples into a cache; made by `Cache.writer`, to be used in a `with` block, by one thread.
 
     A shard is visible, for `refresh`, once it is full or the block ends. Before each shard, its bytes are taken: where
-    the policy can evict nothing, since all is held or was not taken by any trainer yet, the writer waits. A block that
+    the policy can evict nothing, since all is held, the writer waits until a trainer lets shards go. A block that
     ends with an exception leaves no part of a shard, and neither does a kill.
 
     Args:
@@ -193,13 +193,13 @@ class CacheWriter:
         start_s, said = time.monotonic(), False
         while True:
             with self._space.locked():
-                evicted = self._space.give(self._room, self._grown.max_size, spare_unread=True)
+                evicted = self._space.give(self._room, self._grown.max_size)
             if evicted is not None:
                 self._told(evicted)
                 break
             if not said and time.monotonic() - start_s > _LONG_S:
                 said = True
-                self._told(f"{self._name} waits for room: all shards are held by trainers, or wait for one")
+                self._told(f"{self._name} waits for room: all shards are held")
             time.sleep(_LOOK_S)
         name = f"{self._name}-{self.shards:06d}.{self._grown.format}"
         return OpenShard(self._folder, name, self._grown.format)

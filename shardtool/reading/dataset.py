@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
@@ -47,6 +47,7 @@ class Dataset(Streamable):
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen
+        self._count = len(fetcher.catalog) if chosen is None else len(chosen)
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
     @classmethod
@@ -79,7 +80,10 @@ class Dataset(Streamable):
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        return {name: len(self.partition(name)) for name in self.fetcher.catalog.splits}
+        splits = self.fetcher.catalog.splits
+        if self._chosen is None:
+            return {name: sum(map(len, parts)) for name, parts in splits.items()}
+        return {name: len(self.partition(name)) for name in splits}
 
     @property
     def fingerprint(self) -> str:
@@ -98,7 +102,7 @@ class Dataset(Streamable):
         return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
 
     def __len__(self) -> int:
-        return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
+        return self._count
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
@@ -131,7 +135,7 @@ class Dataset(Streamable):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage cannot do its work.
         """
-        if isinstance(which, int):  # a hot path
+        if type(which) is int:  # a hot path
             return self._one(self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
@@ -148,7 +152,9 @@ class Dataset(Streamable):
 
     def _one(self, number: int) -> object:
         """Return what becomes of one sample, which is never left out."""
-        sample = self.fetcher.single(number)
+        sample = self.fetcher.one(number)
+        if isinstance(sample, ShardError):
+            raise sample
         return self.stages.apply(sample) if self.stages.stages else sample
 
     def _several(self, which: Several) -> Numbers:
@@ -169,19 +175,18 @@ class Dataset(Streamable):
         return self._numbers(asked.astype(np.int64))
 
     def _number(self, place: int) -> int:
-        """Return the number in the catalog of a sample, by its place here; one below 0 counts from the end."""
-        count = len(self)
-        if not -count <= place < count:
-            raise IndexError(f"sample {place} of {count:,}")
-        place = place + count if place < 0 else place
+        """Return the number of a sample in the catalog, by its place here; a place below 0 counts from the end."""
+        if not -self._count <= place < self._count:
+            raise IndexError(f"sample {place} of {self._count:,}")
+        place = place if place >= 0 else place + self._count
         return place if self._chosen is None else int(self._chosen[place])
 
     def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
-        bad = places[(places < -len(self)) | (places >= len(self))]
+        bad = places[(places < -self._count) | (places >= self._count)]
         if len(bad):
-            raise IndexError(f"sample {bad[0]} of {len(self):,}")
-        places = np.where(places < 0, places + len(self), places)
+            raise IndexError(f"sample {bad[0]} of {self._count:,}")
+        places = np.where(places < 0, places + self._count, places)
         return places if self._chosen is None else self._chosen[places]
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
@@ -198,7 +203,7 @@ class Dataset(Streamable):
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         found = copy(self)
-        vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
+        vars(found).update(_chosen=chosen, _count=len(chosen), source=View(self.fetcher.catalog, chosen))
         return found
 
     def _of_split(self, split: str) -> Dataset:

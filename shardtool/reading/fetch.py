@@ -135,17 +135,6 @@ class Fetcher:
                 found.append(sample)
         return found
 
-    def single(self, number: int) -> Sample:
-        """Return one sample; a damaged one is an error, also where damaged ones are skipped.
-
-        Raises:
-            CorruptShard: Its shard is missing or damaged.
-        """
-        found = self.one(number)
-        if isinstance(found, ShardError):
-            raise found
-        return found
-
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples are skipped.
 

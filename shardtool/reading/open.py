@@ -23,16 +23,19 @@ def open(  # noqa: A001 - its public name
     """Return a dataset for reading.
 
     Args:
-        given: A dataset file, a shard pattern, a glob, a folder, or shards; several datasets become one. A `Cache`
-            stands for the shards that samplers have finished in it by now.
+        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or shards; several datasets,
+            such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once
+            for all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it
+            by now.
         check: Whether the checksum of each payload is compared with its index.
         cache: Where shards are copied to before they are read.
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
-        metadata: Whether samples have the metadata of their sidecar, under the names of its columns.
+        metadata: Whether samples have the metadata of their sidecar, under the names of its columns; None where a shard
+            lacks one. Where a field has the same name, the field stays.
 
     Raises:
         InvalidRequest: There is no such dataset.
-        CorruptShard: A dataset file is damaged.
+        CorruptShard: A dataset file is damaged, or a shard that no sidecar describes cannot be read.
     """
     if isinstance(given, GrowingCache):
         cache = shards = given.refresh()

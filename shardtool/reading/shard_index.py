@@ -83,7 +83,7 @@ class ShardIndex:
     def views(self) -> tuple[memoryview, ...]:
         """The columns `key_ends`, `firsts`, `codes`, `offsets` and `lengths`: single numbers come from these fast."""
         columns = (self.key_ends, self.firsts, self.codes, self.offsets, self.lengths)
-        return tuple([memoryview(column) for column in columns])
+        return tuple([column.data for column in columns])
 
     @property
     def is_shared(self) -> bool:

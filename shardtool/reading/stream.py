@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -282,6 +283,7 @@ def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 
         ahead: How many results are made before they are wanted.
     """
     thread = ThreadPoolExecutor(1, "shardtool-read")
+    ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -291,7 +293,8 @@ def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 
         while waiting:
             yield _first(waiting)
     finally:
-        thread.shutdown(wait=True, cancel_futures=True)
+        if not ending():
+            thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:

@@ -217,4 +217,8 @@ def _looked(space: Space) -> Iterator[Found]:
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(space.locked())
-        yield look(space.folder)
+        try:
+            found = look(space.folder)
+        except OSError as error:
+            raise InvalidRequest(space.folder, f"cannot be listed: {reason(error)}") from None
+        yield found

@@ -34,6 +34,7 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     assert (other.max_bytes, other.policy) == (10**9, "oldest")
     assert read_all(other, shards) == [True] * 6
     assert (other.counts.copies, other.counts.hits) == (0, 6)
+    assert (other.total().copies, other.total().hits, other.total().hit_rate) == (6, 6, 0.5)
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
 
 
