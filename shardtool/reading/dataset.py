@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
+    from shardtool.reading.fetch import Skipped
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -53,6 +54,11 @@ class Dataset(Streamable):
     def of(cls, catalog: Catalog, options: ReadOptions) -> Dataset:
         """Return the dataset of a catalog."""
         return cls(Fetcher(catalog, options))
+
+    @property
+    def skipped(self) -> Skipped:
+        """Damaged samples that were left out with `on_error="skip"`, in this process."""
+        return self.fetcher.skipped
 
     @property
     def fields(self) -> Mapping[str, int]:

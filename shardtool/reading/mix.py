@@ -22,6 +22,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest
 from shardtool.plan.shuffle import random_start
 from shardtool.reading.order import permuted_windows
+from shardtool.reading.samples import Mingled
 from shardtool.reading.stream import Streamable
 
 if TYPE_CHECKING:
@@ -115,14 +116,17 @@ class MixedReader:
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
         which = np.searchsorted(self._ends, numbers, side="right")
-        found: list[Sample | ShardError] = [{}] * len(numbers)
+        return Mingled(which.tolist(), [one.read(part) for one, part in self._divided(numbers, which)])
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
+        which = np.searchsorted(self._ends, numbers, side="right")
+        return Mingled(which.tolist(), [one.read_late(part) for one, part in self._divided(numbers, which)])
+
+    def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
+        """Yield each reader, and its samples among `numbers`, as it numbers them."""
         for at, reader in enumerate(self._readers):
-            (here,) = np.nonzero(which == at)
-            if len(here):
-                batch = reader.read(numbers[here] - self._first(at))
-                for place, sample in zip(here.tolist(), batch, strict=True):
-                    found[place] = sample
-        return found
+            yield reader, numbers[which == at] - self._first(at)
 
     def _dataset_of(self, number: int) -> int:
         return int(np.searchsorted(self._ends, number, side="right"))

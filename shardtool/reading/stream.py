@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-_TOGETHER = 2**22  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
-_STEPS_AHEAD = 3
+_STEPS_AHEAD = 2
 
 
 class Reader(Protocol):
@@ -61,6 +61,10 @@ class Reader(Protocol):
 
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
         ...
 
 
@@ -208,9 +212,9 @@ class Stream(Chain):
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self._fetcher.read(numbers)
+        batch = self._fetcher.read_late(numbers)
         if self._share.ends == "pad":
-            return numbers, _padded(batch, (positions >= order.length).tolist())
+            return numbers, _Padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
@@ -236,12 +240,21 @@ def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]
         start = stop
 
 
-def _padded(batch: Batch, padding: list[bool]) -> Batch:
-    """Return samples that say whether they were read for others' sake."""
-    return [
-        {**sample, "__padding__": padded} if isinstance(sample, dict) else sample
-        for sample, padded in zip(batch, padding, strict=True)
-    ]
+@dataclass(frozen=True)
+class _Padded:
+    """Samples that say whether they were read for others' sake."""
+
+    batch: Batch
+    padding: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.padding)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        for sample, padded in zip(self.batch, self.padding, strict=True):
+            if isinstance(sample, dict):
+                sample["__padding__"] = padded
+            yield sample
 
 
 class _Pass:
