@@ -61,10 +61,11 @@ class Skipped:
         return Skipped, ()
 
     def add(self, error: ShardError, shard: str) -> None:
-        """Count a sample."""
+        """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
-            self.shards[shard] += 1
+            if shard:
+                self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
 

@@ -10,6 +10,7 @@ all of that dataset was seen.
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -24,6 +25,7 @@ from shardtool.plan.shuffle import random_start
 from shardtool.reading.order import permuted_windows
 from shardtool.reading.samples import Mingled
 from shardtool.reading.stream import Streamable
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +63,9 @@ class Mixture(Streamable):
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1))
 
+    def __repr__(self) -> str:
+        return f"<Mixture: {counted(len(self), 'sample')} an epoch{self.stages}>"
+
 
 def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
@@ -79,6 +84,9 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
         InvalidRequest: A dataset has no samples, or weights or `stop` are none of their values.
     """
     for at, one in enumerate(datasets):
+        if not isinstance(one, Streamable):
+            found = f"a {type(one).__name__}"
+            raise InvalidRequest(f"dataset {at} of the mix", found, expected="what shardtool.open returned")
         if one.stages.stages:
             raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
     source = Mix.of([one.source for one in datasets], weights, stop)
@@ -279,6 +287,8 @@ def _length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) -> int:
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
     """Return weights as whole numbers: exact where these are not large, else to one part in 2^20 of the largest."""
+    if not isinstance(weights, Sized):
+        raise InvalidRequest("weights", repr(weights), expected="one for each dataset")
     if len(weights) != count or not count:
         raise InvalidRequest("weights", f"{len(weights)} for {count} datasets", expected="one for each, and a dataset")
     for weight in weights:

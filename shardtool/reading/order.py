@@ -52,6 +52,9 @@ class OrderOptions:
             raise InvalidRequest("shuffle", repr(self.shuffle), expected="True, False or 'full'")
         for name, least in (("seed", None), ("epoch", 0), ("parts", 1), ("window", 1)):
             value = getattr(self, name)
+            if isinstance(value, np.integer):
+                value = int(value)
+                object.__setattr__(self, name, value)
             if type(value) is not int or (least is not None and value < least):
                 expected = "a whole number" if least is None else f"a whole number, {least} or more"
                 raise InvalidRequest(name, repr(value), expected=expected)

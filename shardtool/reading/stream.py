@@ -18,6 +18,7 @@ from shardtool.reading.fetch import Skipped
 from shardtool.reading.order import OrderOptions, window_of
 from shardtool.reading.share import Share, default_share
 from shardtool.reading.state import StreamState
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -124,6 +125,12 @@ class Stream(Chain):
 
     def __iter__(self) -> Iterator[Any]:
         return self.stages.run(self._samples(), self._left_out)
+
+    def __repr__(self) -> str:
+        options, share = self._options, self._share
+        order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
+        rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
+        return f"<Stream: {counted(len(self), 'sample')}, {order}{rank}{self.stages}>"
 
     def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options

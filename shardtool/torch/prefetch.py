@@ -54,7 +54,8 @@ class Prefetcher:
         depth: How many batches are on a CUDA device, or on their way to it, before the next is handed out.
 
     Raises:
-        InvalidRequest: An option makes no sense, there is no such device, or a batch has no image to normalise.
+        InvalidRequest: The loader cannot be iterated over, an option makes no sense, there is no such device, or a
+            batch has no image to normalise.
     """
 
     loader: Iterable[Any]
@@ -70,6 +71,8 @@ class Prefetcher:
     _state: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.loader, "__iter__"):
+            raise InvalidRequest("loader", f"a {type(self.loader).__name__}", expected="an iterable of batches")
         if self.depth < 1:
             raise InvalidRequest("depth", f"{self.depth}", expected="1 or more batches")
         self._device = _device_of(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -56,16 +57,22 @@ class Streaming:
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Streamable | Stream):
-            expected = "a dataset that shardtool.open returned, or a stream of it"
-            raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
-        bare, stages = unchained(self.source)
+        bare, stages = unchained(self.source, (Streamable, Stream))
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
         self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
+
+    def _checked_epoch(self, epoch: int) -> int:
+        """Return the number of an epoch.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
+        copy(self._stream).set_epoch(epoch)
+        return int(epoch)
 
     def _opened(self, dataset: Streamable) -> Stream:
         rank, world_size = rank_and_world_size(self.rank, self.world_size)

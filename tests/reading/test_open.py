@@ -172,10 +172,26 @@ def test_no_dataset(tmp_path: Path) -> None:
         f"{tmp_path}/out-{{000..}}.tar",
         [],
         f"{tmp_path}/{{split}}.json",
+        "",
+        None,
+        5,
+        b"out.json",
+        [None],
+        [["out.json"]],
     )
     for given in givens:
         with pytest.raises(InvalidRequest, match="expected"):
             shardtool.open(given)
+
+
+def test_what_is_no_name(folder: Path) -> None:
+    """A dataset is not opened again, and not gone through for names; a cache is more than a folder's name."""
+    with pytest.raises(InvalidRequest, match=r"^the dataset: <Dataset .*; expected a dataset file"):
+        shardtool.open(shardtool.open(folder))  # type: ignore[arg-type]
+    for cache in ("cache", folder):
+        with pytest.raises(InvalidRequest, match=r"^cache: .*expected a shardtool.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
+    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[arg-type]
 
 
 def test_a_missing_shard(folder: Path) -> None:

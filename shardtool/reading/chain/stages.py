@@ -10,13 +10,14 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
-from shardtool.reading.chain.decode import Decode
+from shardtool.reading.chain.decode import Decode, own_decoders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -154,8 +155,8 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InvalidRequest("batch", str(self.size), expected="1 or more samples")
+        if not isinstance(self.size, Integral) or self.size < 1:
+            raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
     def over(self, samples: Iterable[object]) -> Iterator[object]:
         """Yield batches; the last may be smaller."""
@@ -170,6 +171,10 @@ class Stages:
     """What is done to samples, in this order."""
 
     stages: tuple[Each | Batch, ...] = ()
+
+    def __str__(self) -> str:
+        """Return their names, as what describes samples goes on with them."""
+        return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
 
     def then(self, stage: Each | Batch) -> Stages:
         """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded."""
@@ -254,7 +259,7 @@ class Chain:
 
         See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
-        return self._with(self.stages.then(Decode(tuple((own or {}).items()), images, reduce, on_error)))
+        return self._with(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
 
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""
@@ -367,7 +372,9 @@ def _through(
 
 
 def _refuse(error: SampleFailed) -> NoReturn:
-    raise error
+    """Raise the error of one sample that was asked for; that a stream leaves it out is no help here."""
+    remedy = "A stream leaves such samples out."
+    raise SampleFailed(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
 
 
 def _name_sample(error: Exception, sample: object) -> None:
