@@ -210,8 +210,7 @@ class Dataset(Streamable):
         catalog, chosen = self.fetcher.catalog, self._chosen
         if chosen is None:
             found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
-            found.stages = self.stages
-            return found
+            return found._with(self.stages)  # noqa: SLF001 - of this class
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 

@@ -116,6 +116,19 @@ class Fetcher:
         found._plain = not (self.options.check or wanted)  # noqa: SLF001
         return found
 
+    def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
+        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+
+        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        """
+        catalog = self.catalog
+        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if wanted is None or catalog.fields.keys() <= wanted:
+            return self
+        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+            return self
+        return self.selecting(frozenset(wanted))
+
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.
 

@@ -111,6 +111,10 @@ class MixedReader:
         """Return a reader of some fields."""
         return MixedReader([one.selecting(fields, metadata=metadata) for one in self._readers], self._source)
 
+    def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
+        """Return a reader of these fields, where every sample of a dataset has them."""
+        return MixedReader([one.reading_only(fields) for one in self._readers], self._source)
+
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
         at = self._dataset_of(number)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
+    from shardtool.reading.chain.stages import Stages
     from shardtool.reading.fetch import Sample
     from shardtool.reading.order import Order, Ordered, Shuffle
     from shardtool.reading.samples import Batch
@@ -52,6 +54,10 @@ class Reader(Protocol):
         """Return a reader of some fields."""
         ...
 
+    def reading_only(self, fields: frozenset[str] | None) -> Reader:
+        """Return a reader that need not read other fields than these; None: all are looked at."""
+        ...
+
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples are skipped."""
         ...
@@ -74,6 +80,11 @@ class Streamable(Chain):
 
     def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
+
+    def _with(self, stages: Stages) -> Self:
+        found = super()._with(stages)
+        found.fetcher = self.fetcher.reading_only(stages.wanted)
+        return found
 
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
@@ -118,6 +129,11 @@ class Stream(Chain):
         self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = Skipped()
         self._pass = _Pass(0)
+
+    def _with(self, stages: Stages) -> Self:
+        found = super()._with(stages)
+        vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
+        return found
 
     def __len__(self) -> int:
         """Return how many samples this reader's rank takes of an epoch."""

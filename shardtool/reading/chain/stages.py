@@ -176,6 +176,14 @@ class Stages:
         """Return their names, as what describes samples goes on with them."""
         return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
 
+    @property
+    def wanted(self) -> frozenset[str] | None:
+        """The fields that are looked at, and alternatives of them; None: all."""
+        first = self.stages[0] if self.stages else None
+        if isinstance(first, Decode):
+            return first.only
+        return first.wanted if isinstance(first, _Named) else None
+
     def then(self, stage: Each | Batch) -> Stages:
         """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded."""
         before = self.stages
