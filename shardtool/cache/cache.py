@@ -17,10 +17,11 @@ from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
 from shardtool.cache.names import COPIED, original_of
 from shardtool.cache.residents import lock_alone
-from shardtool.cache.space import POLICIES, Policy, Space
+from shardtool.cache.space import Policy, Space
 from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
+from shardtool.request.choices import check_choice
 from shardtool.storage.staging import Folder, open_folder
 from shardtool.values import parse_size, show_size
 from shardtool.wording import option
@@ -60,8 +61,7 @@ class Cache:
         *,
         observer: Observer | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise InvalidRequest(option("policy"), f"{policy!r}", expected=listing([*POLICIES]))
+        check_choice("policy", policy, Policy)
         self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardtool.storage.locks import Lock
 
 Policy = Literal["least-used", "oldest", "keep"]
-POLICIES: tuple[Policy, ...] = ("least-used", "oldest", "keep")
 PATIENCE_S = 30.0  # for a process that holds the folder's lock, or copies, and does nothing: one that was stopped
 _SOON_S, _LATER_S = 0.001, 0.05  # between two looks
 

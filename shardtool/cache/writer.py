@@ -16,6 +16,7 @@ from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
+from shardtool.request.choices import check_choice
 from shardtool.storage.locks import take_lock
 from shardtool.storage.staging import Folder, write_whole
 from shardtool.values import parse_size, show_size
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from shardtool.cache.space import Space
 
 Format = Literal["tar", "tfrecord"]
-FORMATS: tuple[Format, ...] = ("tar", "tfrecord")
 _PART = re.compile(r"[A-Za-z0-9_]{1,20}")
 _LOOK_S = 0.1  # between two looks for room
 _LONG_S = 10.0  # until a writer says that it waits
@@ -77,8 +77,7 @@ class CacheWriter:
         if not _PART.fullmatch(str(grown.part)):
             expected = "a number, or 1 to 20 letters, digits and underscores"
             raise InvalidRequest(option("part"), f"{grown.part!r}", expected=expected)
-        if grown.format not in FORMATS:
-            raise InvalidRequest(option("format"), f"{grown.format!r}", expected="tar or tfrecord")
+        check_choice("format", grown.format, Format)
         if space.policy == "keep":
             raise InvalidRequest(option("policy", "keep"), "a cache that never makes room", expected="another policy")
         if grown.max_size > space.max_bytes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
+_VERIFY = "Run `shardtool verify`."
 _log = logging.getLogger("shardtool")
 
 
@@ -141,9 +142,6 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
 def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShard:
     what = f"{expected:,}, as when the dataset was opened, or as its dataset file says"
     return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
-
-
-_VERIFY = "Run `shardtool verify`."
 
 
 def _check_size(shard: OpenedShard, expected: int) -> None:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.errors import ShardError
-    from shardtool.reading.fetch import Sample, Skipped
+    from shardtool.reading.fetch import Skipped
     from shardtool.reading.order.mixed import Stop
-    from shardtool.reading.samples import Batch
+    from shardtool.reading.samples import Batch, Sample
     from shardtool.reading.stream import Reader
 
     Numbers = NDArray[np.int64]

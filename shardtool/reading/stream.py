@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Sample
     from shardtool.reading.order.orders import Order, Ordered, Shuffle
     from shardtool.reading.order.share import Ends
-    from shardtool.reading.samples import Batch
+    from shardtool.reading.samples import Batch, Sample
 
     Numbers = NDArray[np.int64]
 
