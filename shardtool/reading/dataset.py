@@ -15,7 +15,7 @@ from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
 from shardtool.reading.fetch import Fetcher, ReadOptions
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
-from shardtool.reading.order import View
+from shardtool.reading.order.orders import View
 from shardtool.reading.stream import Streamable
 from shardtool.reading.tables import matching_rows, schema_of, table_of
 from shardtool.values import counted

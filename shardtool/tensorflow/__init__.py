@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions
+from shardtool.reading.order.orders import OrderOptions
 from shardtool.tensorflow.records import Order, find_records
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.reading.chain.stages import Batch, Stages
-from shardtool.reading.order import Shuffle  # noqa: TC001 - the fields' types are read at run time
-from shardtool.reading.share import Ends  # noqa: TC001
+from shardtool.reading.order.orders import Shuffle  # noqa: TC001 - the fields' types are read at run time
+from shardtool.reading.order.share import Ends  # noqa: TC001
 from shardtool.reading.stream import Stream, Streamable
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.ranks import rank_and_world_size

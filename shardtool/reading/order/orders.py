@@ -1,7 +1,7 @@
 """In which order an epoch takes the samples: pure functions from positions of the epoch to numbers of samples.
 
 An order depends on the data, the seed and the epoch alone. Ranks and loader workers divide its positions
-(`shardtool.reading.share`), so that any number of them sees the same order; and any position can be asked for at
+(`shardtool.reading.order.share`), so that any number of them sees the same order; and any position can be asked for at
 once, so that a run goes on in the middle of an epoch.
 """
 
