@@ -256,7 +256,7 @@ class Fetcher:
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.
 
-        Nothing but the dataset file, or else the record, tells a list from a value of the same bytes.
+        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
         """
         if shard not in self._kinds:
             catalog, wanted = self.catalog, self.options.fields

@@ -145,7 +145,7 @@ def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShar
 
 
 def _check_size(shard: OpenedShard, expected: int) -> None:
-    size = file_size(shard.path)  # of one that is missing, what opens it tells more
+    size = file_size(shard.path)  # of one that is missing, what opens it says more
     if size is not None and size != expected:
         found = f"{size:,} bytes"
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)

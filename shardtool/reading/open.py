@@ -40,6 +40,6 @@ def open(  # noqa: A001 - its public name
         cache = shards = given.refresh()
         given = [*shards]
         if not given:
-            remedy = "Wait for its writers: `refresh()` tells how many shards there are."
+            remedy = "Wait for its writers: `refresh()` says how many shards there are."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))

@@ -157,7 +157,7 @@ class Late:
         names: The fields.
         columns: For each field n offsets, and n lengths.
         kinds: Of the fields.
-        again: Reads a sample for which this failed, and tells what is wrong.
+        again: Reads a sample for which this failed, or returns what is wrong.
     """
 
     numbers: NDArray[np.int64]

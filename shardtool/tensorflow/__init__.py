@@ -96,7 +96,7 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
 
-    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed tells.
+    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed repeats.
 
     Args:
         dataset: What `shardtool.open` gives, of tar or TFRecord shards, with a sample as Keras takes it: a tuple of
