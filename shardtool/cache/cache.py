@@ -22,7 +22,7 @@ from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
 from shardtool.storage.staging import Folder, open_folder
-from shardtool.values import parse_size, show_size
+from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Cache:
     ) -> None:
         if policy not in POLICIES:
             raise InvalidRequest(option("policy"), f"{policy!r}", expected=listing([*POLICIES]))
+        if not isinstance(folder, str | os.PathLike):
+            raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
         self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
@@ -222,7 +224,7 @@ class Cache:
                 self._count(hits=1)
                 return lock
             if original.size > self.max_bytes:
-                found = f"{original.path} has {show_size(original.size)}, the cache {show_size(self.max_bytes)}"
+                found = f"{original.path} has {original.size:,} bytes, the cache {self.max_bytes:,}"
                 raise InvalidRequest(option("max_bytes"), found, expected="room for a shard at least")
             if time.monotonic() < self._retry_s:
                 return None
