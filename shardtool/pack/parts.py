@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar_read import check_listed
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pack.result import check_fingerprint
@@ -28,7 +27,7 @@ from shardtool.pack.totals import dataset_of
 from shardtool.pattern import sidecar_name
 from shardtool.publish.append import joined
 from shardtool.publish.destination import Destination
-from shardtool.publish.old_dataset import check_there, names_left
+from shardtool.publish.old_dataset import names_left
 from shardtool.publish.part_file import PartRecord, find_parts, read_record, remove_records
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped
@@ -37,7 +36,7 @@ from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.names import Texts
@@ -48,10 +47,11 @@ if TYPE_CHECKING:
     from shardtool.request.part import Part
     from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.staging import FileFact, Folder
 
 _CHUNK = 2**16  # samples at a time
 _SHOWN = 8  # of a plan's fingerprint
+_LOOKED_AT = 8  # parts that show whether others have the same plan
 
 
 def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
@@ -90,6 +90,33 @@ def _told(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         yield memoryview(sink.getvalue())
+
+
+def begin_part(publisher: Publisher, plan: Plan, made: RunRecord) -> Iterator[str]:
+    """Begin a part, under its lock: it has no record until it ends. Yield what the user should know.
+
+    Args:
+        publisher: What publishes its shards.
+        plan: The plan of all parts.
+        made: How the dataset is made.
+
+    Raises:
+        InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
+    """
+    output = publisher.destination
+    if (own := output.own) is None:
+        return
+    told = []
+    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != own.part][:_LOOKED_AT]:
+        with suppress(CorruptShard):  # a merge names it
+            told.append(_told_by(read_record(output.folder, output.pattern, part)))
+    found, expected = _another_plan([*told, _Told(own.part, plan_fingerprint(plan, made), made)])
+    if found and not output.resumes:
+        remedy = "Run all parts over the same source with the same options."
+        raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
+    if found:
+        yield f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too"
+    publisher.begin()
 
 
 def end_part(packed: Packed, publisher: Publisher, plan: Plan, made: RunRecord, content: int | None) -> DatasetFile:
@@ -204,9 +231,8 @@ def _merge(folder: Folder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     _check_one_plan(records, pattern)
     files = [record.dataset for record in records if record.dataset is not None]
     existing = folder.facts(name for name in folder.names() if pattern.owns(name))
-    for file in files:
-        check_there(folder, file.shards, existing)
-        _check_sidecars(folder, file)
+    for record in records:
+        _check_files(folder, record, existing)
     names = [pattern.shard(number) for number in range(records[0].planned)]
     stale = sorted({*existing} - {*names, *map(sidecar_name, names)})
     if stale and not any(record.resumed for record in records):
@@ -260,28 +286,35 @@ def check_all_ended(where: str, counts: Collection[int], open_: list[str], missi
         raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
 
 
-def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
-    """Refuse parts that saw different sources, or were asked for different things."""
-    plans = Counter(record.plan for record in records)
-    if len(plans) == 1:
-        if len({(record.planned, record.content) for record in records}) > 1:
-            raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
-        return
-    plan = plans.most_common(1)[0][0]
-    odd = [record for record in records if record.plan != plan]
-    usual = next(record for record in records if record.plan == plan)
-    numbers = listing([str(record.part) for record in odd])
-    found = f"another plan in {numbers}: {_difference(usual, odd[0])} ({odd[0].plan[:_SHOWN]})"
-    expected = f"the plan of the other {counted(plans[plan], 'part')} ({plan[:_SHOWN]})"
-    remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
-    raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
+class _Told(NamedTuple):
+    """Which plan a part is of, and how its dataset is made; None: it has no shards, and does not say."""
+
+    part: Part
+    plan: str
+    made: RunRecord | None
 
 
-def _difference(one: PartRecord, other: PartRecord) -> str:
-    """Say in which of what was asked for two parts differ, as far as their records show."""
-    if one.dataset is None or other.dataset is None:
+def _told_by(record: PartRecord) -> _Told:
+    return _Told(record.part, record.plan, None if record.dataset is None else record.dataset.made)
+
+
+def _another_plan(told: Sequence[_Told]) -> tuple[str, str]:
+    """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
+    plans = Counter(one.plan for one in told)
+    plan, most = plans.most_common(1)[0]
+    odd = [one for one in told if one.plan != plan]
+    if not odd:
+        return "", ""
+    usual = next(one for one in told if one.plan == plan)
+    numbers = listing([str(one.part) for one in odd])
+    found = f"another plan in {numbers}: {_difference(usual.made, odd[0].made)} ({odd[0].plan[:_SHOWN]})"
+    return found, f"the plan of the other {counted(most, 'part')} ({plan[:_SHOWN]})"
+
+
+def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
+    """Say in which of what was asked for two parts differ, as far as is known."""
+    if before is None or now is None:
         return "another source, or other options"
-    before, now = one.dataset.made, other.dataset.made
     then, asked = before.options, now.options
     names = [option(name) for name in {**then, **asked} if then.get(name) != asked.get(name)]
     if names:
@@ -291,13 +324,37 @@ def _difference(one: PartRecord, other: PartRecord) -> str:
     return "other samples in the source" if before.document == now.document else f"{now.verb} by {now.tool}"
 
 
-def _check_sidecars(folder: Folder, dataset: DatasetFile) -> None:
-    for shard in dataset.shards:
-        where = folder.full_path(shard.sidecar)
+def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
+    """Refuse parts that saw different sources, or were asked for different things."""
+    found, expected = _another_plan([*map(_told_by, records)])
+    if found:
+        remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
+        raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
+    if len({(record.planned, record.content) for record in records}) > 1:
+        raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
+
+
+def _check_files(folder: Folder, record: PartRecord, existing: Mapping[str, FileFact]) -> None:
+    """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums."""
+    for shard in () if record.dataset is None else record.dataset.shards:
+        name, sidecar = (os.fsdecode(to_bytes(one)) for one in (shard.name, shard.sidecar))
+        fact = existing.get(name)
+        if fact is None or fact.size != shard.size:
+            problem = "no such file" if fact is None else f"{fact.size:,} bytes"
+            raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
         try:
-            check_listed(folder.read(os.fsdecode(to_bytes(shard.sidecar))), where, shard)
+            data = folder.read(sidecar)
+            problem = f"{len(data):,} bytes with the CRC-32C {crc32c(data):08x}"
         except OSError as error:
-            raise CorruptShard(where, reason(error)) from None
+            problem = reason(error)
+        expected = f"{shard.sidecar_size:,} bytes with the CRC-32C {shard.sidecar_crc:08x}"
+        if problem != expected:
+            raise _not_left(folder.full_path(sidecar), record.part, problem, expected)
+
+
+def _not_left(where: str, part: Part, found: str, expected: str) -> CorruptShard:
+    remedy = f"Run {option('part', str(part))} again with {option('if_exists', 'resume')}."
+    return CorruptShard(where, found, expected=f"{expected}, as the part {part} has left it", remedy=remedy)
 
 
 def _joined(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:

@@ -53,7 +53,7 @@ def write_dataset(
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
-        from shardtool.pack.parts import end_part, merge_if_last
+        from shardtool.pack.parts import begin_part, end_part, merge_if_last
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import WrittenDataset, check_content, removal_notes, result, unchanged
         from shardtool.pack.rounds import Packing
@@ -70,6 +70,8 @@ def write_dataset(
         plans = plan_shards(request, samples, pool, notes)
         samples, targets = replace(samples, targets=plans.targets), plans.targets
         publishers = publishers or open_publishers(targets, temporary, pool, stack)
+        for target, plan, publisher in zip(targets, plans.each, publishers, strict=True):
+            notes.add(*begin_part(publisher, plan, run_record(request, samples.listed, target.split)))
         placed = arrange_payloads(request, samples, plans, pool, notes)
         packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
         for plan, publisher in zip(placed, publishers, strict=True):

@@ -150,7 +150,6 @@ def open_publishers(
     stack.callback(_discard, targets, temporary)
     publishers = [Publisher(look(target.output)) for target in targets]
     for publisher in publishers:
-        publisher.begin()
         stack.callback(publisher.abandon)
     stack.callback(pool.close)  # the first thing that is done: then nothing is staged any more
     _discard(targets, temporary)

@@ -17,9 +17,9 @@ from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.storage.staging import FileFact, Folder
 
 _REMEDY = "`shardtool verify` shows what is damaged."
@@ -76,23 +76,7 @@ def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, File
     where = folder.full_path(pattern.dataset_file)
     old = read_dataset(data, where)
     _check_names(old, pattern, where)
-    check_there(folder, old.shards, existing)
-    return old
-
-
-def check_there(folder: Folder, shards: Iterable[ShardEntry], existing: Mapping[str, FileFact]) -> None:
-    """Check that shards and their sidecars are there, by their sizes.
-
-    Args:
-        folder: Where they lie.
-        shards: The shards, as a dataset file lists them.
-        existing: What is known of the files there.
-
-    Raises:
-        CorruptShard: One is missing or has another size.
-        OutputExists: One is a link: what it leads to may be changed by others.
-    """
-    for shard in shards:
+    for shard in old.shards:
         for name, size in ((shard.name, shard.size), (shard.sidecar, shard.sidecar_size)):
             fact = existing.get(os.fsdecode(to_bytes(name)))
             if fact is None or fact.size != size:
@@ -101,6 +85,7 @@ def check_there(folder: Folder, shards: Iterable[ShardEntry], existing: Mapping[
                 if os.path.islink(path := folder.full_path(name)):
                     raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
                 raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
+    return old
 
 
 def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:

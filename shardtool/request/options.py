@@ -28,7 +28,7 @@ from shardtool.values import (
     Trust,
     parse_size,
 )
-from shardtool.wording import option
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
@@ -140,7 +140,7 @@ class OutputOptions:
             expected = f"a new dataset, or {option('if_exists', 'resume')}"
             raise InvalidRequest(part, f"used with {given}", expected=expected, remedy=remedy)
         if self.export:
-            remedy = "`shardtool index OUTPUT --merge` has --export, too."
+            remedy = either("`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too.")
             raise InvalidRequest(part, f"used with {option('export')}", expected="one of them", remedy=remedy)
 
     @property

@@ -81,7 +81,7 @@ def _of_task(environment: Mapping[str, str]) -> Part:
     place, left = divmod(numbers["ID"] - first, step)
     last = numbers.get("MAX", first + (parts - 1) * step)
     if left or not 0 <= place < parts or (last - first) // step + 1 != parts:
-        expected = "an array of all parts, such as --array=1-64"
+        expected = "an array of all parts, such as 1-64"
         raise InvalidRequest(where, f"tasks that are not numbered through: {shown}", expected=expected, remedy=remedy)
     return parse_part(f"{place + 1}/{parts}")
 
