@@ -60,8 +60,8 @@ def _pack(folder: Path, part: str | None = None, out: str = "out", ending: str =
     return create(folder / "in", folder / out / f"x-{{000..}}.{ending}", replace(_OPTIONS, **options))
 
 
-def _all(place: Path, order: tuple[int, ...] = (1, 2, 3), **more: Any) -> list[CreateResult]:
-    return [_pack(place, f"{number}/{_PARTS}", **more) for number in order]
+def _all(folder: Path, order: tuple[int, ...] = (1, 2, 3), **more: Any) -> list[CreateResult]:
+    return [_pack(folder, f"{number}/{_PARTS}", **more) for number in order]
 
 
 def _merge(place: Path, ending: str = "tar") -> None:
