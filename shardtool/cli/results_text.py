@@ -191,7 +191,7 @@ def summary(result: CreateResult) -> str:
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
         lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
-    if result.features and not result.part:
+    if result.features:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
         lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]

@@ -138,7 +138,7 @@ def result(
         fingerprint="" if total is None else show_fingerprint(total),
         notes=tuple(notes.said),
         dropped=sum(one.dropped for one in splits.values()),
-        features=written[0].dataset.feature_texts(),
+        features=written[0].dataset.feature_texts() if request.part is None else {},
         urls=next(iter(splits.values())).urls if request.dividing is None else "",
         splits={} if request.dividing is None else splits,
         appended=_appended(written),
