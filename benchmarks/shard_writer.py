@@ -4,8 +4,8 @@
 
 SOURCE is a folder such as corpus.py makes. Files that share folder and stem are one sample. All samples are in memory
 before the clock starts, and imports are taken out; sidecars, the dataset file and fsync are in. Shards are 250 MB.
-`webdataset` is its writer as one uses it, `fast` with `mtime=0`, and `synced` with an fsync of each shard, which ours does
-always. PYTHON has webdataset.
+`webdataset` is its writer as one uses it, `fast` with `mtime=0`, `synced` with an fsync of each shard, as ours has it.
+PYTHON has webdataset.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(which: str, samples: list[dict[str, str | bytes]], out: Path) -> float
     import webdataset
 
     begun = time.perf_counter()
-    how = {"fast": {"mtime": 0}, "synced": {"post": sync}}.get(which, {})
+    how: dict[str, object] = {"mtime": 0} if which == "fast" else {"post": sync} if which == "synced" else {}
     with webdataset.ShardWriter(f"{out}/s-%06d.tar", maxsize=_MAX_SIZE, verbose=0, **how) as peer:
         for sample in samples:
             peer.write(sample)

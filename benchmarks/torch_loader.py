@@ -4,9 +4,9 @@
 
 FOLDER holds pictures in a folder for each class, such as `images/data` of the corpus. It is packed once into shards on
 tmpfs. Each tool runs as a process of its own with two workers or threads, and gives every picture once, shuffled, as
-batches of 64 centre crops [224, 224, 3], uint8. Printed are the seconds of the whole process, and of the epoch without
-imports and opening: the fastest and the median of the rounds. All must agree on the sum of all pixels (DALI may be off
-by rounding). A tool that is not installed is left out.
+batches of 64 centre crops [224, 224, 3], uint8. Printed are the seconds of the whole process, those of the epoch
+without imports and opening, and the CPU's seconds of the epoch, which other work on the machine changes less. All must
+agree on the sum of all pixels (DALI may be off by rounding). A tool that is not installed is left out.
 
 It wants an environment with torch and webdataset, such as `.venv-clients`.
 """
@@ -14,6 +14,7 @@ It wants an environment with torch and webdataset, such as `.venv-clients`.
 from __future__ import annotations
 
 import io
+import os
 import random
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -68,7 +69,14 @@ def opened(shards: Path) -> Any:
 
 
 def by_loader(shards: Path) -> Any:
-    """Threads that decode into the batch."""
+    """Threads that decode no more than the crop needs, into the batch."""
+    from shardtool.torch import CenterCrop, loader
+
+    return loader(opened(shards), BATCH, decode={"jpg": CenterCrop(SIDE)}, threads=WORKERS)
+
+
+def by_transform(shards: Path) -> Any:
+    """Threads that decode whole pictures, and crop them by a function."""
     from shardtool.torch import loader
 
     return loader(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample, threads=WORKERS)
@@ -88,9 +96,9 @@ def by_stream(shards: Path) -> Any:
     """StreamDataset in a DataLoader."""
     from torch.utils.data import DataLoader
 
-    from shardtool.torch import StreamDataset
+    from shardtool.torch import CenterCrop, StreamDataset
 
-    samples = StreamDataset(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample)
+    samples = StreamDataset(opened(shards), BATCH, decode={"jpg": CenterCrop(SIDE)})
     return DataLoader(samples, BATCH, num_workers=WORKERS)
 
 
@@ -98,9 +106,9 @@ def by_map(shards: Path) -> Any:
     """MapDataset in a DataLoader."""
     from torch.utils.data import DataLoader
 
-    from shardtool.torch import MapDataset
+    from shardtool.torch import CenterCrop, MapDataset
 
-    samples = MapDataset(opened(shards), decode={"jpg": "pil"}, transform=crop_sample)
+    samples = MapDataset(opened(shards), decode={"jpg": CenterCrop(SIDE)})
     return DataLoader(samples, BATCH, shuffle=True, num_workers=WORKERS)
 
 
@@ -180,6 +188,7 @@ def by_spdl(shards: Path) -> Any:
 
 TOOLS: dict[str, Callable[[Path], Any]] = {
     "loader": by_loader,
+    "transform": by_transform,
     "simplejpeg": by_simplejpeg,
     "stream": by_stream,
     "map": by_map,
@@ -194,12 +203,12 @@ def run(tool: str, shards: Path) -> None:
     """Read an epoch with one tool; print how many pictures there were, their sum, and the seconds."""
     batches = TOOLS[tool](shards)
     count = total = 0
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), sum(os.times()[:4])
     for batch in batches:
         images = batch["jpg"] if isinstance(batch, dict) else batch[0]
         array = np.asarray(images)
         count, total = count + len(array), total + int(array[:, ::16].sum())
-    print(count, total, time.perf_counter() - begun)
+    print(count, total, time.perf_counter() - begun, sum(os.times()[:4]) - used)
 
 
 def pack(source: Path, place: Path) -> None:
@@ -217,23 +226,31 @@ def pack(source: Path, place: Path) -> None:
     (place / "source").write_text(str(source))
 
 
-def measure(tool: str, shards: Path) -> tuple[str, float, float] | None:
-    """Return what a tool read, and its seconds: whole, and of the epoch."""
+class Measured(NamedTuple):
+    """What a run of a tool read, and its seconds."""
+
+    read: str
+    whole: float
+    epoch: float
+    cpu: float  # of the epoch, in all processes
+
+
+def measure(tool: str, shards: Path) -> Measured | None:
+    """Run a tool; None: it is not there."""
+    words = [sys.executable, __file__, "--run", tool, str(shards)]
     begun = time.perf_counter()
-    ran = subprocess.run(
-        [sys.executable, __file__, "--run", tool, str(shards)], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
     whole = time.perf_counter() - begun
     if ran.returncode:
         print(f"{tool}: left out: {ran.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return None
-    count, total, epoch = ran.stdout.split()
-    return f"{count} {total}", whole, float(epoch)
+    count, total, epoch, cpu = ran.stdout.split()
+    return Measured(f"{count} {total}", whole, float(epoch), float(cpu))
 
 
 def main(source: Path, rounds: int, tools: list[str]) -> None:
     """Run the tools in turn, and print a row for each."""
-    found: dict[str, list[tuple[str, float, float]]] = {tool: [] for tool in tools}
+    found: dict[str, list[Measured]] = {tool: [] for tool in tools}
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as place:
         pack(source, Path(place))
         for _ in range(rounds):
@@ -241,12 +258,14 @@ def main(source: Path, rounds: int, tools: list[str]) -> None:
                 made = measure(tool, Path(place))
                 if made:
                     found[tool].append(made)
-    print(f"{'tool':12} {'whole s':>8} {'best':>6} {'epoch s':>8} {'best':>6}  pictures, sum")
+    print("tool         whole: median, best   epoch: median, best   CPU: best   pictures, sum")
     for tool, runs in found.items():
         if runs:
-            whole, epoch = ([one[at] for one in runs] for at in (1, 2))
-            middle = statistics.median(whole), min(whole), statistics.median(epoch), min(epoch)  # type: ignore[type-var]
-            print(f"{tool:12} {middle[0]:8.2f} {middle[1]:6.2f} {middle[2]:8.2f} {middle[3]:6.2f}  {runs[0][0]}")
+            whole, epoch, cpu = ([getattr(one, name) for one in runs] for name in ("whole", "epoch", "cpu"))
+            print(
+                f"{tool:12} {statistics.median(whole):12.2f} {min(whole):6.2f} {statistics.median(epoch):14.2f}", end=""
+            )
+            print(f" {min(epoch):6.2f} {min(cpu):11.2f}   {runs[0].read}")
 
 
 if __name__ == "__main__":

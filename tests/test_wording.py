@@ -23,6 +23,8 @@ from shardtool import (
     create,
     reshard,
 )
+from shardtool.cache.space import Space
+from shardtool.cache.writer import Grown
 from shardtool.request.options import InspectOptions
 from shardtool.wording import (
     call,
@@ -45,6 +47,7 @@ _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
     "export": ExportOptions, "inspect": InspectOptions, "ShardWriter": WriterOptions,
+    "Cache": Space, "Cache.writer": Grown,
 }  # fmt: skip
 _WRITE, _WORK = ("create", "reshard"), ("create", "reshard", "verify", "index", "export")
 # By the start of a module's name, the longest that fits: the verbs that raise its errors. Each has all of the options

@@ -7,19 +7,22 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from errno import EMFILE
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
-from shardtool.cache.counts import Counter, Counts
+from shardtool.cache.counts import Counter, Counts, all_counts
 from shardtool.cache.folder import prepare
 from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
 from shardtool.cache.names import COPIED, original_of
 from shardtool.cache.residents import lock_alone
-from shardtool.cache.space import POLICIES, Policy, Space
+from shardtool.cache.space import Policy, Space
 from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
+from shardtool.request.choices import check_choice
 from shardtool.storage.staging import Folder, open_folder
 from shardtool.values import parse_size, show_size
 from shardtool.wording import option
@@ -59,8 +62,7 @@ class Cache:
         *,
         observer: Observer | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise InvalidRequest(option("policy"), f"{policy!r}", expected=listing([*POLICIES]))
+        check_choice("policy", policy, Policy)
         self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
@@ -96,6 +98,18 @@ class Cache:
     def counts(self) -> Counts:
         """What this process has found so far."""
         return self._counter.counts
+
+    def total(self) -> Counts:
+        """Return what all processes have found so far, those that ended, too.
+
+        Raises:
+            OutputFailed: The folder cannot be locked.
+        """
+        try:
+            with self._space.locked():
+                return all_counts(self.folder)[0]
+        except OSError as error:
+            raise OutputFailed(self.folder, _why(error)) from None
 
     def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.folder, self.max_bytes, self.policy)
@@ -160,7 +174,7 @@ class Cache:
             self._release()
         size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
         grown = Grown(part, format, size, NO_LIMIT if max_count is None else max_count)
-        return CacheWriter(self._space, grown, self._take)
+        return CacheWriter(self._space, grown, partial(self._note, "wait"), self._count_evicted)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the shards that samplers have finished by now, the oldest first.
@@ -174,7 +188,7 @@ class Cache:
                 None: all.
 
         Raises:
-            OutputFailed: The folder cannot be locked.
+            OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -182,19 +196,17 @@ class Cache:
         try:
             self._shards = take_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
         except OSError as error:
-            raise OutputFailed(self.folder, _why(error)) from None
+            many = "Make larger shards, or raise the limit (`ulimit -n`): each one that is held takes a descriptor."
+            raise OutputFailed(self.folder, _why(error), remedy=many if error.errno == EMFILE else "") from None
         return self._shards
 
     def paths(self) -> list[str]:
         """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
-    def _take(self, told: str | int) -> None:
-        """Take what a writer tells: a note, or how many shards were evicted."""
-        if isinstance(told, str):
-            self._note("wait", told)
-        elif told:
-            self._count(evicted=told)
+    def _count_evicted(self, evicted: int) -> None:
+        if evicted:
+            self._count(evicted=evicted)
 
     def _release(self) -> None:
         if self._shards is not None:
@@ -235,7 +247,7 @@ class Cache:
         self._note("failure", f"{_why(error)}; shards that are not there are read at their own place")
 
     def _note(self, kind: str, text: str) -> None:
-        """Tell the user something, once."""
+        """Note something of a kind for the user, once."""
         if kind in self._said:
             return
         self._said.add(kind)

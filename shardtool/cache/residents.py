@@ -56,7 +56,7 @@ class Resident:
 
     @property
     def unread(self) -> bool:
-        """Whether nobody has taken it yet."""
+        """Whether no process has taken it yet."""
         return self.used_ns <= self.came_ns
 
 
@@ -95,6 +95,9 @@ def look(folder: str, *, but: str = "") -> Found:
     Args:
         folder: The cache's folder.
         but: The path of a room that is not to be counted: one's own.
+
+    Raises:
+        OSError: A folder cannot be listed.
     """
     found = Found()
     for name in _names(folder):
@@ -115,7 +118,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    with suppress(OSError):
+    with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
         yield from entries_in(folder)
 
 
@@ -185,7 +188,7 @@ def _remove(folder: str, names: Iterable[str]) -> None:
 
 
 def held(path: str) -> bool:
-    """Tell whether somebody has a lease on a shard."""
+    """Tell whether a process has a lease on a shard."""
     try:
         lock = take_lock(path)
     except OSError:
@@ -197,7 +200,7 @@ def held(path: str) -> bool:
 
 
 def lock_alone(path: str) -> Lock | None:
-    """Return the lock on a shard that nobody reads; None: somebody does, or it may not be touched."""
+    """Return the lock on a shard that no process reads; None: one does, or it may not be touched."""
     try:
         return take_lock(path)
     except OSError:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_ROUNDS, _LEAST_BITS = 8, 6  # fewer make some orders of few places more frequent than others
+_FEW = 16  # places up to which random numbers are compared: faster, and each order is as frequent as any other
+_ROUNDS = 8
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
@@ -49,7 +50,8 @@ def random_start(purpose: str, *numbers: int) -> int:
 def permuted(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
     """Return where a permutation that looks random puts places, each computed by itself.
 
-    A Feistel network over the bits of `size`, walked on from a place beyond `size` until it is within.
+    A Feistel network over the bits of `size`, walked on from a place beyond `size` until it is within. Of few places,
+    the rank of a random number among those of all.
 
     Args:
         places: int64 [n], each below `size`.
@@ -59,8 +61,8 @@ def permuted(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np
     Returns:
         int64 [n].
     """
-    if size == 1:
-        return np.zeros(len(places), np.int64)
+    if size <= _FEW:
+        return _ranked(places, size, keys)
     found = _network(places.astype(np.uint64), size, keys)
     (beyond,) = np.nonzero(found >= np.uint64(size))
     while len(beyond):
@@ -70,9 +72,19 @@ def permuted(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np
     return found.astype(np.int64)
 
 
+def _ranked(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
+    """Return the rank of each place's random number among those of all; equal ones are ranked by their place."""
+    each = np.arange(size, dtype=np.uint64)
+    drawn = random_at(0, each * np.uint64(GAMMA) + np.reshape(keys, (-1, 1)))
+    drawn = np.broadcast_to(drawn // np.uint64(_FEW) * np.uint64(_FEW) + each, (len(places), size))
+    own = drawn[np.arange(len(places)), places]
+    found: NDArray[np.int64] = np.count_nonzero(drawn < own[:, None], axis=1)
+    return found
+
+
 def _network(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     """Return where a permutation of the next power of two puts values."""
-    bits = max(_LEAST_BITS, (size - 1).bit_length())
+    bits = (size - 1).bit_length()
     widths = bits - bits // 2, bits // 2
     halves = [values >> np.uint64(widths[1]), values & np.uint64((1 << widths[1]) - 1)]
     for number in range(_ROUNDS):

@@ -13,9 +13,9 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
-from shardtool.reading.order import View
+from shardtool.reading.order.orders import View
 from shardtool.reading.stream import Streamable
 from shardtool.reading.tables import matching_rows, schema_of, table_of
 from shardtool.values import counted
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
+    from shardtool.reading.fetch import Skipped
+    from shardtool.reading.options import ReadOptions
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -46,12 +48,18 @@ class Dataset(Streamable):
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, View(fetcher.catalog, chosen))
         self._chosen = chosen
+        self._count = len(fetcher.catalog) if chosen is None else len(chosen)
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
     @classmethod
     def of(cls, catalog: Catalog, options: ReadOptions) -> Dataset:
         """Return the dataset of a catalog."""
         return cls(Fetcher(catalog, options))
+
+    @property
+    def skipped(self) -> Skipped:
+        """Damaged samples that were left out with `on_error="skip"`, in this process."""
+        return self.fetcher.skipped
 
     @property
     def fields(self) -> Mapping[str, int]:
@@ -73,7 +81,10 @@ class Dataset(Streamable):
     @property
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of several datasets, each is one."""
-        return {name: len(self.partition(name)) for name in self.fetcher.catalog.splits}
+        splits = self.fetcher.catalog.splits
+        if self._chosen is None:
+            return {name: sum(map(len, parts)) for name, parts in splits.items()}
+        return {name: len(self.partition(name)) for name in splits}
 
     @property
     def fingerprint(self) -> str:
@@ -92,7 +103,7 @@ class Dataset(Streamable):
         return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
 
     def __len__(self) -> int:
-        return len(self.fetcher.catalog) if self._chosen is None else len(self._chosen)
+        return self._count
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
@@ -125,10 +136,12 @@ class Dataset(Streamable):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage cannot do its work.
         """
+        if type(which) is int:  # a hot path
+            return self._one(self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
-            return self._one(self._with_keys([which]))
+            return self._one(int(self._with_keys([which])[0]))
         if isinstance(which, (Sequence, np.ndarray)):
             found = self.fetcher.fetch(self._several(cast("Several", which)))
             return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
@@ -136,11 +149,11 @@ class Dataset(Streamable):
             place = operator.index(which)
         except TypeError:
             raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_WHICH) from None
-        return self._one(self._numbers(np.array([place])))
+        return self._one(self._number(place))
 
-    def _one(self, numbers: Numbers) -> object:
+    def _one(self, number: int) -> object:
         """Return what becomes of one sample, which is never left out."""
-        sample = self.fetcher.one(int(numbers[0]))
+        sample = self.fetcher.one(number)
         if isinstance(sample, ShardError):
             raise sample
         return self.stages.apply(sample) if self.stages.stages else sample
@@ -162,12 +175,19 @@ class Dataset(Streamable):
             asked = np.flatnonzero(asked)
         return self._numbers(asked.astype(np.int64))
 
+    def _number(self, place: int) -> int:
+        """Return the number of a sample in the catalog, by its place here; a place below 0 counts from the end."""
+        if not -self._count <= place < self._count:
+            raise IndexError(f"sample {place} of {self._count:,}")
+        place = place if place >= 0 else place + self._count
+        return place if self._chosen is None else int(self._chosen[place])
+
     def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
-        bad = places[(places < -len(self)) | (places >= len(self))]
+        bad = places[(places < -self._count) | (places >= self._count)]
         if len(bad):
-            raise IndexError(f"sample {bad[0]} of {len(self):,}")
-        places = np.where(places < 0, places + len(self), places)
+            raise IndexError(f"sample {bad[0]} of {self._count:,}")
+        places = np.where(places < 0, places + self._count, places)
         return places if self._chosen is None else self._chosen[places]
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
@@ -184,7 +204,7 @@ class Dataset(Streamable):
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         found = copy(self)
-        vars(found).update(_chosen=chosen, source=View(self.fetcher.catalog, chosen))
+        vars(found).update(_chosen=chosen, _count=len(chosen), source=View(self.fetcher.catalog, chosen))
         return found
 
     def _of_split(self, split: str) -> Dataset:

@@ -7,31 +7,35 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import OnError, ReadOptions, Rows, holds_numbers, single_sample
-from shardtool.reading.samples import Sample, failed_part, join
+from shardtool.reading.payloads import Rows, single_sample
+from shardtool.reading.samples import Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
-    from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.options import ReadOptions
+    from shardtool.reading.payloads import Plan
+    from shardtool.reading.samples import Batch, Part, Sample
     from shardtool.reading.shard_index import ShardIndex
+    from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
-__all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
-
 _MOST_REASONS = 1000
-_FEW = 4  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
+_FEW = 12  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
 class Skipped:
@@ -64,6 +68,14 @@ class Skipped:
                 self.reasons[str(error)] += 1
 
 
+class _Group(NamedTuple):
+    """Samples of one shard: its place in the catalog, their rows, ascending, and where each is asked for."""
+
+    shard: int
+    rows: Numbers
+    places: Numbers
+
+
 class Fetcher:
     """Reads samples of a catalog; safe in threads, picklable, and without open files in a process that gets it.
 
@@ -79,8 +91,10 @@ class Fetcher:
         self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
+        self._kinds: dict[int, Mapping[str, Kind] | None] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
-        self._plain = not (options.check or options.metadata or catalog.lists) and bool(catalog.fields)
+        self._sizes: list[int] = catalog.sizes.tolist()
+        self._plain = not (options.check or options.metadata)
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
@@ -93,10 +107,9 @@ class Fetcher:
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        found.__dict__.update(vars(self))
         wanted = self.options.metadata if metadata is None else metadata
-        found.options = replace(self.options, fields=fields, metadata=wanted)
-        found._plain = self._plain and not wanted  # noqa: SLF001 - of this class
+        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
+        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
@@ -152,20 +165,59 @@ class Fetcher:
         """
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
+        groups = self._groups(numbers)
+        if len(groups) * _FEW > len(numbers):
+            found: list[Sample | ShardError] = [{}] * len(numbers)
+            for place in np.concatenate([group.places for group in groups]).tolist() if groups else ():
+                found[place] = self.one(int(numbers[place]))
+            return found
+        return join([self._part(group) for group in groups], len(numbers))
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for.
+
+        The system is asked to read them ahead, so that a thread that calls this has little to do, and holds nothing.
+
+        Args:
+            numbers: int64 [n].
+
+        Raises:
+            InvalidRequest: Checksums are not known that should be checked.
+            OutputFailed: There is no room to unpack a compressed shard.
+        """
+        groups = self._groups(numbers) if self._plain else []
+        if not 0 < len(groups) <= self._files.most // 2:
+            return self.read(numbers)
+        plans: list[Plan] = []
+        for group in groups:
+            try:
+                rows = self._rows(group)
+            except CorruptShard:
+                return self.read(numbers)
+            plan = rows.plan()
+            if plan is None or (plans and (plan.names, plan.kinds) != (plans[0].names, plans[0].kinds)):
+                return self.read(numbers)
+            plans.append(plan)
+        order = np.argsort(np.concatenate([plan.places for plan in plans]))
+        listed = order.tolist()
+        keys = [key for plan in plans for key in plan.keys]
+        files = [plan.file for plan in plans for _ in plan.keys]
+        spans = np.concatenate([plan.spans for plan in plans])[order].reshape(len(order), -1)
+        return Late(
+            numbers, [keys[at] for at in listed], [files[at] for at in listed], plans[0].names, spans.T.tolist(),
+            plans[0].kinds, self.one,
+        )  # fmt: skip
+
+    def _groups(self, numbers: Numbers) -> list[_Group]:
+        """Return the samples of each shard, in file order."""
         places = np.argsort(numbers, kind="stable")
         shards, rows = self.catalog.places(numbers[places])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
-        if len(cuts) * _FEW > len(numbers):
-            found: list[Sample | ShardError] = [{}] * len(numbers)
-            for place in places.tolist():
-                found[place] = self.one(int(numbers[place]))
-            return found
-        parts = [
-            self._part(int(shards[first]), rows[first:last], places[first:last])
+        return [
+            _Group(int(shards[first]), rows[first:last], places[first:last])
             for first, last in pairwise(cuts)
             if first < last
         ]
-        return join(parts, len(numbers))
 
     def one(self, number: int) -> Sample | ShardError:
         """Return a sample, or its error. A hot path: 4 us beside the reading."""
@@ -174,35 +226,45 @@ class Fetcher:
         if self._plain and shard not in self._broken:
             with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
                 index = self.store.index(shard)
-                if not index.kinds:
-                    kinds = self.catalog.kinds if holds_numbers(self.catalog.shards[shard]) else {}
+                kinds = self._kinds_of(shard, index)
+                if kinds is not None:
                     return single_sample(index, self._open(shard), row, kinds, self.options.fields)
-        (found,) = join([self._part(shard, np.array([row]), np.zeros(1, np.int64))], 1)
+        (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
         return found
 
     def _open(self, shard: int) -> OpenFile:
-        size = int(self.catalog.sizes[shard]) if self.catalog.fields else None
-        return self._files.open(self.catalog.shards[shard], size)
+        return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
-    def _part(self, shard: int, rows: Numbers, places: Numbers) -> Part:
-        """Return samples of one shard; `rows` ascend."""
-        if (known := self._broken.get(shard)) is not None:
-            return failed_part(places, known)
+    def _part(self, group: _Group) -> Part:
+        """Return samples of one shard."""
+        if (known := self._broken.get(group.shard)) is not None:
+            return failed_part(group.places, known)
         try:
-            index = self.store.index(shard)
-            file = self._open(shard)
-            metadata = self.store.metadata(shard) if self.options.metadata else None
+            found = self._rows(group)
+            return found.payloads() if found.kinds is not None else found.records()
         except CorruptShard as error:
             if self.options.on_error == "skip":
-                self._broken[shard] = error  # no second walk, and no second message
-            return failed_part(places, error)
-        found = Rows(self.catalog, self.options, shard, index, file, rows, places, metadata)
-        return found.records() if self._parses(shard, index) else found.payloads()
+                self._broken[group.shard] = error  # no second walk, and no second message
+            return failed_part(group.places, error)
 
-    def _parses(self, shard: int, index: ShardIndex) -> bool:
-        """Tell whether the records of a shard are parsed: nothing else tells a list from a value of the same bytes."""
-        lists, wanted = self.catalog.lists, self.options.fields
-        known = self.catalog.fields and not index.kinds  # by a dataset file, not by a walk
-        return not (known and not (lists if wanted is None else lists & wanted)) and holds_numbers(
-            self.catalog.shards[shard]
-        )
+    def _rows(self, group: _Group) -> Rows:
+        index, file = self.store.index(group.shard), self._open(group.shard)
+        kinds = self._kinds_of(group.shard, index)
+        metadata = self.store.metadata(group.shard) if self.options.metadata else None
+        return Rows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
+
+    def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
+        """Return which fields of a shard are numbers; None: its records must be parsed.
+
+        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
+        """
+        if shard not in self._kinds:
+            catalog, wanted = self.catalog, self.options.fields
+            lists = catalog.lists if wanted is None else catalog.lists & wanted
+            if shard_format(catalog.shards[shard].path) == "tar":
+                self._kinds[shard] = {}
+            elif lists or index.kinds or not catalog.origin(shard).listed:
+                self._kinds[shard] = None
+            else:
+                self._kinds[shard] = catalog.kinds
+        return self._kinds[shard]

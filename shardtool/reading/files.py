@@ -12,6 +12,8 @@ from collections import OrderedDict
 from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
+
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
 from shardtool.storage.forks import ForkLock
@@ -20,12 +22,17 @@ from shardtool.storage.reading import open_plain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from shardtool.dataset.opened import OpenedShard
 
+    Numbers = NDArray[np.int64]
+
 REMEDY = "Run `shardtool verify`; read with on_error='skip' to go on without what is damaged."
-_MOST_OPEN = 128
+_MOST_OPEN = 256
 _SHARE = 4  # of the descriptors that a process may have, shards take one in so many
 _BLOCK = 2**20
+_ADVICE = 2**17  # bytes: some systems take no more of one piece of advice
 _pread = os.pread
 
 
@@ -70,34 +77,40 @@ class OpenFile:
         cache: Where it is copied to first.
         size: Bytes that it must have; None: not known.
 
+    Attributes:
+        fd: Its descriptor.
+        path: Of the shard, for messages.
+
     Raises:
         CorruptShard: It cannot be opened, or has another size.
         OutputFailed: There is no room to unpack it.
     """
 
     def __init__(self, shard: OpenedShard, cache: ShardCache | None, size: int | None = None) -> None:
-        self._fd = -1
+        self.fd = -1
         self._held: CachedShard | None = None
         self.path, self._pid = shard.path, os.getpid()
         self._held = cache.open(shard) if cache else None
         path = self._held.path if self._held else shard.path
         try:
-            self._fd, fact = open_plain(path)
+            self.fd, fact = open_plain(path)
         except OSError as error:
             raise unopened(shard.path, error) from None
         if size is not None and fact.st_size != size:
             raise CorruptShard(
                 shard.path, f"{fact.st_size:,} bytes", expected=f"{size:,}, as its dataset says",
-                remedy="The shard changed or was cut: `shardtool verify` tells more.",
+                remedy="The shard changed or was cut: `shardtool verify` says more.",
             )  # fmt: skip
         if is_packed(shard.path):
-            packed, self._fd = self._fd, -1
+            packed, self.fd = self.fd, -1
             os.close(packed)
-            self._fd = _unpacked(path)
+            self.fd = _unpacked(path)
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if os is None:  # the interpreter ends: its modules are gone, and the system closes files
+            return
+        if self.fd >= 0:
+            os.close(self.fd)
         if self._held is not None and self._pid == os.getpid():  # a forked process has no lease of its own
             self._held.close()
 
@@ -107,31 +120,49 @@ class OpenFile:
         Raises:
             CorruptShard: The shard ends before, or the disk fails.
         """
-        fd = self._fd
+        fd, at = self.fd, 0
         try:
-            found = [_pread(fd, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
+            return [read_at(fd, length, at := offset) for offset, length in zip(offsets, lengths, strict=True)]
+        except EOFError as error:
+            end, missing = error.args
+            expected = f"{missing:,} more bytes"
+            raise CorruptShard(self.path, "the shard ends", offset=end, expected=expected, remedy=REMEDY) from None
         except OSError as error:
-            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", remedy=REMEDY) from None
-        if [*map(len, found)] != lengths:
-            return [self._whole(*one) for one in zip(found, offsets, lengths, strict=True)]
-        return found
+            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=at, remedy=REMEDY) from None
 
-    def _whole(self, data: bytes, offset: int, length: int) -> bytes:
-        """Return `length` bytes, of which `data` are the first: a network file system, or 2 GiB, may give less."""
-        parts, got = [data], len(data)
-        try:
-            while got < length and parts[-1]:
-                parts.append(_pread(self._fd, length - got, offset + got))
-                got += len(parts[-1])
-        except OSError as error:
-            raise CorruptShard(
-                self.path, f"cannot be read: {reason(error)}", offset=offset + got, remedy=REMEDY
-            ) from None
-        if got < length:
-            raise CorruptShard(
-                self.path, "the shard ends", offset=offset + got, expected=f"{length - got:,} more bytes", remedy=REMEDY
-            )
-        return b"".join(parts)
+    def expect(self, starts: Numbers, ends: Numbers) -> None:
+        """Let the system read places ahead, into its own memory; where it cannot, they are read when they are wanted.
+
+        Args:
+            starts: int64 [n], ascending.
+            ends: int64 [n].
+        """
+        if not hasattr(os, "posix_fadvise"):
+            return
+        begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE))
+        lasts = ends[np.append(begins[1:], len(starts)) - 1].tolist()
+        for start, end in zip(starts[begins].tolist(), lasts, strict=True):
+            for at in range(start, end, _ADVICE):
+                os.posix_fadvise(self.fd, at, _ADVICE, os.POSIX_FADV_WILLNEED)
+
+
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """Return `length` bytes of a file. A hot path: one call a payload.
+
+    Raises:
+        OSError: It cannot be read.
+        EOFError: It ends before: where, and how many bytes are missing.
+    """
+    data = _pread(fd, length, offset)
+    if len(data) == length:
+        return data
+    parts, got = [data], len(data)
+    while parts[-1] and got < length:  # a network file system may give less, and no call gives more than 2 GiB
+        parts.append(_pread(fd, length - got, offset + got))
+        got += len(parts[-1])
+    if got < length:
+        raise EOFError(offset + got, length - got)
+    return b"".join(parts)
 
 
 def _unpacked(path: str) -> int:
@@ -153,11 +184,16 @@ def _unpacked(path: str) -> int:
 
 
 class OpenFiles:
-    """The open shards of a catalog; safe in threads, and empty in a process that gets it."""
+    """The open shards of a catalog; safe in threads, and empty in a process that gets it.
+
+    Attributes:
+        most: How many are kept open.
+    """
 
     def __init__(self, cache: ShardCache | None) -> None:
-        self._cache, self._lock, self._open = cache, ForkLock(), OrderedDict[str, OpenFile]()
-        self._most = _most_open()
+        self._cache, self._open = cache, OrderedDict[str, OpenFile]()
+        self.most = _most_open()
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
         return OpenFiles, (self._cache,)
@@ -181,7 +217,7 @@ class OpenFiles:
         found = OpenFile(shard, self._cache, size)
         with self._lock:
             found = self._open.setdefault(shard.path, found)
-            while len(self._open) > self._most:
+            while len(self._open) > self.most:
                 self._open.popitem(last=False)
         return found
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import UnknownKey, listing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,10 +36,6 @@ _AT_ONCE = 2**22  # keys that are sorted in memory at a time
 _WORD, _HASHED = 8, 256  # bytes; of a longer key, the start and the end
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 _log = logging.getLogger("shardtool")
-
-
-class UnknownKey(InvalidRequest, KeyError):
-    """No sample has such a key."""
 
 
 class KeyFinder:
@@ -136,24 +134,19 @@ class _KeyIndex:
     def _sorted(self) -> Iterator[tuple[int, bytes]]:
         """Yield parts of the block, and where they stand: hashes, and numbers, of so many keys at a time."""
         count = len(self._catalog)
-        with TemporaryFile() as file:
-            everything: Hashes = (
-                np.empty(count, np.uint64) if count <= _AT_ONCE else np.memmap(file, np.uint64, "w+", shape=(count,))
-            )
-            for shard in range(len(self._catalog.shards)):
-                first, last = self._catalog.firsts[shard : shard + 2].tolist()
-                index = self._store.index(shard)
-                everything[first:last] = hashes(index.keys, index.key_ends)
-            parts, done = -(-count // _AT_ONCE), 0
-            for part in range(parts):
-                low, high = (2**64 * part // parts, 2**64 * (part + 1) // parts - 1)
-                where = self._between(everything, low, high)
-                found = everything[where]
-                order = np.argsort(found, kind="stable")
-                numbers = where[order].astype(self._number)
-                yield done * _WORD, found[order].tobytes()
-                yield count * _WORD + done * self._number.itemsize, numbers.tobytes()
-                done += len(where)
+        everything = _scratch(count)
+        for shard in range(len(self._catalog.shards)):
+            first, last = self._catalog.firsts[shard : shard + 2].tolist()
+            index = self._store.index(shard)
+            everything[first:last] = hashes(index.keys, index.key_ends)
+        parts, done = -(-count // _AT_ONCE), 0
+        for part in range(parts):
+            where = self._between(everything, 2**64 * part // parts, 2**64 * (part + 1) // parts - 1)
+            found = everything[where]
+            order = np.argsort(found, kind="stable")
+            yield done * _WORD, found[order].tobytes()
+            yield count * _WORD + done * self._number.itemsize, where[order].astype(self._number).tobytes()
+            done += len(where)
 
     @staticmethod
     def _between(everything: Hashes, low: int, high: int) -> Numbers:
@@ -166,6 +159,15 @@ class _KeyIndex:
         for at, data in self._sorted():
             block[at : at + len(data)] = data
         return bytes(block)
+
+
+def _scratch(count: int) -> Hashes:
+    """Return room for so many hashes: many of them in a temporary file, if there is room for it."""
+    if count > _AT_ONCE and hasattr(os, "posix_fallocate"):
+        with suppress(OSError), TemporaryFile() as file:  # the mapping outlives its descriptor
+            os.posix_fallocate(file.fileno(), 0, count * _WORD)  # or a full disk would be a signal, not an error
+            return np.memmap(file, np.uint64, "r+", shape=(count,))
+    return np.empty(count, np.uint64)
 
 
 def hashes(keys: bytes | memoryview, ends: NDArray[np.integer]) -> Hashes:

@@ -7,62 +7,38 @@ block of small ones, so that no large one is copied twice.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.shard_file import shard_format
 from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
-from shardtool.reading.files import REMEDY
+from shardtool.reading.files import REMEDY, read_at
 from shardtool.reading.samples import Part, number_reader, values_of_record
 from shardtool.wording import call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedShard
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.files import OpenFile, ShardCache
+    from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.samples import Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
-OnError = Literal["raise", "skip"]
 _ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
 _GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
 _LONGEST = 2**18  # bytes of one read of small payloads, about
+_LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Whether the CRC-32C of each payload is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: Whether a damaged sample is an error, or left out and counted.
-        metadata: Whether samples have the metadata of their sidecar, too.
-        fields: The fields that are wanted; None: all.
-    """
-
-    check: bool = False
-    cache: ShardCache | None = None
-    on_error: OnError = "raise"
-    metadata: bool = False
-    fields: frozenset[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
 
 
 class _Layout(NamedTuple):
@@ -95,6 +71,26 @@ class _Layout(NamedTuple):
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
+class Plan(NamedTuple):
+    """Where the payloads of samples of a shard lie.
+
+    Attributes:
+        places: int64 [n]: where each sample belongs among all that are read.
+        keys: n of them.
+        file: Their shard.
+        names: The fields, the same for all.
+        kinds: Of the fields.
+        spans: int64 [n, fields, 2]: offsets and lengths.
+    """
+
+    places: Numbers
+    keys: list[str]
+    file: OpenFile
+    names: tuple[str, ...]
+    kinds: list[Kind]
+    spans: Numbers
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some samples of a shard, to be read.
@@ -102,9 +98,10 @@ class Rows:
     Attributes:
         catalog: What is read.
         options: How.
-        shard: The shard's place in the catalog.
         index: Where its samples lie.
         file: Its bytes.
+        kinds: Its fields that are numbers; None: its records must be parsed to know.
+        shard: The shard's place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
         places: int64 [n]: where each belongs among all that are read.
         metadata: The columns of metadata of the whole shard, where they are wanted.
@@ -112,9 +109,10 @@ class Rows:
 
     catalog: Catalog
     options: ReadOptions
-    shard: int
     index: ShardIndex
     file: OpenFile
+    kinds: Mapping[str, Kind] | None
+    shard: int
     rows: Numbers
     places: Numbers
     metadata: pa.Table | None = None
@@ -130,6 +128,17 @@ class Rows:
         self._put_numbers(layout, values, found if alike else None)
         counts = None if alike else layout.counts.tolist()
         return Part(self.places, self._keys(), found, counts, values, self._metadata(), self._errors)
+
+    def plan(self) -> Plan | None:
+        """Return where the payloads lie, and let the system read them ahead; None: they are small, or not alike."""
+        layout, names = self._layout(), self.index.names
+        if self.kinds is None or not layout.alike or int(layout.lengths.sum()) < _LATE * len(self.rows):
+            return None
+        fields = tuple([names[code] for code in layout.codes[: int(layout.counts[0])].tolist()])
+        offsets, lengths = (column.reshape(len(self.rows), -1) for column in (layout.offsets, layout.lengths))
+        self.file.expect(offsets.min(axis=1), (offsets + lengths).max(axis=1))
+        found: list[Kind] = [self.kinds.get(name, "bytes") for name in fields]
+        return Plan(self.places, self._keys(), self.file, fields, found, np.stack([offsets, lengths], axis=2))
 
     def records(self) -> Part:
         """Return the samples, by reading their records of TFRecord and parsing them."""
@@ -230,8 +239,9 @@ class Rows:
             values: Of all fields of all samples; changed.
             alike: The fields of each sample, where all have the same.
         """
-        kinds = self._kinds()
-        for name, kind in kinds.items():
+        for name, kind in (self.kinds or {}).items():
+            if kind == "bytes" or name not in self.index.names:
+                continue
             read = number_reader(kind)
             if alike is not None:
                 at = range(alike.index(name), len(values), len(alike)) if name in alike else range(0)
@@ -245,13 +255,6 @@ class Rows:
                     what = f"{self._keys()[sample]}, {name}"
                     error = _unlike(self.file.path, what, int(layout.offsets[place]))
                     self._errors.setdefault(sample, error)
-
-    def _kinds(self) -> Mapping[str, Kind]:
-        """Return the fields of the shard that are numbers."""
-        kinds = {**self.catalog.kinds, **self.index.kinds}
-        if not kinds or not holds_numbers(self.catalog.shards[self.shard]):
-            return {}
-        return {name: kinds[name] for name in self.index.names if kinds.get(name, "bytes") != "bytes"}
 
     def _keys(self) -> list[str]:
         index, rows = self.index, self.rows
@@ -273,11 +276,6 @@ class Rows:
         return {name: python_values(taken.column(name)) for name in taken.column_names}
 
 
-def holds_numbers(shard: OpenedShard) -> bool:
-    """Tell whether features of a shard may be numbers: those of a TFRecord."""
-    return shard_format(shard.path) == "tfrecord"
-
-
 def single_sample(
     index: ShardIndex, file: OpenFile, row: int, kinds: Mapping[str, Kind], wanted: frozenset[str] | None
 ) -> Sample:
@@ -286,24 +284,31 @@ def single_sample(
     Raises:
         CorruptShard: The shard ends before.
         ValueError: A number is not what its kind says.
-        IndexError: Its bytes end too early.
+        IndexError: Its bytes end too early, or payloads lie in no order.
     """
-    start, end = index.key_ends[row : row + 2].tolist()
-    sample: Sample = {"__key__": str(index.keys[start:end], "utf-8")}
-    first, last = index.firsts[row : row + 2].tolist()
-    names = [index.names[code] for code in index.codes[first:last].tolist()]
-    offsets, lengths = index.offsets[first:last].tolist(), index.lengths[first:last].tolist()
+    key_ends, firsts, codes, offsets, lengths = index.views
+    sample: Sample = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
+    names = index.names
+    fields: Sequence[int] = range(firsts[row], firsts[row + 1])
     if wanted is not None:
-        kept = [at for at, name in enumerate(names) if name in wanted]
-        names, offsets, lengths = ([column[at] for at in kept] for column in (names, offsets, lengths))
-    if names and 0 <= (span := offsets[-1] + lengths[-1] - offsets[0]) <= _TOGETHER:
-        (block,) = file.read(offsets[:1], [span])
-        base = offsets[0]
-        values = [block[at - base : at - base + length] for at, length in zip(offsets, lengths, strict=True)]
-    else:
-        values = file.read(offsets, lengths)
-    sample.update(zip(names, values, strict=True))
-    for name in kinds.keys() & sample.keys():
+        fields = [at for at in fields if names[codes[at]] in wanted]
+    if not fields:
+        return sample
+    start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
+    try:
+        if 0 <= end - start <= _TOGETHER:
+            block = read_at(file.fd, end - start, start)
+            for at in fields:
+                first = offsets[at] - start
+                if not 0 <= first <= len(block) - lengths[at]:
+                    raise IndexError(at)  # fields in another order than their payloads
+                sample[names[codes[at]]] = block[first : first + lengths[at]]
+        else:
+            for at in fields:
+                sample[names[codes[at]]] = read_at(file.fd, lengths[at], offsets[at])
+    except (OSError, EOFError) as error:
+        raise CorruptShard(file.path, f"cannot be read: {error}") from None
+    for name in kinds.keys() & sample.keys() if kinds else ():
         sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
     return sample
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,6 +78,12 @@ class ShardIndex:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @cached_property
+    def views(self) -> tuple[memoryview, ...]:
+        """The columns `key_ends`, `firsts`, `codes`, `offsets` and `lengths`: single numbers come from these fast."""
+        columns = (self.key_ends, self.firsts, self.codes, self.offsets, self.lengths)
+        return tuple([column.data for column in columns])
 
     @property
     def is_shared(self) -> bool:

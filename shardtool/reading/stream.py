@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,9 +15,9 @@ import numpy as np
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
-from shardtool.reading.order import OrderOptions, window_of
-from shardtool.reading.share import Share, default_share
-from shardtool.reading.state import StreamState
+from shardtool.reading.order.orders import OrderOptions, window_of
+from shardtool.reading.order.share import Share, default_share
+from shardtool.reading.order.state import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,18 +25,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Sample
-    from shardtool.reading.order import Order, Ordered, Shuffle
-    from shardtool.reading.samples import Batch
-    from shardtool.reading.share import Ends
+    from shardtool.reading.order.orders import Order, Ordered, Shuffle
+    from shardtool.reading.order.share import Ends
+    from shardtool.reading.samples import Batch, Sample
 
     Numbers = NDArray[np.int64]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-_TOGETHER = 2**22  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
-_STEPS_AHEAD = 3
+_STEPS_AHEAD = 2
 
 
 class Reader(Protocol):
@@ -60,6 +60,10 @@ class Reader(Protocol):
 
     def read(self, numbers: Numbers) -> Batch:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
         ...
 
 
@@ -207,9 +211,9 @@ class Stream(Chain):
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self._fetcher.read(numbers)
+        batch = self._fetcher.read_late(numbers)
         if self._share.ends == "pad":
-            return numbers, _padded(batch, (positions >= order.length).tolist())
+            return numbers, _Padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
@@ -235,12 +239,21 @@ def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]
         start = stop
 
 
-def _padded(batch: Batch, padding: list[bool]) -> Batch:
-    """Return samples that say whether they were read for others' sake."""
-    return [
-        {**sample, "__padding__": padded} if isinstance(sample, dict) else sample
-        for sample, padded in zip(batch, padding, strict=True)
-    ]
+@dataclass(frozen=True)
+class _Padded:
+    """Samples that say whether they were read for others' sake."""
+
+    batch: Batch
+    padding: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.padding)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        for sample, padded in zip(self.batch, self.padding, strict=True):
+            if isinstance(sample, dict):
+                sample["__padding__"] = padded
+            yield sample
 
 
 class _Pass:
@@ -269,6 +282,7 @@ def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 
         ahead: How many results are made before they are wanted.
     """
     thread = ThreadPoolExecutor(1, "shardtool-read")
+    ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -278,7 +292,8 @@ def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 
         while waiting:
             yield _first(waiting)
     finally:
-        thread.shutdown(wait=True, cancel_futures=True)
+        if not ending():
+            thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:

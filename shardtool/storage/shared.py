@@ -96,7 +96,7 @@ class SharedBlocks:
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
-        if self._is_open():
+        if os is not None and self._is_open():  # at the interpreter's end, modules are gone
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:

@@ -7,6 +7,7 @@ it is written.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -23,8 +24,6 @@ from shardtool.write.tar import PADDING
 from shardtool.writer.encode import BadValue, as_float, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shardtool.skipped import SkipCode
     from shardtool.values import Number
     from shardtool.write.records import Parts
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 KEY = "__key__"
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)  # nothing more is to be looked at
 _BAD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
+_MOST_FIELDS = 2**16 - 1  # that a field's number has room for
 _MARK_SIZE = 12  # bytes: of 10^9 keys, two share one by chance once in 10^11 runs
 
 
@@ -125,6 +125,9 @@ class SampleEncoder:
         Raises:
             Refused: It cannot be written.
         """
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            found = f"a value of the type {type(sample).__name__}"
+            raise _refused("a sample", found, "bad-value", expected="a dict of its key and its fields")
         names = tuple(sample)
         layout = self._layouts.get(names)
         if layout is None:
@@ -184,6 +187,8 @@ class SampleEncoder:
         if self._tar and len({name.lower() for name, _ in fields}) < len(fields):
             found = f"fields that differ in case only: {listing([name for name, _ in fields])}"
             raise _refused(where, found, "field-clash", expected="one field of a name in a sample, in any case")
+        if len({*self.kinds, *names}) > _MOST_FIELDS:
+            raise _refused(where, f"more than {_MOST_FIELDS:,} different fields", "bad-value", expected="a few")
         return Layout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
     def _key(self, given: object, layout: Layout) -> tuple[bytes, bool]:

@@ -34,6 +34,7 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     assert (other.max_bytes, other.policy) == (10**9, "oldest")
     assert read_all(other, shards) == [True] * 6
     assert (other.counts.copies, other.counts.hits) == (0, 6)
+    assert (other.total().copies, other.total().hits, other.total().hit_rate) == (6, 6, 0.5)
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
 
 
@@ -170,7 +171,7 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
     """Another version's cache, folders that are links, bounds below a shard, and locks that do not work are refused."""
     with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11.8 kB, the cache 11.8 kB"):
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
-    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected least-used, oldest, keep"):
+    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
         Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="a URL"):
         Cache("s3://bucket/cache")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -194,6 +196,18 @@ def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
     kept = [key for key, fields in photos.samples.items() if int(fields["cls"]) % 2]
     assert flat(keys(batches)) == kept
     assert batches.skipped.samples == 98 - len(kept) > 0
+
+
+def test_a_program_ends_quietly(photos: Packed) -> None:
+    """A program that ends with a dataset open, and a batch half read, prints nothing that it does not print itself."""
+    code = (
+        "import sys, shardtool, shardtool.torch\n"
+        "batches = iter(shardtool.torch.loader(shardtool.open(sys.argv[1]), 8))\n"
+        "print(len(next(batches)['__key__']))\n"
+    )
+    words = [sys.executable, "-c", code, str(photos.folder / "out.json")]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("8\n", "")
 
 
 def test_labels(dataset: Any, photos: Packed) -> None:

@@ -73,6 +73,7 @@ def test_training_is_better_than_chance(script: str, place: Path) -> None:
         pytest.skip(f"{_NEEDS[script]} is not installed")
     done = _run([sys.executable, EXAMPLES / script], place)
     assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr  # in what ends with the interpreter
     found = [float(accuracy) for accuracy in _ACCURACY.findall(done.stdout)]
     assert len(found) == (2 if script == "train_keras.py" else 1)
     assert min(found) > _ABOVE_CHANCE

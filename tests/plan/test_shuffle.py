@@ -54,4 +54,5 @@ def test_numbers_are_the_same_everywhere() -> None:
     """The numbers are these, with every NumPy, on every machine."""
     assert random_numbers(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]  # of SplitMix64's authors
     assert random_at(1234567, np.array([1], np.uint64)).tolist() == [3203168211198807973]
-    assert permuted(np.arange(10), 10, KEY).tolist() == [2, 0, 7, 4, 8, 1, 5, 9, 3, 6]
+    assert permuted(np.arange(10), 10, KEY).tolist() == [1, 2, 7, 0, 5, 8, 6, 3, 4, 9]
+    assert permuted(np.arange(8), 20, KEY).tolist() == [0, 8, 19, 15, 6, 5, 18, 4]

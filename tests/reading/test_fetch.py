@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
+from shardtool.reading.options import ReadOptions
 from tests.helpers import flip, typed
 from tests.reading.made_data import SAMPLES, Made, make, numbers, write_examples
 
@@ -83,6 +84,8 @@ def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
     fetcher = own.fetcher(check=True, on_error="skip")
     assert fetcher.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
     assert (fetcher.skipped.samples, dict(fetcher.skipped.shards)) == (1, {str(shard): 1})
+    with pytest.raises(CorruptShard, match=what):
+        own.open(check=True, on_error="skip")[own.samples.index(sample)]
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "stale"])
@@ -158,6 +161,9 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
     found = fetcher.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
     assert "width" not in fetcher.selecting(None, metadata=False).fetch(numbers([1]))[0]
+    (tmp_path / "out-001.index").unlink()
+    lost = Fetcher(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
+    assert [one["width"] for one in lost] == [0, None]
 
 
 def test_threads_and_copies_read_the_same(made: Made) -> None:

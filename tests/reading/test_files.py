@@ -32,15 +32,16 @@ def _open_in(folder: Path) -> int:
 
 def test_descriptors_are_bounded(tmp_path: Path) -> None:
     """However many shards are read, few are open at once, fewer where a process may have few; then none is."""
-    shards = _shards(tmp_path, 150)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(80, limits[1]), limits[1]))
     try:
         files = OpenFiles(None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    for most, opened in ((20, files), (128, OpenFiles(None))):
-        for one in shards * 2:
+    usual = min(256, limits[0] // 4) if limits[0] > 0 else 256
+    shards = _shards(tmp_path, 260)
+    for most, opened in ((20, files), (usual, OpenFiles(None))):
+        for one in [*shards, *shards[:9]]:
             assert opened.open(one).read([6], [3]) == [b"%03d" % one.number]
         assert _open_in(tmp_path) == most
         copy = pickle.loads(pickle.dumps(opened))  # noqa: S301 - our own

@@ -147,6 +147,8 @@ def test_splits(tmp_path: Path) -> None:
         assert [*dataset[::-1].partition("train")] == [*train][::-1]
         parts = [*dataset.partition("train").keys, *dataset.partition("val").keys]
         assert sorted(parts) == [key_of(number) for number in range(COUNT)]
+        assert dataset.splits == {name: len(dataset.partition(name)) for name in ("train", "val")}
+        assert dataset[:].splits == dataset.splits
         assert len(dataset[:3].partition("val")) + len(dataset[:3].partition("train")) == 3
         with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val, or keys"):
             dataset.partition("test")

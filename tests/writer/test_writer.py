@@ -191,9 +191,11 @@ def test_values(tmp_path: Path) -> None:
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
         ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),
+        (None, "a dict of its key"),
+        ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
 )
-def test_samples_that_are_refused(tmp_path: Path, sample: dict[str, object], said: str) -> None:
+def test_samples_that_are_refused(tmp_path: Path, sample: Any, said: str) -> None:
     """What `create` refuses is refused, by name; the writer goes on without it, or lists it with `on_error="skip"`."""
     first = {"__key__": "first", "jpg": b"1", "n": 1}
     writer = ShardWriter(tmp_path / "a/out-{000000..}.tar", max_size=8000)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions, Shuffle, View, order_of, window_of
+from shardtool.reading.order.orders import OrderOptions, Shuffle, View, order_of, window_of
 from tests.reading.catalogs import made_catalog
 
 counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -59,8 +59,8 @@ def test_seeds_and_epochs_differ(shuffle: Shuffle) -> None:
 
 def test_orders_are_the_same_everywhere() -> None:
     """The orders are these, with every NumPy, on every machine: a state of today goes on tomorrow."""
-    assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [6, 0, 5, 1, 7, 11, 9, 3, 8, 4, 10, 2]
-    assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [6, 10, 11, 1, 0, 5, 8, 3, 7, 2, 9, 4]
+    assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [7, 1, 6, 0, 5, 11, 8, 4, 10, 2, 9, 3]
+    assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [5, 3, 7, 1, 0, 11, 6, 8, 4, 9, 2, 10]
     assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
     large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
     assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
@@ -151,10 +151,14 @@ def test_options_out_of_range(name: str, value: object) -> None:
 
 
 def test_window_of_a_buffer() -> None:
-    """The buffer is divided among the parts; where none is given, it holds 32 MB and no more than 1,024 of a part."""
+    """The buffer is divided among the parts; where none is given, it holds about 32 MB.
+
+    And no more than 1,024 samples of a part.
+    """
     assert window_of(1001, 6400, 64) == 100
     assert window_of(1001, 10, 64) == 1
-    assert window_of(1001, None, 64) == 2**25 // 64 // 1001
+    assert window_of(1001, None, 64) == 512
+    assert [window_of(size, None, 64) for size in (10**5, 14_000, 12_000, 10**6)] == [4, 32, 32, 1]
     assert window_of(1, None, 64) == 1024
     for buffer, parts, name in ((0, 64, "buffer"), (None, 0, "parts"), (1.5, 4, "buffer")):
         with pytest.raises(InvalidRequest, match=f"{name}: .* 1 or more"):

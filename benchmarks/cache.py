@@ -1,0 +1,150 @@
+"""What a cache gives and costs: an epoch from a slow source, the next one, and a hit beside an open file.
+
+The source is a folder whose files are read at no more than `--rate` MB/s in all, by a clock in the reading process.
+webdataset's cache, where that is installed, gets the same shards from a command that is throttled alike.
+
+    .venv/bin/python benchmarks/cache.py --size 200MB
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+import shardtool
+from shardtool.cache import copying
+from shardtool.dataset.opened import open_dataset
+from shardtool.storage.reading import read_blocks
+from shardtool.values import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SAMPLE = 100_000
+_SHARD = "20MB"
+_HITS = 400
+_SLACK_S = 0.1  # what a network would have sent while nobody read
+_SLOW_CAT = """
+import sys, time
+rate, next_s = int(sys.argv[1]), time.perf_counter()
+with open(sys.argv[2], "rb") as file:
+    while block := file.read(2**20):
+        next_s = max(next_s, time.perf_counter() - 0.1) + len(block) / rate
+        time.sleep(max(0.0, next_s - time.perf_counter()))
+        sys.stdout.buffer.write(block)
+"""
+
+
+class Throttle:
+    """Lets no more than so many bytes a second pass."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._next_s = rate, time.perf_counter()
+
+    def passed(self, size: int) -> None:
+        """Wait until so many bytes may have passed."""
+        self._next_s = max(self._next_s, time.perf_counter() - _SLACK_S) + size / self._rate
+        time.sleep(max(0.0, self._next_s - time.perf_counter()))
+
+    def blocks(self, path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
+        """Read a file as `read_blocks` does, but slowly."""
+        for got in read_blocks(path, into, flags):
+            if isinstance(got, int):
+                self.passed(got)
+            yield got
+
+
+def made(place: Path, size: int) -> Path:
+    """Make the dataset."""
+    data = os.urandom(_SAMPLE)
+    with shardtool.ShardWriter(place / "slow" / "out-{000000..}.tar", max_size=_SHARD) as writer:
+        for number in range(size // _SAMPLE):
+            writer.write({"__key__": f"{number:08d}", "bin": data})
+    return place / "slow" / "out.json"
+
+
+def epoch(dataset: Path, cache: shardtool.Cache | None) -> float:
+    """Return the seconds of an epoch."""
+    start_s = time.perf_counter()
+    for _ in shardtool.open(dataset, cache=cache).stream(seed=1):
+        pass
+    return time.perf_counter() - start_s
+
+
+def webdataset_epoch(dataset: Path, place: Path, rate: int) -> float:
+    """Return the seconds of an epoch of webdataset's cache, whose shards come through a throttled pipe."""
+    import webdataset as wds
+
+    script = place / "slow_cat.py"
+    script.write_text(_SLOW_CAT)
+    urls = [f"pipe:{sys.executable} -S {script} {rate} {shard.path}" for shard in open_dataset(dataset).shards]
+    cache = place / "wds"
+    cache.mkdir(exist_ok=True)
+    start_s = time.perf_counter()
+    reader = wds.WebDataset(urls, cache_dir=str(cache), url_to_name=os.path.basename, shardshuffle=False)
+    for _ in reader:
+        pass
+    return time.perf_counter() - start_s
+
+
+def hit(dataset: Path, cache: shardtool.Cache) -> tuple[float, float]:
+    """Return the seconds to open a shard that is there and read it all, through the cache and by its path."""
+    shards = open_dataset(dataset).shards
+    buffer = memoryview(bytearray(2**25))
+
+    def read(path: str) -> None:
+        with open(path, "rb", buffering=0) as file:
+            file.readinto(buffer)
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(_HITS):
+        shard = shards[number // 2 % len(shards)]
+        with cache.open(shard) as one:
+            path = one.path
+        for plain in (0, 1) if number % 2 else (1, 0):  # each is first as often as the other
+            start_s = time.perf_counter()
+            if plain:
+                read(path)
+            else:
+                with cache.open(shard) as one:
+                    read(one.path)
+            times[plain].append(time.perf_counter() - start_s)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    """Run it as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="400MB")
+    parser.add_argument("--rate", default="100MB", help="of the slow source, a second")
+    given = parser.parse_args()
+    size, rate = parse_size(given.size), parse_size(given.rate)
+    place = Path(mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: S108
+    try:
+        dataset = made(place, size)
+        copying.read_blocks = Throttle(rate).blocks  # type: ignore[attr-defined]
+        cache = shardtool.Cache(place / "cache", 2 * size)
+        rows = [(f"shardtool, epoch {number}", epoch(dataset, cache)) for number in (1, 2)]
+        rows.append(("shardtool, no cache, a fast disk", epoch(dataset, None)))
+        with suppress(ImportError):
+            rows += [(f"webdataset, epoch {number}", webdataset_epoch(dataset, place, rate)) for number in (1, 2)]
+        print(f"| {size / 1e6:.0f} MB, source {rate / 1e6:.0f} MB/s | s | MB/s |\n|---|--:|--:|")
+        for name, seconds in rows:
+            print(f"| {name} | {seconds:.2f} | {size / seconds / 1e6:.0f} |")
+        through, plain = hit(dataset, cache)
+        print(f"\na hit: {through * 1e6:.0f} us to open and read 20 MB, by its path {plain * 1e6:.0f} us: "
+              f"{through / plain - 1:+.1%}")  # fmt: skip
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()
