@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, UnknownKey, listing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,10 +36,6 @@ _AT_ONCE = 2**22  # keys that are sorted in memory at a time
 _WORD, _HASHED = 8, 256  # bytes; of a longer key, the start and the end
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 _log = logging.getLogger("shardtool")
-
-
-class UnknownKey(InvalidRequest, KeyError):
-    """No sample has such a key."""
 
 
 class KeyFinder:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.reading.chain.stages import Batch, Stages
-from shardtool.reading.order import Shuffle  # noqa: TC001 - the fields' types are read at run time
-from shardtool.reading.share import Ends  # noqa: TC001
+from shardtool.reading.order.orders import Shuffle  # noqa: TC001 - the fields' types are read at run time
+from shardtool.reading.order.share import Ends  # noqa: TC001
 from shardtool.reading.stream import Stream, Streamable
+from shardtool.request.ranges import check_least
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.ranks import rank_and_world_size
 
@@ -57,9 +58,8 @@ class Streaming:
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
         bare, stages = unchained(self.source, (Streamable, Stream))
+        check_least("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, tally_of
 from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
@@ -45,7 +44,7 @@ def find_done(output: Output) -> DatasetFile | None:
 def take_back(output: Output, encoder: SampleEncoder) -> Noted | None:
     """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
 
-    They are those that its journal tells of, up to the first that is not as it says, to the byte.
+    They are those that its journal lists, up to the first that is not as it says, to the byte.
 
     Raises:
         InvalidRequest: It was asked for something else.
@@ -66,8 +65,9 @@ def take_back(output: Output, encoder: SampleEncoder) -> Noted | None:
             break
         data, rows = output.folder.read(sidecar_name(name)), sidecar.rows
         encoder.take_keys(rows.all_keys())
-        output.columns.add(pa.schema([field for field in sidecar.schema if field.name not in OWN_COLUMNS]))
-        output.take(sidecar.fact, data, tally_of(sidecar.plain_table()), int(one.digest, 16))
+        table = sidecar.plain_table()
+        output.columns.restore(table.select([name for name in table.column_names if name not in OWN_COLUMNS]))
+        output.take(sidecar.fact, data, tally_of(table), int(one.digest, 16))
         output.totals.skipped += skipped_rows(one)
         output.totals.rounded.update(one.rounded)
         if output.pattern.format == "tar":

@@ -277,7 +277,7 @@ def _failing(match: str, **options: Any) -> None:
 
 def test_options_that_make_no_sense() -> None:
     """Each is refused in one line that names it."""
-    _failing("^depth: 0; expected 1 or more", depth=0)
+    _failing("^depth: 0; expected a whole number, 1 or more", depth=0)
     _failing("^dtype: torch.int32", dtype=torch.int32)
     _failing("^dtype: 'half'; expected a floating-point dtype", dtype="half")
     _failing("^mean: 'x'; expected one number", mean="x")

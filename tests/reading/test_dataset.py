@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
-from shardtool.errors import InvalidRequest
-from shardtool.reading.keys import UnknownKey
+from shardtool.errors import InvalidRequest, UnknownKey
 from tests.reading.packed import COUNT, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
