@@ -105,12 +105,16 @@ class Streamable(Chain):
                 has as many; those read for it have `__padding__`), or `uneven`.
 
         Raises:
-            InvalidRequest: There are no samples, or an argument is out of its range.
+            InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
         options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
-        stream = Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        share = Share(*default_share(rank, world_size), ends)
+        if not share.end(self.source.length):
+            found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
+            raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
+        stream = Stream(self.fetcher, self.source, options, share)
         return stream._with(self.stages)  # noqa: SLF001 - of the chain
 
 

@@ -41,7 +41,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     dataset: Dataset
     decode: Decoders = None
     transform: Transform | None = None
-    labels: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
     _bare: Dataset = field(init=False, repr=False)
     _stages: Stages = field(init=False, repr=False)
 

@@ -45,7 +45,7 @@ class Streaming:
     batch_size: int
     _: KW_ONLY
     decode: Decoders = None
-    labels: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
     transform: Transform | None = None
     shuffle: Shuffle = True
     seed: int = 0

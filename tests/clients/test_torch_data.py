@@ -205,6 +205,12 @@ def test_epochs_that_are_none(dataset: Any, kind: Any) -> None:
         StreamDataset(dataset, 8).state_at(-1)
 
 
+@pytest.mark.parametrize("kind", [loader, StreamDataset, lambda dataset, _, **options: MapDataset(dataset, **options)])
+def test_what_a_notebook_shows(dataset: Any, kind: Any) -> None:
+    """It shows what is read, and not every label."""
+    assert len(repr(kind(dataset, 8, labels={str(at): at for at in range(1000)}))) < 1000
+
+
 def test_tensors_for_numbers(dataset: Any, photos: Packed) -> None:
     """A tensor of numbers or keys is as good as a list."""
     found = [*photos.samples]
