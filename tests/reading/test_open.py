@@ -75,6 +75,14 @@ def test_foreign_shards(folder: Path, ending: str, caplog: pytest.LogCaptureFixt
     assert dataset.table().to_table(columns=["__key__"]).num_rows == COUNT
 
 
+def test_what_shards_without_a_dataset_file_are_called(folder: Path) -> None:
+    """Shards that nothing lists are shown by the first of them, and how many more there are."""
+    (folder / "out.json").unlink()
+    first = shards(folder)[0]
+    assert f"<Dataset {first} and 5 more: 23 samples in 6 shards>" == repr(shardtool.open(folder))
+    assert repr(shardtool.open(first)) == f"<Dataset {first}: 4 samples in 1 shard>"
+
+
 def test_some_sidecars(folder: Path) -> None:
     """Shards with and without sidecars are one dataset, and one table."""
     (folder / "out.json").unlink()
