@@ -17,7 +17,7 @@ import numpy as np
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.chain.decode import Decode
 from shardtool.reading.dataset import Dataset
-from shardtool.reading.payloads import ReadOptions
+from shardtool.reading.options import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
