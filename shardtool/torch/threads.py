@@ -108,7 +108,7 @@ class _Batch:
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [one.get("__key__") if isinstance(one, dict) else None for one in samples]
         self._into: Rows | _Listed = (
-            _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), work.pin)
+            _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), pin=work.pin)
         )
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
