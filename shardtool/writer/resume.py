@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, tally_of
 from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
@@ -66,8 +65,9 @@ def take_back(output: Output, encoder: SampleEncoder) -> Noted | None:
             break
         data, rows = output.folder.read(sidecar_name(name)), sidecar.rows
         encoder.take_keys(rows.all_keys())
-        output.columns.add(pa.schema([field for field in sidecar.schema if field.name not in OWN_COLUMNS]))
-        output.take(sidecar.fact, data, tally_of(sidecar.plain_table()), int(one.digest, 16))
+        table = sidecar.plain_table()
+        output.columns.restore(table.select([name for name in table.column_names if name not in OWN_COLUMNS]))
+        output.take(sidecar.fact, data, tally_of(table), int(one.digest, 16))
         output.totals.skipped += skipped_rows(one)
         output.totals.rounded.update(one.rounded)
         if output.pattern.format == "tar":

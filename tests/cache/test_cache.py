@@ -12,6 +12,8 @@ import pytest
 
 from shardtool import Cache, InvalidRequest
 from shardtool.cache import space
+from shardtool.cache.counts import Counter
+from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from tests.cache.conftest import SHARD, made_shards
 from tests.cache.helpers import copies, python, read_all
@@ -36,6 +38,18 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     assert (other.counts.copies, other.counts.hits) == (0, 6)
     assert (other.total().copies, other.total().hits, other.total().hit_rate) == (6, 6, 0.5)
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
+
+
+def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease and a cache that outlive the modules they need, as when a program ends, say nothing."""
+    counter, lock = Counter(Cache(tmp_path / "cache").folder), take_lock(str(tmp_path / "cache" / "lock"), shared=True)
+    assert lock is not None
+    with monkeypatch.context() as ended:
+        ended.setattr(locks, "_exclusive", None)
+        ended.setattr(locks, "os", None)
+        lock.__del__()
+        counter.__del__()
+    lock.close()
 
 
 def test_a_copy_needs_no_source(tmp_path: Path) -> None:
@@ -168,9 +182,14 @@ def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
 
 
 def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version's cache, folders that are links, bounds below a shard, and locks that do not work are refused."""
-    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11.8 kB, the cache 11.8 kB"):
+    """Another version's cache, a file, folders that are links, bounds below a shard, and no locks are refused."""
+    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache 11,775"):
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
+    with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
+        Cache(None)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
+        Cache(tmp_path / "file")
     with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
         Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="a URL"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import threading
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool import Cache, InvalidRequest
+from shardtool import Cache, InvalidRequest, OutputFailed
 from shardtool.cache import writer as writing
 from tests.cache.conftest import made_shards
 from tests.cache.helpers import python, read_all
@@ -190,11 +191,15 @@ def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
     [({"part": "a/b"}, "part: 'a/b'"), ({"format": "zip"}, "format: 'zip'"), ({"max_size": "2GB"}, "max_size: 2 GB")],
 )
 def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
-    """A writer whose shards have no name, no format, or no room is refused, and one where nothing is evicted."""
+    """A writer whose shards have no name, format, room or folder is refused, and one where nothing is evicted."""
     with pytest.raises(InvalidRequest, match=problem):
         Cache(tmp_path / "cache", "1GB").writer(**options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="policy='keep': a cache that never makes room"):
         Cache(tmp_path / "cache", "1GB", "keep").writer()
+    cache = Cache(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    with pytest.raises(OutputFailed, match="written: cannot write: no such file"):
+        cache.writer()
 
 
 def test_samples_that_cannot_be_written(tmp_path: Path) -> None:

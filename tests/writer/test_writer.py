@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,6 +152,43 @@ def test_metadata_whose_type_grows(tmp_path: Path) -> None:
     assert (schema["n"], schema["m"]) == ("double", "string")
     assert (tmp_path / "ours/out-000000.tar").read_bytes() == (tmp_path / "theirs/out-000000.tar").read_bytes()
     assert verify(tmp_path / "ours/out.json").findings == ()
+
+
+_NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize(
+    ("first", "fits", "wrong", "said"),
+    [
+        (1, 2, "x", "a value of the type str; expected numbers"),
+        ([1], [1.5], ["a"], r"list<\w+: string>; expected list<\w+: double>"),
+        ({"a": 1}, {"b": [2]}, {"a": "x"}, "struct<a: string>; expected struct<a: int64, b: list<item: int64>>"),
+        (_NOON, _NOON.astimezone(timezone(timedelta(hours=1))), _NOON.replace(tzinfo=None), r"us\]; .*tz=UTC\], as"),
+        (1.5, 2, 2**60, "a column of floats; expected floats, or whole numbers over 2"),
+        (2**60, 2, 1.5, "a column of whole numbers over"),
+        ("x", None, {1: 2}, "expected text"),
+        ({"a": 1}, {}, {1: 2}, "dict key of type str"),
+        (1, 2, [3], "of the type list"),
+    ],
+)
+def test_metadata_that_no_column_holds(
+    tmp_path: Path, cut: int, first: object, fits: object, wrong: object, said: str
+) -> None:
+    """A value that does not go with those of its column is refused at once, in a writer that resumes, too."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    sound: Samples = [({"__key__": key, "n": 1}, {"m": value}) for key, value in (("a", first), ("b", fits))]
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _failing(sound, KeyboardInterrupt), max_count=cut)
+    with ShardWriter(pattern, max_count=cut, resume=True) as writer:
+        for sample, metadata in sound[writer.samples :]:
+            writer.write(sample, metadata)
+        with pytest.raises(InvalidRequest, match=f"c: metadata 'm': .*{said}"):
+            writer.write({"__key__": "c", "n": 1}, {"m": wrong})
+        with pytest.raises(InvalidRequest, match="c: metadata of the type list; expected a dict"):
+            writer.write({"__key__": "c", "n": 1}, [1])  # type: ignore[arg-type]
+        writer.write({"__key__": "c", "n": 1}, {"m": first})
+    assert verify(tmp_path / "out.json").findings == ()
 
 
 def test_values(tmp_path: Path) -> None:
