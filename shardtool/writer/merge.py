@@ -108,9 +108,9 @@ class _Merging:
             raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
         self._check_keys(whole)
         dataset = self._joined(whole, [*dict.fromkeys([*self._before, *(part.tag for part in new)])])
-        skipped = self._skipped([(self._old, self._pattern.skipped_file)] if self._old else [])
-        for one, part in found:
-            skipped = merged(skipped, self._skipped([(one, tagged_pattern(self._pattern, part.tag).skipped_file)]))
+        lists = [(self._old, self._pattern.skipped_file)] if self._old else []
+        lists += [(one, tagged_pattern(self._pattern, part.tag).skipped_file) for one, part in found]
+        skipped = self._skipped(lists)
         rows = encode_skipped(skipped)
         dataset = replace(dataset, skipped=len(skipped), skipped_crc=crc32c(rows) if rows else None)
         if found:

@@ -16,7 +16,7 @@ from shardtool.cache.counts import Counter
 from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from tests.cache.conftest import SHARD, made_shards
-from tests.cache.helpers import copies, python, read_all
+from tests.cache.helpers import KILLING, copies, python, read_all
 from tests.helpers import flip
 
 if TYPE_CHECKING:
@@ -220,21 +220,14 @@ def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkey
     assert read_all(cache, shards[:1]) == [True]
 
 
-_KILLED = """
-import os, signal, sys
+_KILLED = (
+    KILLING
+    + """
+import sys
 from shardtool import Cache
 from shardtool.cache import copying
 from shardtool.dataset.opened import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(function):
-    def both(*given):
-        function(*given)
-        killed()
-    return both
 
 folder, dataset = sys.argv[1:]
 shards = open_dataset(dataset).shards
@@ -259,6 +252,7 @@ cache.open(shards[3]).close()
 cache.open(shards[4]).close()
 assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.tar"}
 """
+)
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:
