@@ -43,7 +43,7 @@ def read_all(cache: Cache, shards: Sequence[OpenedShard]) -> list[bool]:
     for shard in shards:
         with cache.open(shard) as one:
             assert Path(one.path).read_bytes() == Path(shard.path).read_bytes()
-            found.append(one.cached)
+            found.append(one.lock is not None)
     return found
 
 
