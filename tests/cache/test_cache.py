@@ -133,7 +133,7 @@ def test_shards_without_sidecars(tmp_path: Path) -> None:
 
 
 def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
-    """What is not the shard that its sidecar tells of becomes no copy: it is read at its own place, and told of."""
+    """What is not the shard that its sidecar describes is not copied: it is read at its own place, with a note."""
     shards = made_shards(tmp_path, 2)
     flip(Path(shards[0].path), 700)
     with Path(shards[1].path).open("ab") as file:
@@ -256,6 +256,6 @@ assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:
-    """A copier that is killed at any instant leaves nothing that anybody sees, waits for, or that outlives the next."""
+    """A copier that is killed at any instant leaves nothing that others see, wait for, or that outlives the next."""
     made_shards(tmp_path)
     python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

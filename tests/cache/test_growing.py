@@ -70,7 +70,7 @@ def test_a_block_that_fails(tmp_path: Path) -> None:
 
 
 def test_the_oldest_goes(tmp_path: Path) -> None:
-    """Growing shards, and copies, count in the one bound, and go by the policy; new ones that nobody read go last."""
+    """Growing shards, and copies, count in the one bound, and go by the policy; new ones, read by none, go last."""
     shards = made_shards(tmp_path, 2)
     cache = Cache(tmp_path / "cache", 60_000)
     read_all(cache, shards)
@@ -152,7 +152,7 @@ print(len(cache.refresh()))
 
 
 def test_more_shards_than_descriptors(tmp_path: Path) -> None:
-    """A process that may not open as many files as there are shards is told what to do, and holds none."""
+    """A process that may not open as many files as there are shards gets an error with a remedy, and holds none."""
     refused, taken = python(_FEW, tmp_path).splitlines()
     assert "too many open files. Make larger shards" in refused
     assert taken == "20"
