@@ -52,7 +52,7 @@ def _parts(sample: object) -> tuple[Form, list[tuple[object, object]]]:
     return Form(object, (0,)), [(0, sample)]
 
 
-class Rows:
+class BatchRows:
     """The samples of one batch; threads put them in, each into a row of its own.
 
     Args:

@@ -12,7 +12,7 @@ from shardtool.values import Dots, IfExists, OnBadSample, Oversize, Target, pars
 from shardtool.wording import flag
 
 
-class Given(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """The options as keyword arguments; see `WriterOptions`."""
 
     max_size: str | int | None
@@ -84,7 +84,7 @@ class WriterOptions:
 _DEFAULT = WriterOptions()
 
 
-def options_of(given: Given) -> WriterOptions:
+def options_of(given: Keywords) -> WriterOptions:
     """Return the options that keyword arguments mean.
 
     Raises:
