@@ -27,7 +27,7 @@ from shardtool.storage.staging import open_folder, write_whole
 from shardtool.table.keys import repeated
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import flag
-from shardtool.writer.parts import EMPTY_SUFFIX, find_parts
+from shardtool.writer.parts import EMPTY_SUFFIX, find_parts, part_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -143,9 +143,9 @@ class _Merging:
             raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
         open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
         there = {part.number for part in self.parts.values()} | {_number(tag) for tag in self._before}
-        missing = [f"{number}" for count in counts for number in range(count) if number not in there]
+        missing = [part_tag(number, count) for count in counts for number in range(count) if number not in there]
         wrong = [f"did not end: {listing(open_)}"] if open_ else []
-        wrong += [f"nothing of {listing(missing)}"] if missing else []
+        wrong += [f"missing: {listing(missing)}"] if missing else []
         if wrong:
             remedy = f"Write these to their end, with {flag('resume')} where they were killed, and merge again."
             raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
