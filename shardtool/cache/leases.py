@@ -10,8 +10,6 @@ from shardtool.cache.space import Pauses
 from shardtool.storage.locks import take_lock
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from shardtool.storage.locks import Lock
@@ -39,9 +37,7 @@ class CachedShard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -65,5 +61,5 @@ def lease(path: str) -> Lock | None:
         if lock is not None:
             lock.used(time.time_ns())
             return lock
-        if not pauses.wait():  # somebody holds it alone and does nothing
+        if not pauses.wait():  # a process holds it alone and does nothing
             return None

@@ -13,9 +13,9 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
-from shardtool.reading.order import View
+from shardtool.reading.order.orders import View
 from shardtool.reading.stream import Streamable
 from shardtool.reading.tables import matching_rows, schema_of, table_of
 from shardtool.values import counted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.fetch import Skipped
+    from shardtool.reading.options import ReadOptions
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]

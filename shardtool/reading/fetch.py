@@ -15,8 +15,8 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import OpenFiles
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import OnError, ReadOptions, Rows, single_sample
-from shardtool.reading.samples import Late, Sample, failed_part, join
+from shardtool.reading.payloads import Rows, single_sample
+from shardtool.reading.samples import Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.payloads import Plan
-    from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.samples import Batch, Part, Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
-
-__all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
 
 _MOST_REASONS = 1000
 _FEW = 12  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
@@ -108,11 +107,9 @@ class Fetcher:
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        found.__dict__.update(vars(self))
         wanted = self.options.metadata if metadata is None else metadata
-        found.options = replace(self.options, fields=fields, metadata=wanted)
-        found._kinds = {}  # noqa: SLF001 - of this class
-        found._plain = not (self.options.check or wanted)  # noqa: SLF001
+        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
+        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
@@ -259,7 +256,7 @@ class Fetcher:
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.
 
-        Nothing but the dataset file, or else the record, tells a list from a value of the same bytes.
+        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
         """
         if shard not in self._kinds:
             catalog, wanted = self.catalog, self.options.fields

@@ -99,7 +99,7 @@ class OpenFile:
         if size is not None and fact.st_size != size:
             raise CorruptShard(
                 shard.path, f"{fact.st_size:,} bytes", expected=f"{size:,}, as its dataset says",
-                remedy="The shard changed or was cut: `shardtool verify` tells more.",
+                remedy="The shard changed or was cut: `shardtool verify` says more.",
             )  # fmt: skip
         if is_packed(shard.path):
             packed, self.fd = self.fd, -1

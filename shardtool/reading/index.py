@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
+_VERIFY = "Run `shardtool verify`."
 _log = logging.getLogger("shardtool")
 
 
@@ -143,11 +144,8 @@ def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShar
     return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
 
 
-_VERIFY = "Run `shardtool verify`."
-
-
 def _check_size(shard: OpenedShard, expected: int) -> None:
-    size = file_size(shard.path)  # of one that is missing, what opens it tells more
+    size = file_size(shard.path)  # of one that is missing, what opens it says more
     if size is not None and size != expected:
         found = f"{size:,} bytes"
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)

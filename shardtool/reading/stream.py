@@ -15,9 +15,9 @@ import numpy as np
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
-from shardtool.reading.order import OrderOptions, window_of
-from shardtool.reading.share import Share, default_share
-from shardtool.reading.state import StreamState
+from shardtool.reading.order.orders import OrderOptions, window_of
+from shardtool.reading.order.share import Share, default_share
+from shardtool.reading.order.state import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.reading.fetch import Sample
-    from shardtool.reading.order import Order, Ordered, Shuffle
-    from shardtool.reading.samples import Batch
-    from shardtool.reading.share import Ends
+    from shardtool.reading.order.orders import Order, Ordered, Shuffle
+    from shardtool.reading.order.share import Ends
+    from shardtool.reading.samples import Batch, Sample
 
     Numbers = NDArray[np.int64]
 

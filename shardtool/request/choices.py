@@ -50,6 +50,17 @@ def check_choices(options: DataclassInstance) -> None:
                 raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
 
 
+def check_choice(name: str, value: object, literal: object) -> None:
+    """Refuse what is none of the texts of a Literal; for parameters that no command line has.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    texts = get_args(literal)
+    if value not in texts:
+        raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(texts)}")
+
+
 def _is_several(allowed: tuple[object, ...]) -> bool:
     return str not in allowed and any(get_origin(kind) is tuple for kind in allowed)
 

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions
+from shardtool.reading.order.orders import OrderOptions
+from shardtool.request.ranges import check_least
 from shardtool.tensorflow.records import Order, find_records
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def tf_dataset(
     """
     order = Order(shuffle, seed, epoch)
     order.check()
-    if batch_size is not None and batch_size < 1:
-        raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
+    if batch_size is not None:
+        check_least("batch_size", batch_size)
     found = find_records(given, fields)
     return _needing("data").read_records(found, order, batch_size)
 
@@ -95,7 +96,7 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
 
-    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed tells.
+    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed repeats.
 
     Args:
         dataset: What `shardtool.open` gives, of tar or TFRecord shards, with a sample as Keras takes it: a tuple of
@@ -113,8 +114,7 @@ def keras_sequence(
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
-    if batch_size < 1:
-        raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
+    check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
     return _needing("sequence").BatchSequence(dataset, batch_size, order, workers)
 

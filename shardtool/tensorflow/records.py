@@ -1,4 +1,4 @@
-"""Which TFRecords are meant, and what a dataset file tells of them. TensorFlow is not needed for that."""
+"""Which TFRecords are meant, and what a dataset file says of them. TensorFlow is not needed for that."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Part:
 
 
 def _part_of(dataset: OpenedDataset) -> _Part:
-    """Return what the dataset file tells; where there is none, shards are walked.
+    """Return what the dataset file says; where there is none, shards are walked.
 
     Raises:
         CorruptShard: A shard that is walked is damaged.

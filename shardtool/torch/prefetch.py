@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardtool.errors import InvalidRequest
+from shardtool.request.ranges import check_least
 from shardtool.torch.normalize import Levels, Normalize
 from shardtool.torch.transfer import AtOnce, HandOut, Sender, SideStream
 
@@ -70,8 +71,7 @@ class Prefetcher:
     _state: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise InvalidRequest("depth", f"{self.depth}", expected="1 or more batches")
+        check_least("depth", self.depth)
         self._device = _device_of(self.device)
         if self.channels_last or any(one is not None for one in (self.mean, self.std, self.dtype)):
             self._change = Normalize(self.mean, self.std, self.dtype, self.channels_last)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.reading.chain.stages import Batch, Stages
-from shardtool.reading.order import Shuffle  # noqa: TC001 - the fields' types are read at run time
-from shardtool.reading.share import Ends  # noqa: TC001
+from shardtool.reading.order.orders import Shuffle  # noqa: TC001 - the fields' types are read at run time
+from shardtool.reading.order.share import Ends  # noqa: TC001
 from shardtool.reading.stream import Stream, Streamable
+from shardtool.request.ranges import check_least
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.ranks import rank_and_world_size
 
@@ -59,8 +60,7 @@ class Streaming:
         if not isinstance(self.source, Streamable | Stream):
             expected = "a dataset that shardtool.open returned, or a stream of it"
             raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
+        check_least("batch_size", self.batch_size)
         bare, stages = unchained(self.source)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")

@@ -5,7 +5,7 @@ Three kinds of threads take part, and none outlives the pass:
 - The source's own reads shards ahead (`reading/stream.py`).
 - One feeds: it takes the samples of a batch from the source, and hands them to the decoders in small chunks.
 - The decoders call the function with each sample, and put what it returns into its row of the batch (`batches.py`).
-  Whoever puts the last row of a batch collates it.
+  The thread that puts the last row of a batch collates it.
 
 At most `depth` batches are under way. Batches come out in their order, whichever thread is fastest, and an error comes
 in the place of its batch. A task of any thread ends by itself, so that a program can end in the middle of a pass.

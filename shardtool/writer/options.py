@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
 from shardtool.request.ranges import check_ranges
-from shardtool.values import Dots, IfExists, Oversize, Target, parse_size
+from shardtool.values import Dots, IfExists, OnBadSample, Oversize, Target, parse_size
 from shardtool.wording import flag, option
-
-OnBadSample = Literal["raise", "skip"]
 
 
 class Given(TypedDict, total=False):

@@ -45,7 +45,7 @@ def find_done(output: Output) -> DatasetFile | None:
 def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> Noted | None:
     """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
 
-    They are those that its journal tells of, up to the first that is not as it says, to the byte: a note names it.
+    They are those that its journal lists, up to the first that is not as it says, to the byte: a note names it.
 
     Raises:
         InvalidRequest: It was asked for something else.

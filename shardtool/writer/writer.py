@@ -34,7 +34,6 @@ from shardtool.writer.samples import KEY, Refused, SampleEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self, Unpack
 
@@ -101,9 +100,7 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._state == _CLOSED or os.getpid() != self._pid:
             return
         if kind is None:

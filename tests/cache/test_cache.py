@@ -190,7 +190,7 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
         Cache(tmp_path / "file")
-    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected least-used, oldest, keep"):
+    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
         Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="a URL"):
         Cache("s3://bucket/cache")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
+from shardtool.reading.options import ReadOptions
 from tests.helpers import flip, typed
 from tests.reading.made_data import SAMPLES, Made, make, numbers, write_examples
 

@@ -78,7 +78,7 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
         ("c.json", {}, "tar shards; expected TFRecords.*`shardtool reshard .*c.json .*keras_sequence"),
         ("a.json", {"fields": ["jpg"]}, "fields: no jpg; expected some of __key__, cls, txt"),
         ("a.json", {"fields": []}, "fields: none"),
-        ("a.json", {"batch_size": 0}, "batch_size: 0; expected 1 or more"),
+        ("a.json", {"batch_size": 0}, "batch_size: 0; expected a whole number, 1 or more"),
         ("a.json", {"seed": -1}, "seed: -1; expected 0 or more"),
         ("a.json", {"epoch": -1}, "epoch: -1"),
         ("a.json", {"shuffle": -1}, "shuffle: -1"),

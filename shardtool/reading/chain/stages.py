@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.reading.chain.decode import Decode
+from shardtool.request.choices import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from shardtool.reading.chain.decode import Decoder, Images, OnError
+    from shardtool.reading.chain.decode import Decoder, Images
+    from shardtool.values import OnBadSample
 
 Missing = Literal["error", "skip", "none"]
 Size = tuple[int, int]
@@ -69,8 +71,7 @@ class _Named:
     def __post_init__(self) -> None:
         if not self.names or not all(isinstance(name, str) and name for name in self.names):
             raise InvalidRequest(_call(self), repr(self.names), expected="names of fields, such as 'jpg', 'cls'")
-        if self.missing not in get_args(Missing):
-            raise InvalidRequest("missing", repr(self.missing), expected=" or ".join(get_args(Missing)))
+        check_choice("missing", self.missing, Missing)
         object.__setattr__(self, "_get", itemgetter(*self.names))
 
     @property
@@ -240,7 +241,7 @@ class Chain:
         *,
         images: Images = "numpy",
         reduce: Size | None = None,
-        on_error: OnError = "raise",
+        on_error: OnBadSample = "raise",
     ) -> Self:
         """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; others stay bytes.
 
