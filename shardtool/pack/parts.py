@@ -122,7 +122,7 @@ def begin_part(publisher: Publisher, plan: Plan, made: RunRecord) -> Iterator[st
 def end_part(packed: Packed, publisher: Publisher, plan: Plan, made: RunRecord, content: int | None) -> DatasetFile:
     """Leave the record of a part; return what the dataset file is to say of its shards.
 
-    Where that is there and says it already, it stays, and no record is needed.
+    Where that is there and says it already, it stays, unless another part finds that it is to say something else.
 
     Args:
         packed: The shards of the part, all of them published.
@@ -148,9 +148,8 @@ def end_part(packed: Packed, publisher: Publisher, plan: Plan, made: RunRecord, 
         dataset=dataset if shards else None,
         skipped=packed.skipped,
     )
-    old = _whole(output.folder, output.pattern) if publisher.keeps_dataset_file else None
-    if old is None or old.made.document != made.document or not _is_in(old, record):
-        publisher.end_part(record)
+    old = _whole(output.folder, output.pattern)
+    publisher.end_part(record, stays=old is not None and old.made.document == made.document and _is_in(old, record))
     return dataset
 
 
@@ -163,9 +162,10 @@ def _whole(folder: Folder, pattern: ShardPattern) -> DatasetFile | None:
 
 
 def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Tell whether a dataset has the shards of a part, of as many in all."""
+    """Tell whether a dataset has the shards of a part, of as many in all, and was made as that was."""
     own, found = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    return len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
+    made = record.dataset is None or record.dataset.made == dataset.made
+    return made and len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
@@ -183,7 +183,9 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     parts = 0 if output.own is None else output.own.part.parts
     names = folder.names()
     ended, _ = find_parts(pattern, names)
-    if len(ended) < parts and pattern.dataset_file not in names:
+    if len(ended) < parts and pattern.dataset_file in names:
+        return True  # the records stay: another part may yet find a source that has changed
+    if len(ended) < parts:
         notes.add(f"{len(ended):,} of {parts:,} parts have ended; the dataset file is published after the last")
         return False
     with ExitStack() as stack:

@@ -70,10 +70,11 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
 
 def _of_task(environment: Mapping[str, str]) -> Part:
     """Return the part of a task of a Slurm array, whose numbers are those of all parts."""
-    said = {name: environment.get(_TASK + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
-    said = {"MIN": said["MIN"] or "1", "STEP": said["STEP"] or "1", **{n: v for n, v in said.items() if v}}
+    given = {name: environment.get(_TASK + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
+    given = {name: value for name, value in given.items() if value}
+    said = {"MIN": "1", "STEP": "1", **given}
     numbers = {name: int(value) for name, value in said.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
-    shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in said.items())
+    shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in given.items())
     where, remedy = option("part", SLURM), f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
     if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
         raise InvalidRequest(where, shown or "no task", expected="the environment of an array's task", remedy=remedy)
