@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLURM = "slurm"
-_MOST_PARTS = 10**6
+MOST_PARTS = 10**6
 _TEXT = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
 _TASK = "SLURM_ARRAY_TASK_"
 _EXPECTED = f"one such as 3/64, counted from 1, or {SLURM}"
@@ -63,7 +63,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
         return _of_task(os.environ if environment is None else environment)
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
     part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
-    if not 1 <= part.number <= part.parts <= _MOST_PARTS:
+    if not 1 <= part.number <= part.parts <= MOST_PARTS:
         raise InvalidRequest(option("part"), repr(text)[:80], expected=_EXPECTED)
     return part
 

@@ -29,9 +29,10 @@ from shardtool import (
     reshard,
     verify,
 )
+from shardtool.fingerprint import crc32c
 from shardtool.pack import parts
 from shardtool.publish.destination import Destination
-from shardtool.publish.part_file import Own, find_parts
+from shardtool.publish.part_file import Own, find_parts, read_record
 from shardtool.request.part import Part, parse_part
 from shardtool.storage.staging import open_folder
 from tests.faults.helpers import start
@@ -248,7 +249,7 @@ def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             _pack(place, if_exists="resume")
         again = _pack(place, "1/3", if_exists="resume")
         assert not again.merged
-        assert any("another run holds the lock" in note for note in again.notes)
+        assert any("holds the lock of the dataset" in note for note in again.notes)
     with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
         _pack(place, "2/3", if_exists="resume")
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
@@ -283,6 +284,10 @@ def test_a_killed_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch
     records = {name: data for name, data in read_tree(place / "out").items() if name.startswith(".x.part")}
     _merge(place)
     whole = read_tree(place / "out")
+    (place / "out/x.json").unlink()
+    write_tree(place / "out", records)  # killed when the list of what was left out was there
+    _merge(place)
+    assert read_tree(place / "out") == whole
     del records[".x.part1of3"]
     write_tree(place / "out", records)
     _merge(place)
@@ -326,6 +331,27 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
     (out / ".x.part1of3").write_bytes(before[".x.part1of3"])
     assert typed("index", out / "x-{000..}.tar", "--merge").code == 0
     assert verify(out / "x.json").findings == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"part": 1}, {"parts": True}, {"planned": 0}, {"planned": 2**62}, {"planned": 8}, {"planned": "7"},
+        {"resumed": 1}, {"plan": "x"}, {"plan": None}, {"content": "b2:"}, {"dataset": ""}, {"dataset": "{}"},
+        {"dataset": 3}, {"skipped": [["a", "b"]]}, {"skipped": [["", "", "", ""]]}, {"skipped": {}},
+    ],
+)  # fmt: skip
+def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None:
+    """A record whose checksum is right is no more trusted: what cannot be is refused as a damaged one is."""
+    _pack(place, "2/3")
+    record = place / "out/.x.part2of3"
+    body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
 
 
 def test_metadata_of_a_manifest(place: Path) -> None:
