@@ -24,7 +24,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.plan.cuts import NO_LIMIT
 from shardtool.request.choices import check_choice
 from shardtool.storage.staging import Folder, open_folder
-from shardtool.values import parse_size, show_size
+from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Cache:
         observer: Observer | None = None,
     ) -> None:
         check_choice("policy", policy, Policy)
+        if not isinstance(folder, str | os.PathLike):
+            raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
         self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
@@ -220,7 +222,7 @@ class Cache:
                 self._count(hits=1)
                 return lock
             if original.size > self.max_bytes:
-                found = f"{original.path} has {show_size(original.size)}, the cache {show_size(self.max_bytes)}"
+                found = f"{original.path} has {original.size:,} bytes, the cache {self.max_bytes:,}"
                 raise InvalidRequest(option("max_bytes"), found, expected="room for a shard at least")
             if time.monotonic() < self._retry_s:
                 return None

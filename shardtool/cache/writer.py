@@ -13,7 +13,7 @@ from shardtool.cache.names import WRITTEN
 from shardtool.cache.space import room_path
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_write import Written, encode, index_of
-from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.request.choices import check_choice
@@ -93,7 +93,10 @@ class CacheWriter:
         self._shard: OpenShard | None = None
         self._pid, self._closed = os.getpid(), False
         self.shards = self.samples = 0
-        room = take_lock(room_path(self._folder, self._name), create=True)
+        try:
+            room = take_lock(room_path(self._folder, self._name), create=True)
+        except OSError as error:
+            raise OutputFailed(self._folder.path, f"cannot write: {reason(error)}") from None
         if room is None:
             raise OutputFailed(self._folder.path, "cannot be locked")
         self._room = room

@@ -61,6 +61,8 @@ class Lock:
 
     def close(self) -> None:
         """Let the lock go. The file stays."""
+        if _exclusive is None:  # the interpreter ends: its modules are gone, and the system closes files
+            return
         fd, self._fd = self._fd, -1
         if fd >= 0:
             if not self._shared:

@@ -132,7 +132,11 @@ class Folder:
                 if path == missing[-1]:
                     break
             for path in reversed(missing):
-                os.mkdir(path)
+                try:
+                    os.mkdir(path)
+                except FileExistsError:
+                    if not os.path.isdir(path):  # else another process has made it meanwhile
+                        raise
                 _sync_folder(os.path.dirname(path.rstrip("/")) or ".")
         except OSError as error:
             raise _failed(self.path, error) from None
