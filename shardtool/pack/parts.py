@@ -280,7 +280,7 @@ def check_all_ended(where: str, counts: Collection[int], open_: list[str], missi
         found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
         raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
     wrong = [f"did not end: {listing(open_)}"] if open_ else []
-    wrong += [f"nothing of {listing(missing)}"] if missing else []
+    wrong += [f"missing: {listing(missing)}"] if missing else []
     if wrong:
         remedy = f"Write these to their end, with {how} where they were killed, and merge again."
         raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)

@@ -236,16 +236,19 @@ class Fetcher:
         return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
     def _part(self, group: _Group) -> Part:
-        """Return samples of one shard."""
+        """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
         if (known := self._broken.get(group.shard)) is not None:
             return failed_part(group.places, known)
         try:
-            found = self._rows(group)
-            return found.payloads() if found.kinds is not None else found.records()
+            rows = self._rows(group)
+            found = rows.samples()
+            if found.errors and self._files.renew(self.catalog.shards[group.shard], rows.file):
+                found = self._rows(group).samples()
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[group.shard] = error  # no second walk, and no second message
             return failed_part(group.places, error)
+        return found
 
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)

@@ -118,6 +118,10 @@ class Rows:
     metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
 
+    def samples(self) -> Part:
+        """Return the samples, by the least reading that shows what they hold."""
+        return self.payloads() if self.kinds is not None else self.records()
+
     def payloads(self) -> Part:
         """Return the samples, by reading the payloads that are wanted."""
         layout, names = self._layout(), self.index.names

@@ -29,7 +29,7 @@ from shardtool.table.keys import repeated
 from shardtool.values import counted, output_text
 from shardtool.wording import flag
 from shardtool.writer.journal import journal_name
-from shardtool.writer.parts import EMPTY_SUFFIX, find_parts, tagged_pattern
+from shardtool.writer.parts import EMPTY_SUFFIX, find_parts, part_tag, tagged_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,7 +145,7 @@ class _Merging:
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
         open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
         there = {part.number for part in self.parts.values()} | {_number(tag) for tag in self._before}
-        missing = [f"{number}" for count in counts for number in range(count) if number not in there]
+        missing = [part_tag(number, count) for count in counts for number in range(count) if number not in there]
         check_all_ended(where, counts, open_, missing, flag("resume"))
 
     def _dataset(self, part: PartFiles) -> DatasetFile:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import Cache, InvalidRequest
+import shardtool
+from shardtool import Cache, CorruptShard, InvalidRequest
 from shardtool.cache import space
 from shardtool.cache.counts import Counter
 from shardtool.storage import locks
@@ -159,6 +160,30 @@ def test_damaged_copy(tmp_path: Path, shards: Shards, noting: Noting) -> None:
         cache.drop(shards[0])
         assert read_all(cache, shards[:1]) == [False]
     assert len(noting.notes) == 1
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
+    """A reader that checks drops a copy with a flipped bit, and reads the shard anew; a damaged source is an error."""
+    with shardtool.ShardWriter(tmp_path / f"out-{{000000..}}.{ending}", max_count=10) as writer:
+        for n in range(20):
+            writer.write({"__key__": f"{n:02}", "bin": b"%02d" % n * 500, "n": n})
+    cache = Cache(tmp_path / "cache", observer=noting)
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    right = [sample["bin"] for sample in opened]
+    (copy, *_) = sorted((tmp_path / "cache" / "copied").glob(f"*-out-000000.{ending}"))
+    flip(copy, copy.read_bytes().index(b"0404") + 99)
+    for other in [shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "cache"))] * others:
+        assert other[0]["bin"] == right[0]  # and it holds the copy
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    assert sorted(map(str, (sample["bin"] for sample in opened.stream(shuffle="full")))) == [*map(str, right)]
+    assert [sample["bin"] for sample in opened] == right
+    (note,) = noting.notes
+    assert note.endswith(f"out-000000.{ending}: its copy is damaged, and is dropped")
+    flip(tmp_path / f"out-000000.{ending}", (tmp_path / f"out-000000.{ending}").read_bytes().index(b"0505") + 99)
+    with pytest.raises(CorruptShard, match="05, bin: the checksum"):
+        shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
 
 
 def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
