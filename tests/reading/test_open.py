@@ -307,5 +307,5 @@ def test_a_copied_dataset_has_the_same_fingerprint(folder: Path, tmp_path: Path)
 def test_a_path_is_no_cache(folder: Path, tmp_path: Path) -> None:
     """The folder of a cache, in place of a `Cache`, is refused at once."""
     for cache in (str(tmp_path), tmp_path):
-        with pytest.raises(InvalidRequest, match="expected a shardtool.Cache of that folder"):
+        with pytest.raises(InvalidRequest, match=r"expected a shardtool\.Cache of that folder"):
             shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
