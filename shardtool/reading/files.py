@@ -20,7 +20,7 @@ from shardtool.storage.forks import ForkLock
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -186,12 +186,16 @@ def _unpacked(path: str) -> int:
 class OpenFiles:
     """The open shards of a catalog; safe in threads, and empty in a process that gets it.
 
+    Args:
+        cache: Where shards are copied to before they are read.
+        given_back: Called when shards are no longer kept: who keeps some at hand lets them go.
+
     Attributes:
         most: How many are kept open.
     """
 
-    def __init__(self, cache: ShardCache | None) -> None:
-        self._cache, self._open = cache, OrderedDict[str, OpenFile]()
+    def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] | None = None) -> None:
+        self._cache, self._open, self._given_back = cache, OrderedDict[str, OpenFile](), given_back
         self.most = _most_open()
         self._lock = ForkLock()
 
@@ -219,12 +223,18 @@ class OpenFiles:
             found = self._open.setdefault(shard.path, found)
             while len(self._open) > self.most:
                 self._open.popitem(last=False)
+                self._let_go()
         return found
 
     def close(self) -> None:
         """Give all shards back; they are opened anew when they are wanted."""
         with self._lock:
             self._open.clear()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._given_back is not None:
+            self._given_back()
 
 
 def _most_open() -> int:
