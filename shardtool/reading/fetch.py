@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import OpenFiles
+from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import LATE, OnError, ReadOptions, Rows, single_sample
 from shardtool.reading.samples import Each, Late, Sample, failed_part, join
@@ -88,6 +88,7 @@ class Fetcher:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
+        keep_freed_memory()
         self.catalog, self.options = catalog, options
         self._near: dict[int, tuple[ShardIndex, OpenFile]] = {}
         self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
