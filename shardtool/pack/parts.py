@@ -1,7 +1,7 @@
 """Parts of a run become one dataset: each leaves a record beside its shards, and one dataset file takes their place.
 
 Parts say nothing to each other. Each makes the whole plan, writes the shards that are its own, and records which plan
-that was. Shards of one plan are those of one machine, so their dataset file is, too. Whoever finds all records there
+that was. Shards of one plan are those of one machine, so their dataset file is, too. The one that finds all records
 publishes it, under the lock that every part shares and only a merge holds alone: no part runs then.
 """
 
@@ -64,13 +64,13 @@ def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
         made: How the dataset is made.
     """
     digest = blake2b(b"shardtool parts 1", digest_size=16)
-    for one in _told(plan, made):
+    for one in _plan_bytes(plan, made):
         digest.update(b"%d:" % memoryview(one).nbytes)
         digest.update(one)
     return digest.hexdigest()
 
 
-def _told(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
+def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
     """Yield what a plan says, some samples at a time: no copy of its columns is made."""
     e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
@@ -106,11 +106,11 @@ def begin_part(publisher: Publisher, plan: Plan, made: RunRecord) -> Iterator[st
     output = publisher.destination
     if (own := output.own) is None:
         return
-    told = []
+    plans = []
     for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != own.part][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
-            told.append(_told_by(read_record(output.folder, output.pattern, part)))
-    found, expected = _another_plan([*told, _Told(own.part, plan_fingerprint(plan, made), made)])
+            plans.append(_plan_of(read_record(output.folder, output.pattern, part)))
+    found, expected = _another_plan([*plans, _PlanOf(own.part, plan_fingerprint(plan, made), made)])
     if found and not output.resumes:
         remedy = "Run all parts over the same source with the same options."
         raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
@@ -171,7 +171,7 @@ def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:
 def merge_if_last(output: Destination, notes: Notes) -> bool:
     """Publish the dataset file, if all parts have left their records; return whether it is there.
 
-    Of parts that end at once, one finds all records and nobody else at work: the last to give its lock back, or one
+    Of parts that end at once, one finds all records and no other at work: the last to give its lock back, or one
     before it that found the same.
 
     Raises:
@@ -280,13 +280,13 @@ def check_all_ended(where: str, counts: Collection[int], open_: list[str], missi
         found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
         raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
     wrong = [f"did not end: {listing(open_)}"] if open_ else []
-    wrong += [f"nothing of {listing(missing)}"] if missing else []
+    wrong += [f"missing: {listing(missing)}"] if missing else []
     if wrong:
         remedy = f"Write these to their end, with {how} where they were killed, and merge again."
         raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
 
 
-class _Told(NamedTuple):
+class _PlanOf(NamedTuple):
     """Which plan a part is of, and how its dataset is made; None: it has no shards, and does not say."""
 
     part: Part
@@ -294,18 +294,18 @@ class _Told(NamedTuple):
     made: RunRecord | None
 
 
-def _told_by(record: PartRecord) -> _Told:
-    return _Told(record.part, record.plan, None if record.dataset is None else record.dataset.made)
+def _plan_of(record: PartRecord) -> _PlanOf:
+    return _PlanOf(record.part, record.plan, None if record.dataset is None else record.dataset.made)
 
 
-def _another_plan(told: Sequence[_Told]) -> tuple[str, str]:
+def _another_plan(parts: Sequence[_PlanOf]) -> tuple[str, str]:
     """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
-    plans = Counter(one.plan for one in told)
+    plans = Counter(one.plan for one in parts)
     plan, most = plans.most_common(1)[0]
-    odd = [one for one in told if one.plan != plan]
+    odd = [one for one in parts if one.plan != plan]
     if not odd:
         return "", ""
-    usual = next(one for one in told if one.plan == plan)
+    usual = next(one for one in parts if one.plan == plan)
     numbers = listing([str(one.part) for one in odd])
     found = f"another plan in {numbers}: {_difference(usual.made, odd[0].made)} ({odd[0].plan[:_SHOWN]})"
     return found, f"the plan of the other {counted(most, 'part')} ({plan[:_SHOWN]})"
@@ -326,7 +326,7 @@ def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
 
 def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
     """Refuse parts that saw different sources, or were asked for different things."""
-    found, expected = _another_plan([*map(_told_by, records)])
+    found, expected = _another_plan([*map(_plan_of, records)])
     if found:
         remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)

@@ -94,9 +94,7 @@ class IndexStore:
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
-        parts = index.packed()
-        block = self._catalog.shared.write(shard, parts[-1][0] + len(parts[-1][1]), parts)
-        return self._keep(shard, index if block is None else ShardIndex.unpacked(block))
+        return self._keep(shard, index.put_into(self._catalog.shared, shard))
 
     def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
         with self._lock:

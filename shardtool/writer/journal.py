@@ -64,7 +64,7 @@ class Journal:
     """
 
     def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
-        self._folder, self.name = folder, f".{base}.writer"
+        self._folder, self.name = folder, journal_name(base)
         self.started = False
         self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
@@ -110,6 +110,11 @@ class Journal:
     def remove(self) -> None:
         """Remove the journal."""
         self._folder.remove([self.name])
+
+
+def journal_name(base: str) -> str:
+    """Return the name of the journal of the dataset `base`."""
+    return f".{base}.writer"
 
 
 def skipped_rows(noted: Noted) -> list[Skipped]:

@@ -87,6 +87,11 @@ def part_pattern(pattern: ShardPattern, part: int | str, parts: int | None) -> S
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "names for parts", expected=expected)
+    return tagged_pattern(pattern, tag)
+
+
+def tagged_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
+    """Return the pattern of the names of a part, by its tag."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 
@@ -123,7 +128,7 @@ def find_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFil
         if match is None:
             continue
         tag, number, parts = match["tag"], match[2], match[3]
-        own = replace(pattern, prefix=f"{pattern.prefix}{tag}-")
+        own = tagged_pattern(pattern, tag)
         if not own.owns(name) and name != own.base + EMPTY_SUFFIX:
             continue
         part = found.setdefault(tag, PartFiles(tag, *((int(number), int(parts)) if number else (None, None))))

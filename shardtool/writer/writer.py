@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pack.request import OutputNames
-    from shardtool.writer.options import Given
+    from shardtool.writer.options import Keywords
     from shardtool.writer.samples import Sample
 
 _OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
@@ -67,7 +67,7 @@ class ShardWriter:
             writer.write({"__key__": "a/1", "jpg": image_bytes, "cls": 3}, metadata={"split": "train"})
     """
 
-    def __init__(self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[Given]) -> None:
+    def __init__(self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[Keywords]) -> None:
         self._options = given = options_of(options)
         names = parse_pattern(pattern)
         check_written(names)

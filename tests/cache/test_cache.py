@@ -17,7 +17,7 @@ from shardtool.cache.counts import Counter
 from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from tests.cache.conftest import SHARD, made_shards
-from tests.cache.helpers import copies, python, read_all
+from tests.cache.helpers import KILLING, copies, python, read_all
 from tests.helpers import flip
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: l
     for number in (0, 1, 2, 0, 3, 4):
         with cache.open(shards[number]) as one:
             assert Path(one.path).read_bytes() == Path(shards[number].path).read_bytes()
-            assert one.cached == (policy != "keep" or number < 3)
+            assert (one.lock is not None) == (policy != "keep" or number < 3)
         assert len(copies(tmp_path / "cache")) <= 3
     assert copies(tmp_path / "cache") == [shards[number].name for number in stay]
     assert len(noting.notes) == (policy == "keep")
@@ -134,7 +134,7 @@ def test_shards_without_sidecars(tmp_path: Path) -> None:
 
 
 def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
-    """What is not the shard that its sidecar tells of becomes no copy: it is read at its own place, and told of."""
+    """What is not the shard that its sidecar describes is not copied: it is read at its own place, with a note."""
     shards = made_shards(tmp_path, 2)
     flip(Path(shards[0].path), 700)
     with Path(shards[1].path).open("ab") as file:
@@ -245,21 +245,14 @@ def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkey
     assert read_all(cache, shards[:1]) == [True]
 
 
-_KILLED = """
-import os, signal, sys
+_KILLED = (
+    KILLING
+    + """
+import sys
 from shardtool import Cache
 from shardtool.cache import copying
 from shardtool.dataset.opened import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(function):
-    def both(*given):
-        function(*given)
-        killed()
-    return both
 
 folder, dataset = sys.argv[1:]
 shards = open_dataset(dataset).shards
@@ -279,14 +272,15 @@ for number, (place, name, function) in enumerate(instants):
     found = [one for one in os.scandir(folder + "/copied") if not one.name.startswith(".room-")]
     assert sum(one.stat().st_size for one in found) <= 2 * 11776, found
     with cache.open(shards[number % 3]) as one:
-        assert one.cached and open(one.path, "rb").read() == open(shards[number % 3].path, "rb").read()
+        assert one.lock and open(one.path, "rb").read() == open(shards[number % 3].path, "rb").read()
 cache.open(shards[3]).close()
 cache.open(shards[4]).close()
 assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.tar"}
 """
+)
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:
-    """A copier that is killed at any instant leaves nothing that anybody sees, waits for, or that outlives the next."""
+    """A copier that is killed at any instant leaves nothing that others see, wait for, or that outlives the next."""
     made_shards(tmp_path)
     python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

@@ -164,12 +164,12 @@ def test_missing_and_killed_parts_are_named(place: Path) -> None:
     run = start(place / "in", place / "out/x-{000..}.tar", *words, code="import os; os.kill(os.getpid(), 9)").end()
     assert run.code == -signal.SIGKILL
     before = read_tree(place / "out")
-    expected = "did not end: 2/3; nothing of 3/3; expected all of them, each ended"
+    expected = "did not end: 2/3; missing: 3/3; expected all of them, each ended"
     with pytest.raises(InvalidRequest, match=expected):
         _merge(place)
     assert read_tree(place / "out").items() >= {k: v for k, v in before.items() if k != ".x.lock"}.items()
     _pack(place, "2/3", if_exists="resume")
-    with pytest.raises(InvalidRequest, match="parts: nothing of 3/3"):
+    with pytest.raises(InvalidRequest, match="parts: missing: 3/3"):
         _merge(place)
     _pack(place, "3/3")
     assert read_tree(place / "out") == read_tree(place / "one")
