@@ -23,16 +23,11 @@ class CachedShard:
 
     Attributes:
         path: Where to read it.
-        cached: Whether that is a copy.
+        lock: The lease on that; None: it is the shard itself.
     """
 
     path: str
     lock: Lock | None = None
-
-    @property
-    def cached(self) -> bool:
-        """Whether `path` lies in the cache."""
-        return self.lock is not None
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,6 @@ VERSION = 1
 MARK, LOCK, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 TOTAL = "total"  # of the processes that ended
 FOLDERS = (COPIED, WRITTEN, COUNTS)
-SERIES = "grown-{000000..}"  # the pattern of written shards, without its ending
 ROOM, PART, SIDECAR = ".room-", ".part", ".index"
 _KEPT = 80  # characters of a shard's own name: for people, and for the ending, which says its format
 _ODD = re.compile(r"[^A-Za-z0-9._-]")

@@ -1,7 +1,7 @@
 """Parts of a run become one dataset: each leaves a record beside its shards, and one dataset file takes their place.
 
 Parts say nothing to each other. Each makes the whole plan, writes the shards that are its own, and records which plan
-that was. Shards of one plan are those of one machine, so their dataset file is, too. Whoever finds all records there
+that was. Shards of one plan are those of one machine, so their dataset file is, too. The one that finds all records
 publishes it, under the lock that every part shares and only a merge holds alone: no part runs then.
 """
 
@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,13 +64,13 @@ def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
         made: How the dataset is made.
     """
     digest = blake2b(b"shardtool parts 1", digest_size=16)
-    for one in _told(plan, made):
+    for one in _plan_bytes(plan, made):
         digest.update(b"%d:" % memoryview(one).nbytes)
         digest.update(one)
     return digest.hexdigest()
 
 
-def _told(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
+def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
     """Yield what a plan says, some samples at a time: no copy of its columns is made."""
     e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
@@ -92,65 +92,79 @@ def _told(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         yield memoryview(sink.getvalue())
 
 
-def begin_part(publisher: Publisher, plan: Plan, made: RunRecord) -> Iterator[str]:
-    """Begin a part, under its lock: it has no record until it ends. Yield what the user should know.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A part that was begun.
+
+    Attributes:
+        part: Which it is.
+        plan: The fingerprint of the plan of all parts.
+        planned: How many shards that has.
+        made: How the dataset is made.
+    """
+
+    part: Part
+    plan: str
+    planned: int
+    made: RunRecord
+
+
+def begin_part(publisher: Publisher, plan: Plan, made: RunRecord, notes: Notes) -> Begun:
+    """Begin a part, under its lock: it has no record until it ends.
 
     Args:
         publisher: What publishes its shards.
         plan: The plan of all parts.
         made: How the dataset is made.
+        notes: Gets what the user should know.
 
     Raises:
         InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
     """
     output = publisher.destination
-    if (own := output.own) is None:
-        return
-    told = []
-    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != own.part][:_LOOKED_AT]:
+    if output.own is None:
+        raise Bug(output.pattern.text, "a part of nothing")
+    mine, plans = output.own.part, []
+    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
-            told.append(_told_by(read_record(output.folder, output.pattern, part)))
-    found, expected = _another_plan([*told, _Told(own.part, plan_fingerprint(plan, made), made)])
+            plans.append(_plan_of(read_record(output.folder, output.pattern, part)))
+    begun = Begun(mine, plan_fingerprint(plan, made), plan.shards, made)
+    found, expected = _another_plan([*plans, _PlanOf(mine, begun.plan, made)])
     if found and not output.resumes:
         remedy = "Run all parts over the same source with the same options."
         raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
     if found:
-        yield f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too"
+        notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
     publisher.begin()
+    return begun
 
 
-def end_part(packed: Packed, publisher: Publisher, plan: Plan, made: RunRecord, content: int | None) -> DatasetFile:
+def end_part(packed: Packed, publisher: Publisher, begun: Begun, content: int | None) -> DatasetFile:
     """Leave the record of a part; return what the dataset file is to say of its shards.
 
-    Where that is there and says it already, it stays, and no record is needed.
+    Where that is there and says it already, it stays, unless another part finds that it is to say something else.
 
     Args:
         packed: The shards of the part, all of them published.
         publisher: What published them.
-        plan: The plan of all parts.
-        made: How the dataset is made.
+        begun: The part.
         content: The content fingerprint that all parts together must have; None: it is not known.
     """
-    output = publisher.destination
-    own = output.own
-    if own is None:
-        raise Bug(output.pattern.text, "a part of nothing")
-    shards = own.part.shards(plan.shards)
-    dataset = dataset_of(packed, output, packed.skipped, made)
+    output, shards = publisher.destination, begun.part.shards(begun.planned)
+    dataset = dataset_of(packed, output, packed.skipped, begun.made)
     if shards:
         dataset = replace(dataset, pattern=output_text(names_left(output.pattern, shards.start).text))
     record = PartRecord(
-        part=own.part,
-        plan=plan_fingerprint(plan, made),
-        planned=plan.shards,
+        part=begun.part,
+        plan=begun.plan,
+        planned=begun.planned,
         resumed=output.resumes,
         content="" if content is None else show_fingerprint(content),
         dataset=dataset if shards else None,
         skipped=packed.skipped,
     )
-    old = _whole(output.folder, output.pattern) if publisher.keeps_dataset_file else None
-    if old is None or old.made.document != made.document or not _is_in(old, record):
-        publisher.end_part(record)
+    old = _whole(output.folder, output.pattern)
+    publisher.end_part(record, stays=old is not None and old.made == begun.made and _is_in(old, record))
     return dataset
 
 
@@ -163,15 +177,16 @@ def _whole(folder: Folder, pattern: ShardPattern) -> DatasetFile | None:
 
 
 def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Tell whether a dataset has the shards of a part, of as many in all."""
+    """Tell whether a dataset has the shards of a part, of as many in all, and was made as that was."""
     own, found = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    return len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
+    made = record.dataset is None or record.dataset.made == dataset.made
+    return made and len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
     """Publish the dataset file, if all parts have left their records; return whether it is there.
 
-    Of parts that end at once, one finds all records and nobody else at work: the last to give its lock back, or one
+    Of parts that end at once, one finds all records and no other at work: the last to give its lock back, or one
     before it that found the same.
 
     Raises:
@@ -180,22 +195,32 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
         OutputExists: There are shards of no part.
     """
     folder, pattern = output.folder, output.pattern
-    parts = 0 if output.own is None else output.own.part.parts
-    names = folder.names()
-    ended, _ = find_parts(pattern, names)
-    if len(ended) < parts and pattern.dataset_file not in names:
-        notes.add(f"{len(ended):,} of {parts:,} parts have ended; the dataset file is published after the last")
-        return False
+    if (state := _state(output)) is not None:
+        if not state and output.own is not None:
+            ended, parts = len(find_parts(pattern, folder.names())[0]), output.own.part.parts
+            notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
+        return state
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.lock(pattern.base))
         except OutputExists:
-            notes.add(
-                "another run holds the lock of the dataset, and publishes its dataset file once all parts have ended"
-            )
+            notes.add("all parts have left their records; a run that holds the lock of the dataset publishes its file")
             return False
+        if (state := _state(output)) is not None:  # another has merged, or a part was begun again
+            return state
         _merge(folder, pattern)
     return True
+
+
+def _state(output: Destination) -> bool | None:
+    """Return whether the dataset file is there, with records that stay or gone; None: all records wait for a merge.
+
+    Where only some parts have left a record beside a dataset file, others may yet find a source that has changed.
+    """
+    names = output.folder.names()
+    ended, _ = find_parts(output.pattern, names)
+    all_ended = output.own is not None and len(ended) >= output.own.part.parts
+    return None if all_ended else output.pattern.dataset_file in names
 
 
 def merge_parts(folder: Folder, pattern: ShardPattern, observer: Observer) -> IndexResult:
@@ -234,7 +259,7 @@ def _merge(folder: Folder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     for record in records:
         _check_files(folder, record, existing)
     names = [pattern.shard(number) for number in range(records[0].planned)]
-    stale = sorted({*existing} - {*names, *map(sidecar_name, names)})
+    stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
     if stale and not any(record.resumed for record in records):
         found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
@@ -280,13 +305,13 @@ def check_all_ended(where: str, counts: Collection[int], open_: list[str], missi
         found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
         raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
     wrong = [f"did not end: {listing(open_)}"] if open_ else []
-    wrong += [f"nothing of {listing(missing)}"] if missing else []
+    wrong += [f"missing: {listing(missing)}"] if missing else []
     if wrong:
         remedy = f"Write these to their end, with {how} where they were killed, and merge again."
         raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
 
 
-class _Told(NamedTuple):
+class _PlanOf(NamedTuple):
     """Which plan a part is of, and how its dataset is made; None: it has no shards, and does not say."""
 
     part: Part
@@ -294,18 +319,18 @@ class _Told(NamedTuple):
     made: RunRecord | None
 
 
-def _told_by(record: PartRecord) -> _Told:
-    return _Told(record.part, record.plan, None if record.dataset is None else record.dataset.made)
+def _plan_of(record: PartRecord) -> _PlanOf:
+    return _PlanOf(record.part, record.plan, None if record.dataset is None else record.dataset.made)
 
 
-def _another_plan(told: Sequence[_Told]) -> tuple[str, str]:
+def _another_plan(parts: Sequence[_PlanOf]) -> tuple[str, str]:
     """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
-    plans = Counter(one.plan for one in told)
+    plans = Counter(one.plan for one in parts)
     plan, most = plans.most_common(1)[0]
-    odd = [one for one in told if one.plan != plan]
+    odd = [one for one in parts if one.plan != plan]
     if not odd:
         return "", ""
-    usual = next(one for one in told if one.plan == plan)
+    usual = next(one for one in parts if one.plan == plan)
     numbers = listing([str(one.part) for one in odd])
     found = f"another plan in {numbers}: {_difference(usual.made, odd[0].made)} ({odd[0].plan[:_SHOWN]})"
     return found, f"the plan of the other {counted(most, 'part')} ({plan[:_SHOWN]})"
@@ -326,7 +351,7 @@ def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
 
 def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
     """Refuse parts that saw different sources, or were asked for different things."""
-    found, expected = _another_plan([*map(_told_by, records)])
+    found, expected = _another_plan([*map(_plan_of, records)])
     if found:
         remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)

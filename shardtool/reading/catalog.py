@@ -254,8 +254,7 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
         found = read_rows(shard)
         if found.error is not None:
             raise found.error
-        parts = ShardIndex.of(found.rows, found.kinds).packed()
-        shared.write(shard.number, parts[-1][0] + len(parts[-1][1]), parts)
+        ShardIndex.of(found.rows, found.kinds).put_into(shared, shard.number)
         return len(found.rows.counts)
 
     started = time.monotonic()

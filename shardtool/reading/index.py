@@ -21,6 +21,8 @@ from shardtool.values import counted
 from shardtool.wording import made_again
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from shardtool.dataset.opened import OpenedRows, OpenedShard
@@ -41,10 +43,15 @@ class _Kept:
 
 
 class IndexStore:
-    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them."""
+    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    Args:
+        catalog: Whose.
+        given_back: Called when indexes, or their pages, are no longer kept: who keeps some at hand lets them go.
+    """
+
+    def __init__(self, catalog: Catalog, given_back: Callable[[], None] | None = None) -> None:
+        self._catalog, self._given_back = catalog, given_back
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._looked_at = self._turn = 0
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
@@ -94,9 +101,7 @@ class IndexStore:
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
-        parts = index.packed()
-        block = self._catalog.shared.write(shard, parts[-1][0] + len(parts[-1][1]), parts)
-        return self._keep(shard, index if block is None else ShardIndex.unpacked(block))
+        return self._keep(shard, index.put_into(self._catalog.shared, shard))
 
     def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
         with self._lock:
@@ -113,11 +118,18 @@ class IndexStore:
             if self._looked_at > _ROOM:
                 self._catalog.shared.let_go()
                 self._looked_at, self._turn = 0, self._turn + 1
+                self._let_go()
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
+                self._let_go()
             return
         while self._looked_at > _ROOM and len(self._kept) > 1:
             self._looked_at -= self._kept.popitem(last=False)[1].index.nbytes
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._given_back is not None:
+            self._given_back()
 
 
 def read_index(catalog: Catalog, number: int) -> ShardIndex:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
@@ -43,6 +42,4 @@ def open(  # noqa: A001 - its public name
         if not given:
             remedy = "Wait for its writers: `refresh()` says how many shards there are."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
-    if isinstance(cache, (str, os.PathLike)):
-        raise InvalidRequest("cache", repr(cache), expected="a shardtool.Cache of that folder")
     return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING
 
+from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choice
 from shardtool.values import OnBadSample
 
@@ -32,3 +34,5 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnBadSample)
+        if isinstance(self.cache, str | PathLike):
+            raise InvalidRequest("cache", f"{self.cache!r}", expected="a shardtool.Cache of that folder")

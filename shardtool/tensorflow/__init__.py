@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import InvalidRequest
 from shardtool.reading.order.orders import OrderOptions
 from shardtool.request.ranges import check_least
-from shardtool.tensorflow.records import Order, find_records
+from shardtool.tensorflow.records import RecordOrder, find_records
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -59,8 +59,7 @@ def tf_dataset(
         InvalidRequest: TensorFlow is missing, there is no such dataset or field, or these are no TFRecords.
         CorruptShard: A dataset file is damaged, or a shard that is walked.
     """
-    order = Order(shuffle, seed, epoch)
-    order.check()
+    order = RecordOrder(shuffle, seed, epoch)
     if batch_size is not None:
         check_least("batch_size", batch_size)
     found = find_records(given, fields)

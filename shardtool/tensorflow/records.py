@@ -27,19 +27,18 @@ _PACKINGS = {"": "", "gzip": "GZIP"}  # those that TensorFlow unpacks, and its n
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """In which order samples come; see `tf_dataset`."""
+class RecordOrder:
+    """In which order TensorFlow gives records; see `tf_dataset`.
+
+    Raises:
+        InvalidRequest: A number is negative.
+    """
 
     shuffle: bool | int = False
     seed: int = 0
     epoch: int | None = None
 
-    def check(self) -> None:
-        """Check that it makes sense.
-
-        Raises:
-            InvalidRequest: It has no whole numbers, or negative ones.
-        """
+    def __post_init__(self) -> None:
         for name in ("shuffle", "seed", "epoch"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or value < 0):
@@ -66,10 +65,10 @@ class Records:
     features: Mapping[str, Feature]
     classes: Mapping[str, Sequence[str]]
 
-    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the caller's own value
+    def buffer(self, order: RecordOrder) -> int:
         """Return how many samples a shuffle holds."""
-        if shuffle is not True:
-            return max(1, int(shuffle))
+        if order.shuffle is not True:
+            return max(1, int(order.shuffle))
         return max(1, min(_MOST, self.samples, _BUFFER * self.samples // max(1, self.size)))
 
 

@@ -21,7 +21,7 @@ from itertools import islice
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardtool.torch.batches import Rows
+from shardtool.torch.batches import BatchRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -107,8 +107,8 @@ class _Batch:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [one.get("__key__") if isinstance(one, dict) else None for one in samples]
-        self._into: Rows | _Listed = (
-            _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), work.pin)
+        self._into: BatchRows | _Listed = (
+            _Listed(len(samples), work.collate) if work.collate else BatchRows(len(samples), pin=work.pin)
         )
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
@@ -166,6 +166,6 @@ class _Listed:
     def put(self, row: int, sample: Any) -> None:
         self._samples[row], self._there[row] = sample, True
 
-    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `Rows`
+    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `BatchRows`
         kept = [sample for sample, there in zip(self._samples, self._there, strict=True) if there]
         return self._collate(kept) if kept else None

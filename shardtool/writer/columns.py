@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.errors import InvalidRequest
 
@@ -103,18 +103,24 @@ class Columns:
                 self._forms[name] = form
         self._types.update(self._found)
 
-    def restore(self, table: pa.Table) -> None:
-        """Take the columns of a shard that an earlier writer has made: what goes with them is settled."""
-        self.add(table.schema)
-        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
+    def state(self) -> dict[str, object]:
+        """Return what a journal keeps of the columns: their types, which Parquet does not keep all, and their forms."""
+        return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._forms)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what an earlier writer knew of the columns: what goes with them is settled.
+
+        Raises:
+            ValueError: It is no such state.
+        """
+        try:
+            self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
+            self._forms = {str(name): str(form) for name, form in state["forms"].items()}
+        except (KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError from error
+        self._types = dict(zip(self.schema.names, self.schema.types, strict=True))
+        for name, kind in self._types.items():
             self._families |= [(name, family) for family, fits in _ARROW if fits(kind)]
-            self._types[name] = kind
-        for name in table.column_names:
-            column = table.column(name)
-            if pa.types.is_floating(column.type):
-                self._forms[name] = _FLOATS
-            elif pa.types.is_integer(column.type) and any(map(_form, pc.min_max(column).as_py().values())):
-                self._forms[name] = _WHOLE
 
     def table(self, rows: Sequence[Row], names: Sequence[str]) -> pa.Table | None:
         """Return the rows of a shard, a column for each name so far; None where there are none.

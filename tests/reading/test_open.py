@@ -325,3 +325,10 @@ def test_a_copied_dataset_has_the_same_fingerprint(folder: Path, tmp_path: Path)
     shutil.copytree(folder, tmp_path / "copy")
     assert shardtool.open(tmp_path / "copy").fingerprint == before.fingerprint
     assert before.fingerprint == json.loads((folder / "out.json").read_text())["shardtool"]["fingerprint"]
+
+
+def test_a_path_is_no_cache(folder: Path, tmp_path: Path) -> None:
+    """The folder of a cache, in place of a `Cache`, is refused at once."""
+    for cache in (str(tmp_path), tmp_path):
+        with pytest.raises(InvalidRequest, match=r"expected a shardtool\.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ print("going", flush=True)
 
 
 def test_a_process_ends_with_a_stream_in_its_midst(made: Made) -> None:
-    """Neither the end of the interpreter nor Ctrl-C waits for a reader that nobody asks any more."""
+    """Neither the end of the interpreter nor Ctrl-C waits for a reader that is asked no more."""
     command = [sys.executable, "-c", _UNFINISHED, str(made.path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "going\n", "")

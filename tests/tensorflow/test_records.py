@@ -10,7 +10,7 @@ import pytest
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.dataset.feature import Feature
 from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
-from shardtool.tensorflow.records import find_records
+from shardtool.tensorflow.records import RecordOrder, find_records
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_buffer_of_a_shuffle(made: Path) -> None:
     """A number is how many samples are shuffled; otherwise all of a small dataset are."""
     found = find_records(str(made / "a.json"), None)
-    assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]
+    assert [found.buffer(RecordOrder(shuffle)) for shuffle in (True, 2, 100)] == [3, 2, 100]

@@ -229,6 +229,11 @@ def test_values(tmp_path: Path) -> None:
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
         ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),
+        (
+            {"__key__": "b", "jpg": "photos/b.jpg"},
+            "field 'jpg': a value of the type str; expected the bytes of an image",
+        ),
+        ({"__key__": "b", "a.npy": [1, 2]}, "field 'a.npy': a value of the type list; expected a NumPy array"),
         (None, "a dict of its key"),
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
@@ -297,7 +302,7 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
         for n in range(writer.samples, 60):
             if n == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            row = {"n": n, "name": str(n)} if n > 20 else {"n": n}
+            row = {"n": n, "name": str(n), "took": timedelta(n), "tags": [n]} if n > 20 else {"n": n}
             writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7}, row)
 
 
@@ -320,7 +325,7 @@ def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: st
 
 
 def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
-    """What a killed writer left is kept up to the first shard that is not as it was, to the byte."""
+    """What a killed writer left is kept up to the first shard that is not as it was, to the byte; a note says so."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
         _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
@@ -330,9 +335,26 @@ def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
     shard.write_bytes(data)
     with ShardWriter(pattern, max_count=5, resume=True) as writer:
         assert writer.last_key == "a/04"
+        assert writer.notes == [
+            "out-000001.tar is not what its writer has made: it is written again, with all after it"
+        ]
         for sample, _ in _BYTES[5:]:
             writer.write(sample)
     assert verify(tmp_path / "out.json").findings == ()
+
+
+def test_no_journal(tmp_path: Path) -> None:
+    """To resume where shards lie, and nothing tells who made them, is refused: they may be another tool's."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
+    (tmp_path / ".out.writer").write_bytes(b"{\n")
+    before = read_tree(tmp_path)
+    with pytest.raises(OutputExists, match=r"3 shards, and no journal .*; expected .out.writer. .*overwrite=True"):
+        ShardWriter(pattern, max_count=5, resume=True)
+    assert read_tree(tmp_path) == before
+    _write(pattern, _BYTES, max_count=5, overwrite=True)
+    assert verify(tmp_path / "out.json").samples == 30
 
 
 def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:

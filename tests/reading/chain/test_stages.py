@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.reading.chain.stages import Chain, Stages, collate
+from shardtool.reading.chain.batch import collate
+from shardtool.reading.chain.stages import Chain, Stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
