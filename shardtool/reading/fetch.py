@@ -60,10 +60,11 @@ class Skipped:
         return Skipped, ()
 
     def add(self, error: ShardError, shard: str) -> None:
-        """Count a sample."""
+        """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
-            self.shards[shard] += 1
+            if shard:
+                self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
 
@@ -111,6 +112,19 @@ class Fetcher:
         options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
         vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
+
+    def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
+        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+
+        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        """
+        catalog = self.catalog
+        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if wanted is None or catalog.fields.keys() <= wanted:
+            return self
+        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+            return self
+        return self.selecting(frozenset(wanted))
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.

@@ -134,6 +134,11 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
     samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
+    crc = int(catalog.crcs[number])
+    if found.crc is not None and crc not in (found.crc, -1):
+        what = f"the checksum {found.crc:08x}, as its sidecar says"
+        expected_crc = f"{crc:08x}, as when the dataset was opened"
+        raise CorruptShard(shard.path, what, expected=expected_crc, remedy="Was it replaced? Open the dataset again.")
     return ShardIndex.of(found.rows, found.kinds)
 
 
