@@ -137,7 +137,8 @@ class Dataset(Streamable):
             SampleFailed: A stage cannot do its work.
         """
         if type(which) is int:  # a hot path
-            return self._one(self._number(which))
+            plain = self._chosen is None and 0 <= which < self._count
+            return self._one(which if plain else self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
