@@ -229,6 +229,11 @@ def test_values(tmp_path: Path) -> None:
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
         ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),
+        (
+            {"__key__": "b", "jpg": "photos/b.jpg"},
+            "field 'jpg': a value of the type str; expected the bytes of an image",
+        ),
+        ({"__key__": "b", "a.npy": [1, 2]}, "field 'a.npy': a value of the type list; expected a NumPy array"),
         (None, "a dict of its key"),
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
