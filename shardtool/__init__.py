@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         OutputFailed,
         SampleFailed,
         ShardError,
+        UnknownKey,
         WorkerDied,
     )
     from shardtool.inspection.summary import Summary
@@ -67,6 +68,7 @@ __all__ = [
     "SplitResult",
     "Stream",
     "Summary",
+    "UnknownKey",
     "VerifyOptions",
     "WorkerDied",
     "WriterOptions",

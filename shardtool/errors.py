@@ -110,6 +110,12 @@ class InvalidRequest(ShardError):
     exit_code = 2
 
 
+class UnknownKey(InvalidRequest, KeyError):
+    """No sample of a dataset has such a key."""
+
+    code = "unknown-key"
+
+
 class CorruptShard(ShardError):
     """A shard, sidecar or dataset file is not what its format says.
 

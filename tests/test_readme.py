@@ -150,4 +150,4 @@ def test_the_command_line_document_lists_every_error_code() -> None:
         kinds += kind.__subclasses__()
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", read("docs/cli.md"), re.MULTILINE)
     kinds.remove(errors.ShardError)
-    assert sorted(rows) == sorted({(kind.code, str(kind.exit_code)) for kind in kinds[1:]})
+    assert sorted(rows) == sorted((kind.code, str(kind.exit_code)) for kind in kinds[1:])

@@ -76,6 +76,7 @@ class Catalog:
         origins: The datasets, in order.
         parts: The catalog of each of several datasets; empty of one.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
+        crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Catalog:
     origins: tuple[Origin, ...] = ()
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
     shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
+    crcs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -144,6 +146,7 @@ class _Described:
     sizes: Sequence[int]
     key_ranges: Sequence[tuple[str, str]]
     facts: Sequence[str]
+    crcs: Sequence[int | None]
     walks: bool = True
 
 
@@ -180,6 +183,7 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         origins=tuple(origin for one in parts for origin in one.origins),
         parts=tuple(parts),
         shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
+        crcs=np.concatenate([one.crcs for one in parts]),
     )
 
 
@@ -202,6 +206,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
         key_ranges=tuple(found.key_ranges),
         origins=(_origin(opened, found),),
         shared=shared,
+        crcs=np.array([-1 if one is None else one for one in found.crcs], np.int64),
     )
 
 
@@ -215,6 +220,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             sizes=[one.size for one in of],
             key_ranges=[(one.first_key, one.last_key) for one in of],
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
+            crcs=[one.crc for one in of],
         )
     shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
     if None in heads:  # keys of shards that are walked end where those of the others do
@@ -225,7 +231,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
     sizes = [file_size(shard.path) or 0 for shard in shards]
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
-    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, walks=None in heads)
+    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
@@ -237,8 +243,7 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
         found = read_rows(shard)
         if found.error is not None:
             raise found.error
-        parts = ShardIndex.of(found.rows, found.kinds).packed()
-        shared.write(shard.number, parts[-1][0] + len(parts[-1][1]), parts)
+        ShardIndex.of(found.rows, found.kinds).put_into(shared, shard.number)
         return len(found.rows.counts)
 
     started = time.monotonic()

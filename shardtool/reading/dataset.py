@@ -13,9 +13,9 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
-from shardtool.reading.order import View
+from shardtool.reading.order.orders import View
 from shardtool.reading.stream import Streamable
 from shardtool.reading.tables import matching_rows, schema_of, table_of
 from shardtool.values import counted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.fetch import Skipped
+    from shardtool.reading.options import ReadOptions
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -115,7 +116,7 @@ class Dataset(Streamable):
         of = "" if self._chosen is None else f"{len(self):,} of "
         what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
         fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
-        return f"<Dataset {catalog.name}: {what}{fields}>"
+        return f"<Dataset {catalog.name}: {what}{fields}{self.stages}>"
 
     @overload
     def __getitem__(self, which: int | str) -> Any: ...
@@ -142,7 +143,7 @@ class Dataset(Streamable):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
             return self._one(int(self._with_keys([which])[0]))
-        if isinstance(which, (Sequence, np.ndarray)):
+        if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
             found = self.fetcher.fetch(self._several(cast("Several", which)))
             return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
         try:
@@ -211,8 +212,7 @@ class Dataset(Streamable):
         catalog, chosen = self.fetcher.catalog, self._chosen
         if chosen is None:
             found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
-            found.stages = self.stages
-            return found
+            return found._with(self.stages)  # noqa: SLF001 - of this class
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 

@@ -15,8 +15,8 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import LATE, OnError, ReadOptions, Rows, single_sample
-from shardtool.reading.samples import Each, Late, Sample, failed_part, join
+from shardtool.reading.payloads import LATE, Rows, single_sample
+from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.payloads import Plan
-    from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.samples import Batch, Part, Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
-
-__all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
 
 _MOST_REASONS = 1000
 _FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
@@ -61,10 +60,11 @@ class Skipped:
         return Skipped, ()
 
     def add(self, error: ShardError, shard: str) -> None:
-        """Count a sample."""
+        """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
-            self.shards[shard] += 1
+            if shard:
+                self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
 
@@ -110,12 +110,23 @@ class Fetcher:
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        found.__dict__.update(vars(self))
         wanted = self.options.metadata if metadata is None else metadata
-        found.options = replace(self.options, fields=fields, metadata=wanted)
-        found._kinds = {}  # noqa: SLF001 - of this class
-        found._plain = not (self.options.check or wanted)  # noqa: SLF001
+        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
+        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
+
+    def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
+        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+
+        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        """
+        catalog = self.catalog
+        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if wanted is None or catalog.fields.keys() <= wanted:
+            return self
+        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+            return self
+        return self.selecting(frozenset(wanted))
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.
@@ -269,16 +280,19 @@ class Fetcher:
         return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
     def _part(self, group: _Group) -> Part:
-        """Return samples of one shard."""
+        """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
         if (known := self._broken.get(group.shard)) is not None:
             return failed_part(group.places, known)
         try:
-            found = self._rows(group)
-            return found.payloads() if found.kinds is not None else found.records()
+            rows = self._rows(group)
+            found = rows.samples()
+            if found.errors and self._files.renew(self.catalog.shards[group.shard], rows.file):
+                found = self._rows(group).samples()
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[group.shard] = error  # no second walk, and no second message
             return failed_part(group.places, error)
+        return found
 
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)
@@ -289,7 +303,7 @@ class Fetcher:
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.
 
-        Nothing but the dataset file, or else the record, tells a list from a value of the same bytes.
+        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
         """
         if shard not in self._kinds:
             catalog, wanted = self.catalog, self.options.fields

@@ -53,6 +53,14 @@ class ShardCache(Protocol):
         """Return a shard, copied into the cache where it is not there yet."""
 
 
+@runtime_checkable
+class CopyingCache(ShardCache, Protocol):
+    """A cache whose shards have a source, from which they can be copied again."""
+
+    def drop(self, shard: OpenedShard) -> None:
+        """Remove the copy of a shard, which was found damaged and is held no more."""
+
+
 class TakenShards(ShardCache, Protocol):
     """The paths of shards that a growing cache holds, for as long as something refers to this."""
 
@@ -81,6 +89,7 @@ class OpenFile:
     Attributes:
         fd: Its descriptor.
         path: Of the shard, for messages.
+        copied: Whether a copy of it is read.
 
     Raises:
         CorruptShard: It cannot be opened, or has another size.
@@ -93,6 +102,7 @@ class OpenFile:
         self.path, self._pid = shard.path, os.getpid()
         self._held = cache.open(shard) if cache else None
         path = self._held.path if self._held else shard.path
+        self.copied = path != shard.path
         try:
             self.fd, fact = open_plain(path)
         except OSError as error:
@@ -100,7 +110,7 @@ class OpenFile:
         if size is not None and fact.st_size != size:
             raise CorruptShard(
                 shard.path, f"{fact.st_size:,} bytes", expected=f"{size:,}, as its dataset says",
-                remedy="The shard changed or was cut: `shardtool verify` tells more.",
+                remedy="The shard changed or was cut: `shardtool verify` says more.",
             )  # fmt: skip
         if is_packed(shard.path):
             packed, self.fd = self.fd, -1
@@ -113,6 +123,11 @@ class OpenFile:
         if self.fd >= 0:
             os.close(self.fd)
         if self._held is not None and self._pid == os.getpid():  # a forked process has no lease of its own
+            self._held.close()
+
+    def let_go(self) -> None:
+        """End the lease on a copy; what is open stays readable."""
+        if self._held is not None:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
@@ -207,6 +222,7 @@ class OpenFiles:
 
     def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] | None = None) -> None:
         self._cache, self._open, self._given_back = cache, OrderedDict[str, OpenFile](), given_back
+        self._renewed = set[str]()
         self.most = _most_open()
         self._lock = ForkLock()
 
@@ -236,6 +252,24 @@ class OpenFiles:
                 self._open.popitem(last=False)
                 self._let_go()
         return found
+
+    def renew(self, shard: OpenedShard, file: OpenFile) -> bool:
+        """Drop the copy of a shard in the cache, which was found damaged; return whether to read the shard again.
+
+        A shard is copied again once: what is damaged then has a damaged source.
+        """
+        with self._lock:
+            if not file.copied or not isinstance(self._cache, CopyingCache):
+                return False
+            if shard.path in self._renewed:
+                return self._open.get(shard.path) is not file  # another thread has dropped it meanwhile
+            self._renewed.add(shard.path)
+            if self._open.get(shard.path) is file:
+                del self._open[shard.path]
+            self._let_go()
+            file.let_go()
+            self._cache.drop(shard)
+            return True
 
     def close(self) -> None:
         """Give all shards back; they are opened anew when they are wanted."""

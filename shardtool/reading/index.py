@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
+_VERIFY = "Run `shardtool verify`."
 _log = logging.getLogger("shardtool")
 
 
@@ -100,9 +101,7 @@ class IndexStore:
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
-        parts = index.packed()
-        block = self._catalog.shared.write(shard, parts[-1][0] + len(parts[-1][1]), parts)
-        return self._keep(shard, index if block is None else ShardIndex.unpacked(block))
+        return self._keep(shard, index.put_into(self._catalog.shared, shard))
 
     def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
         with self._lock:
@@ -149,6 +148,11 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
     samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
+    crc = int(catalog.crcs[number])
+    if found.crc is not None and crc not in (found.crc, -1):
+        what = f"the checksum {found.crc:08x}, as its sidecar says"
+        expected_crc = f"{crc:08x}, as when the dataset was opened"
+        raise CorruptShard(shard.path, what, expected=expected_crc, remedy="Was it replaced? Open the dataset again.")
     return ShardIndex.of(found.rows, found.kinds)
 
 
@@ -157,11 +161,8 @@ def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShar
     return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
 
 
-_VERIFY = "Run `shardtool verify`."
-
-
 def _check_size(shard: OpenedShard, expected: int) -> None:
-    size = file_size(shard.path)  # of one that is missing, what opens it tells more
+    size = file_size(shard.path)  # of one that is missing, what opens it says more
     if size is not None and size != expected:
         found = f"{size:,} bytes"
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)

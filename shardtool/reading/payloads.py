@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,43 +26,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.files import OpenFile, ShardCache
+    from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.samples import Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
-OnError = Literal["raise", "skip"]
 _ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
 _GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
 _LONGEST = 2**18  # bytes of one read of small payloads, about
 LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Whether the CRC-32C of each payload is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: Whether a damaged sample is an error, or left out and counted.
-        metadata: Whether samples have the metadata of their sidecar, too.
-        fields: The fields that are wanted; None: all.
-    """
-
-    check: bool = False
-    cache: ShardCache | None = None
-    on_error: OnError = "raise"
-    metadata: bool = False
-    fields: frozenset[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
 
 
 class _Layout(NamedTuple):
@@ -141,6 +118,10 @@ class Rows:
     places: Numbers
     metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
+
+    def samples(self) -> Part:
+        """Return the samples, by the least reading that shows what they hold."""
+        return self.payloads() if self.kinds is not None else self.records()
 
     def payloads(self) -> Part:
         """Return the samples, by reading the payloads that are wanted."""

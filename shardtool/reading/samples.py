@@ -15,7 +15,6 @@ import numpy as np
 
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.walk import walked_text
-from shardtool.errors import ShardError
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.format.tfrecord_read import bytes_of, features, numbers_of
 from shardtool.reading.files import read_at
@@ -177,7 +176,7 @@ class Late:
         names: The fields.
         columns: For each field n offsets, and n lengths.
         kinds: Of the fields.
-        again: Reads a sample for which this failed, and tells what is wrong.
+        again: Reads a sample for which this failed, or returns what is wrong.
     """
 
     numbers: NDArray[np.int64]

@@ -10,15 +10,15 @@ import keras
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions, order_of
+from shardtool.reading.order.orders import OrderOptions, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not tell
-# of the beginning of one: there, each end counts.
+# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not say
+# when one begins: there, each end counts.
 _TELLS_OF_BEGIN = hasattr(keras.utils.PyDataset, "on_epoch_begin")
 
 

@@ -1,8 +1,8 @@
 """Where a pass is: one worker's part of it, and what that says about all ranks and workers.
 
-A stream's state is the same for all ranks and any number of workers (`reading/state.py`). A DataLoader's worker knows
-only what it has taken itself, and reads ahead of what training has seen. How many batches were handed out, the loader
-knows: with that, the state of any one worker becomes the stream's.
+A stream's state is the same for all ranks and any number of workers (`reading/order/state.py`). A
+DataLoader's worker knows only what it has taken itself, and reads ahead of what training has seen. How many batches
+were handed out, the loader knows: with that, the state of any one worker becomes the stream's.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from shardtool.reading import fetch as fetch_module
 from shardtool.reading import files as files_module
 from shardtool.reading import index as index_module
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
+from shardtool.reading.options import ReadOptions
 from shardtool.storage import shared as shared_blocks
 from tests.helpers import flip, shards, typed
 from tests.reading.made_data import SAMPLES, Made, make, numbers, write_examples

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions, Shuffle, View, order_of, window_of
+from shardtool.reading.order.orders import OrderOptions, Shuffle, View, order_of, window_of
 from tests.reading.catalogs import made_catalog
 
 counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions, View
-from shardtool.reading.state import StreamState
+from shardtool.reading.order.orders import OrderOptions, View
+from shardtool.reading.order.state import StreamState
 from tests.helpers import write_tree
 from tests.reading.catalogs import made_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.reading.order import Shuffle
-    from shardtool.reading.share import Ends
+    from shardtool.reading.order.orders import Shuffle
+    from shardtool.reading.order.share import Ends
 
 VIEW = View(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order import OrderOptions
+from shardtool.reading.order.orders import OrderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.reading.order import Ordered
+    from shardtool.reading.order.orders import Ordered
 
 _VERSION = 1  # of the keys below, and of the orders that they stand for
 _NUMBERS = ("seed", "epoch", "parts", "window", "position")
