@@ -130,15 +130,16 @@ class OpenFile:
         if self._held is not None:
             self._held.close()
 
-    def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """Return the bytes at some places.
+    def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+        """Yield the bytes at some places, each read when it is asked for.
 
         Raises:
             CorruptShard: The shard ends before, or the disk fails.
         """
         fd, at = self.fd, 0
         try:
-            return [read_at(fd, length, at := offset) for offset, length in zip(offsets, lengths, strict=True)]
+            for at, length in zip(offsets, lengths, strict=True):
+                yield read_at(fd, length, at)
         except EOFError as error:
             end, missing = error.args
             expected = f"{missing:,} more bytes"

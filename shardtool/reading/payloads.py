@@ -7,6 +7,7 @@ block of small ones, so that no large one is copied twice.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -190,16 +191,11 @@ class Rows:
         firsts = np.flatnonzero(begins)
         starts = offsets[firsts]
         sizes = (offsets + lengths)[np.append(firsts[1:], len(offsets)) - 1] - starts
+        blocks = self.file.read(starts.tolist(), sizes.tolist())
         try:
-            values = self.file.read(starts.tolist(), sizes.tolist())
+            values = [*blocks] if len(starts) == len(offsets) else _cut(blocks, layout, firsts)
         except CorruptShard:
             values = [*self._one_by_one(layout)]
-        else:
-            if len(values) < len(offsets):
-                which = np.cumsum(begins) - 1
-                cuts = offsets - starts[which], offsets + lengths - starts[which]
-                places = zip(which.tolist(), *(cut.tolist() for cut in cuts), strict=True)
-                values = [values[block][first:last] for block, first, last in places]
         if self.options.check:
             self._check(layout, values)
         return values
@@ -209,7 +205,7 @@ class Rows:
         samples, keys = layout.samples().tolist(), self._keys()
         for at, place in enumerate(zip(layout.offsets.tolist(), layout.lengths.tolist(), strict=True)):
             try:
-                yield self.file.read([place[0]], [place[1]])[0]
+                yield next(self.file.read([place[0]], [place[1]]))
             except CorruptShard as error:
                 name = self.index.names[layout.codes[at]]
                 self._errors.setdefault(samples[at], _named(error, f"{keys[samples[at]]}, {name}", place[0]))
@@ -316,6 +312,23 @@ def single_sample(
         for name in kinds.keys() & sample.keys():
             sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
     return sample
+
+
+def _cut(blocks: Iterator[bytes], layout: _Layout, firsts: Numbers) -> list[bytes]:
+    """Return payloads, cut from blocks of which each is held for as long as its own are cut.
+
+    Args:
+        blocks: What was read.
+        layout: Where the payloads lie.
+        firsts: int64 [blocks]: the first payload of each.
+    """
+    counts = np.diff(np.append(firsts, len(layout.offsets)))
+    begins = layout.offsets - np.repeat(layout.offsets[firsts], counts)
+    places = zip(begins.tolist(), (begins + layout.lengths).tolist(), strict=True)
+    values: list[bytes] = []
+    for block, count in zip(blocks, counts.tolist(), strict=True):
+        values += [block[first:last] for first, last in islice(places, count)]
+    return values
 
 
 def _begins(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:

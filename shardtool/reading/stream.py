@@ -164,6 +164,7 @@ class Stream(Chain):
                         yield sample
                     else:
                         self._refuse(sample, int(numbers[current.taken - 1]), current)
+                del batch  # not to hold it while the next one is waited for
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
         if self._pass is current:
