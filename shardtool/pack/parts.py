@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,65 +92,79 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         yield memoryview(sink.getvalue())
 
 
-def begin_part(publisher: Publisher, plan: Plan, made: RunRecord) -> Iterator[str]:
-    """Begin a part, under its lock: it has no record until it ends. Yield what the user should know.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A part that was begun.
+
+    Attributes:
+        part: Which it is.
+        plan: The fingerprint of the plan of all parts.
+        planned: How many shards that has.
+        made: How the dataset is made.
+    """
+
+    part: Part
+    plan: str
+    planned: int
+    made: RunRecord
+
+
+def begin_part(publisher: Publisher, plan: Plan, made: RunRecord, notes: Notes) -> Begun:
+    """Begin a part, under its lock: it has no record until it ends.
 
     Args:
         publisher: What publishes its shards.
         plan: The plan of all parts.
         made: How the dataset is made.
+        notes: Gets what the user should know.
 
     Raises:
         InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
     """
     output = publisher.destination
-    if (own := output.own) is None:
-        return
-    plans = []
-    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != own.part][:_LOOKED_AT]:
+    if output.own is None:
+        raise Bug(output.pattern.text, "a part of nothing")
+    mine, plans = output.own.part, []
+    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
             plans.append(_plan_of(read_record(output.folder, output.pattern, part)))
-    found, expected = _another_plan([*plans, _PlanOf(own.part, plan_fingerprint(plan, made), made)])
+    begun = Begun(mine, plan_fingerprint(plan, made), plan.shards, made)
+    found, expected = _another_plan([*plans, _PlanOf(mine, begun.plan, made)])
     if found and not output.resumes:
         remedy = "Run all parts over the same source with the same options."
         raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
     if found:
-        yield f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too"
+        notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
     publisher.begin()
+    return begun
 
 
-def end_part(packed: Packed, publisher: Publisher, plan: Plan, made: RunRecord, content: int | None) -> DatasetFile:
+def end_part(packed: Packed, publisher: Publisher, begun: Begun, content: int | None) -> DatasetFile:
     """Leave the record of a part; return what the dataset file is to say of its shards.
 
-    Where that is there and says it already, it stays, and no record is needed.
+    Where that is there and says it already, it stays, unless another part finds that it is to say something else.
 
     Args:
         packed: The shards of the part, all of them published.
         publisher: What published them.
-        plan: The plan of all parts.
-        made: How the dataset is made.
+        begun: The part.
         content: The content fingerprint that all parts together must have; None: it is not known.
     """
-    output = publisher.destination
-    own = output.own
-    if own is None:
-        raise Bug(output.pattern.text, "a part of nothing")
-    shards = own.part.shards(plan.shards)
-    dataset = dataset_of(packed, output, packed.skipped, made)
+    output, shards = publisher.destination, begun.part.shards(begun.planned)
+    dataset = dataset_of(packed, output, packed.skipped, begun.made)
     if shards:
         dataset = replace(dataset, pattern=output_text(names_left(output.pattern, shards.start).text))
     record = PartRecord(
-        part=own.part,
-        plan=plan_fingerprint(plan, made),
-        planned=plan.shards,
+        part=begun.part,
+        plan=begun.plan,
+        planned=begun.planned,
         resumed=output.resumes,
         content="" if content is None else show_fingerprint(content),
         dataset=dataset if shards else None,
         skipped=packed.skipped,
     )
-    old = _whole(output.folder, output.pattern) if publisher.keeps_dataset_file else None
-    if old is None or old.made.document != made.document or not _is_in(old, record):
-        publisher.end_part(record)
+    old = _whole(output.folder, output.pattern)
+    publisher.end_part(record, stays=old is not None and old.made == begun.made and _is_in(old, record))
     return dataset
 
 
@@ -163,9 +177,10 @@ def _whole(folder: Folder, pattern: ShardPattern) -> DatasetFile | None:
 
 
 def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Tell whether a dataset has the shards of a part, of as many in all."""
+    """Tell whether a dataset has the shards of a part, of as many in all, and was made as that was."""
     own, found = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    return len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
+    made = record.dataset is None or record.dataset.made == dataset.made
+    return made and len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
@@ -180,22 +195,32 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
         OutputExists: There are shards of no part.
     """
     folder, pattern = output.folder, output.pattern
-    parts = 0 if output.own is None else output.own.part.parts
-    names = folder.names()
-    ended, _ = find_parts(pattern, names)
-    if len(ended) < parts and pattern.dataset_file not in names:
-        notes.add(f"{len(ended):,} of {parts:,} parts have ended; the dataset file is published after the last")
-        return False
+    if (state := _state(output)) is not None:
+        if not state and output.own is not None:
+            ended, parts = len(find_parts(pattern, folder.names())[0]), output.own.part.parts
+            notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
+        return state
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.lock(pattern.base))
         except OutputExists:
-            notes.add(
-                "another run holds the lock of the dataset, and publishes its dataset file once all parts have ended"
-            )
+            notes.add("all parts have left their records; a run that holds the lock of the dataset publishes its file")
             return False
+        if (state := _state(output)) is not None:  # another has merged, or a part was begun again
+            return state
         _merge(folder, pattern)
     return True
+
+
+def _state(output: Destination) -> bool | None:
+    """Return whether the dataset file is there, with records that stay or gone; None: all records wait for a merge.
+
+    Where only some parts have left a record beside a dataset file, others may yet find a source that has changed.
+    """
+    names = output.folder.names()
+    ended, _ = find_parts(output.pattern, names)
+    all_ended = output.own is not None and len(ended) >= output.own.part.parts
+    return None if all_ended else output.pattern.dataset_file in names
 
 
 def merge_parts(folder: Folder, pattern: ShardPattern, observer: Observer) -> IndexResult:
@@ -234,7 +259,7 @@ def _merge(folder: Folder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     for record in records:
         _check_files(folder, record, existing)
     names = [pattern.shard(number) for number in range(records[0].planned)]
-    stale = sorted({*existing} - {*names, *map(sidecar_name, names)})
+    stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
     if stale and not any(record.resumed for record in records):
         found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")

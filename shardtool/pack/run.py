@@ -70,22 +70,22 @@ def write_dataset(
         plans = plan_shards(request, samples, pool, notes)
         samples, targets = replace(samples, targets=plans.targets), plans.targets
         publishers = publishers or open_publishers(targets, temporary, pool, stack)
-        for target, plan, publisher in zip(targets, plans.each, publishers, strict=True):
-            notes.add(*begin_part(publisher, plan, run_record(request, samples.listed, target.split)))
+        made = [run_record(request, samples.listed, target.split) for target in targets]
+        whole = zip(publishers, plans.each, made, strict=True)
+        parts = [begin_part(*one, notes) for one in whole if request.part is not None]
         placed = arrange_payloads(request, samples, plans, pool, notes)
         packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
         for plan, publisher in zip(placed, publishers, strict=True):
             packed.append(Packing(plan, publisher, manner, notes.observer, made_keys).pack(pool))
             notes.add(*map(str, packed[-1].misread))
-        if request.part is None:
-            check_content(samples.listed, packed)
         written = [unchanged(target) for target in samples.untouched]
-        for target, plan, one, publisher in zip(targets, placed, packed, publishers, strict=True):
-            made = run_record(request, samples.listed, target.split)
-            if request.part is None:
-                dataset = publish_dataset(one, publisher, made)
-            else:
-                dataset = end_part(one, publisher, plan, made, samples.listed.digest if len(targets) == 1 else None)
+        if parts:
+            content = samples.listed.digest if len(parts) == 1 else None
+            datasets = [end_part(*one, content) for one in zip(packed, publishers, parts, strict=True)]
+        else:
+            check_content(samples.listed, packed)
+            datasets = [publish_dataset(*one) for one in zip(packed, publishers, made, strict=True)]
+        for target, dataset, one in zip(targets, datasets, packed, strict=True):
             written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
         remove_splits(request, plans.gone)
         notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))

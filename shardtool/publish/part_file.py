@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, OutputExists, ShardError, listing, re
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped
-from shardtool.request.part import Part
+from shardtool.request.part import MOST_PARTS, Part
 from shardtool.skipped import Skipped
 from shardtool.values import output_text
 from shardtool.wording import option
@@ -165,7 +165,7 @@ def find_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Part],
     for name in names:
         if match := own.fullmatch(name):
             part = Part(int(match[1]), int(match[2]))
-            if 1 <= part.number <= part.parts and name == record_name(pattern, part) + match[3]:
+            if 1 <= part.number <= part.parts <= MOST_PARTS and name == record_name(pattern, part) + match[3]:
                 (begun if match[3] else ended).append(part)
     return sorted(ended, key=_order), sorted(begun, key=_order)
 

@@ -199,19 +199,19 @@ class Publisher:
         if own is not None and (name := record_name(self.pattern, own.part)) in self._existing:
             self.folder.remove([name])
 
-    @property
-    def keeps_dataset_file(self) -> bool:
-        """Whether the dataset file that was there is there still: nothing that it lists has changed."""
-        return self.pattern.dataset_file in self._existing
+    def end_part(self, record: PartRecord, *, stays: bool) -> None:
+        """Publish the record of a part whose shards are all there.
 
-    def end_part(self, record: PartRecord) -> None:
-        """Publish the record of a part whose shards are all there; a dataset file of other shards goes before.
+        Args:
+            record: The record.
+            stays: Whether the dataset file that is there lists these shards; otherwise it is removed before.
 
         Raises:
             OutputFailed: The file system refuses.
         """
         staged = write_whole(self.folder, record_name(self.pattern, record.part), record.encode())
-        self._withdraw_dataset_file()
+        if not stays:
+            self._withdraw_dataset_file()
         self.folder.publish(staged)
 
     def take_back(self, shards: Sequence[str]) -> None:

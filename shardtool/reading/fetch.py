@@ -13,10 +13,10 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import OpenFiles
+from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import Rows, single_sample
-from shardtool.reading.samples import Late, failed_part, join
+from shardtool.reading.payloads import LATE, Rows, single_sample
+from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 _MOST_REASONS = 1000
-_FEW = 12  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
+_FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
 class Skipped:
@@ -60,10 +60,11 @@ class Skipped:
         return Skipped, ()
 
     def add(self, error: ShardError, shard: str) -> None:
-        """Count a sample."""
+        """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
-            self.shards[shard] += 1
+            if shard:
+                self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
 
@@ -87,8 +88,10 @@ class Fetcher:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
+        keep_freed_memory()
         self.catalog, self.options = catalog, options
-        self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
+        self._near: dict[int, tuple[ShardIndex, OpenFile]] = {}
+        self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
@@ -124,6 +127,19 @@ class Fetcher:
         options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
         vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
+
+    def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
+        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+
+        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        """
+        catalog = self.catalog
+        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if wanted is None or catalog.fields.keys() <= wanted:
+            return self
+        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+            return self
+        return self.selecting(frozenset(wanted))
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.
@@ -179,12 +195,22 @@ class Fetcher:
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
         groups = self._groups(numbers)
-        if len(groups) * _FEW > len(numbers):
+        if groups and self._reads_alone(groups):
             found: list[Sample | ShardError] = [{}] * len(numbers)
-            for place in np.concatenate([group.places for group in groups]).tolist() if groups else ():
-                found[place] = self.one(int(numbers[place]))
+            order = np.argsort(numbers, kind="stable")
+            for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
+                found[place] = self.one(number)
             return found
         return join([self._part(group) for group in groups], len(numbers))
+
+    def _reads_alone(self, groups: list[_Group]) -> bool:
+        """Tell whether samples are better read one by one: few of each shard, which need no more than reading."""
+        shard = groups[0].shard
+        if not self._plain or sum(len(group.rows) for group in groups) >= len(groups) * _FEW:
+            return False
+        with suppress(CorruptShard):  # of which the samples tell
+            return self._kinds_of(shard, self.store.index(shard)) is not None
+        return True
 
     def read_late(self, numbers: Numbers) -> Batch:
         """Return samples as `read` does, but read large ones only when each is asked for.
@@ -201,6 +227,8 @@ class Fetcher:
         groups = self._groups(numbers) if self._plain else []
         if not 0 < len(groups) <= self._files.most // 2:
             return self.read(numbers)
+        if self._reads_alone(groups) and self.options.fields is None and self.mean_size >= LATE:
+            return self._each_late(groups, numbers)
         plans: list[Plan] = []
         for group in groups:
             try:
@@ -221,6 +249,15 @@ class Fetcher:
             plans[0].kinds, self.one,
         )  # fmt: skip
 
+    def _each_late(self, groups: list[_Group], numbers: Numbers) -> Each:
+        """Return samples that are read one by one, and let the system read them ahead."""
+        for shard, rows, _ in groups:
+            with suppress(CorruptShard):  # of which each sample tells, when it is asked for
+                index, file = self.store.index(shard), self._open(shard)
+                starts = index.starts[rows]
+                file.expect(starts, starts + index.sizes[rows])
+        return Each(numbers.tolist(), self.one)
+
     def _groups(self, numbers: Numbers) -> list[_Group]:
         """Return the samples of each shard, in file order."""
         places = np.argsort(numbers, kind="stable")
@@ -233,16 +270,23 @@ class Fetcher:
         ]
 
     def one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. A hot path: 4 us beside the reading."""
+        """Return a sample, or its error. A hot path: 3 us beside the reading."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
-            with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
-                index = self.store.index(shard)
-                kinds = self._kinds_of(shard, index)
+            try:
+                index, file = self._near.get(shard) or self._come_near(shard)
+                kinds = self._kinds[shard] if shard in self._kinds else self._kinds_of(shard, index)
                 if kinds is not None:
-                    return single_sample(index, self._open(shard), row, kinds, self.options.fields)
+                    return single_sample(index, file, row, kinds, self.options.fields)
+            except (CorruptShard, ValueError, IndexError):  # it is read again, for the error that names all
+                pass
         (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
+        return found
+
+    def _come_near(self, shard: int) -> tuple[ShardIndex, OpenFile]:
+        """Return the index of a shard and the shard, and keep both at hand until a store gives any back."""
+        found = self._near[shard] = self.store.index(shard), self._open(shard)
         return found
 
     def _open(self, shard: int) -> OpenFile:

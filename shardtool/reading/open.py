@@ -26,7 +26,7 @@ def open(  # noqa: A001 - its public name
             such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once
             for all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it
             by now.
-        check: Whether the checksum of each payload is compared with its index.
+        check: Whether the checksum of each payload that is read is compared with its index.
         cache: Where shards are copied to before they are read.
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
         metadata: Whether samples have the metadata of their sidecar, under the names of its columns; None where a shard

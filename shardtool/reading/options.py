@@ -35,4 +35,4 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnBadSample)
         if isinstance(self.cache, str | PathLike):
-            raise InvalidRequest("cache", f"{self.cache!r}", expected="a cache: shardtool.Cache(folder)")
+            raise InvalidRequest("cache", f"{self.cache!r}", expected="a shardtool.Cache of that folder")

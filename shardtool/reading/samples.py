@@ -147,6 +147,25 @@ def _alike(parts: list[Part]) -> Alike:
 
 
 @dataclass(frozen=True)
+class Each:
+    """Samples each of which is read when it is asked for, on its own.
+
+    Attributes:
+        numbers: n of them.
+        read: Reads the sample of a number.
+    """
+
+    numbers: list[int]
+    read: Callable[[int], Sample | ShardError]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        return map(self.read, self.numbers)
+
+
+@dataclass(frozen=True)
 class Late:
     """Samples of equal fields whose payloads are read when each is asked for: nothing is held, or copied twice.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLURM = "slurm"
-_MOST_PARTS = 10**6
+MOST_PARTS = 10**6
 _TEXT = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
 _TASK = "SLURM_ARRAY_TASK_"
 _EXPECTED = f"one such as 3/64, counted from 1, or {SLURM}"
@@ -63,20 +63,26 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
         return _of_task(os.environ if environment is None else environment)
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
     part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
-    if not 1 <= part.number <= part.parts <= _MOST_PARTS:
+    if not 1 <= part.number <= part.parts <= MOST_PARTS:
         raise InvalidRequest(option("part"), repr(text)[:80], expected=_EXPECTED)
     return part
 
 
 def _of_task(environment: Mapping[str, str]) -> Part:
     """Return the part of a task of a Slurm array, whose numbers are those of all parts."""
-    said = {name: environment.get(_TASK + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
-    said = {"MIN": said["MIN"] or "1", "STEP": said["STEP"] or "1", **{n: v for n, v in said.items() if v}}
+    given = {name: environment.get(_TASK + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
+    given = {name: value for name, value in given.items() if value}
+    said = {"MIN": "1", "STEP": "1", **given}
     numbers = {name: int(value) for name, value in said.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
-    shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in said.items())
+    shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in given.items())
     where, remedy = option("part", SLURM), f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
     if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
-        raise InvalidRequest(where, shown or "no task", expected="the environment of an array's task", remedy=remedy)
+        raise InvalidRequest(
+            where,
+            shown or "no task",
+            expected=f"the environment of an array's task, with {_TASK}ID and {_TASK}COUNT",
+            remedy=remedy,
+        )
     first, step, parts = numbers["MIN"], numbers["STEP"], numbers["COUNT"]
     place, left = divmod(numbers["ID"] - first, step)
     last = numbers.get("MAX", first + (parts - 1) * step)

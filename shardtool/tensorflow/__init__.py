@@ -6,6 +6,7 @@ TensorFlow and Keras are imported when a function is called, and nowhere else in
 from __future__ import annotations
 
 from importlib import import_module
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
@@ -113,6 +114,8 @@ def keras_sequence(
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | PathLike):
+        raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
     check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
     return _needing("sequence").BatchSequence(dataset, batch_size, order, workers)

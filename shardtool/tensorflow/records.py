@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.feature import Feature, features_of
@@ -39,8 +40,9 @@ class RecordOrder:
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "seed", "epoch"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise InvalidRequest(name, f"{value}", expected="0 or more")
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or value < 0):
+                raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class Loader(Streaming):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration read another epoch from its start; in the epoch that it is in, it goes on."""
+        epoch = self._checked_epoch(epoch)
         if epoch != self._state["epoch"]:
             self._state = {**self._state, "epoch": epoch, "position": 0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class Streaming:
     batch_size: int
     _: KW_ONLY
     decode: Decoders = None
-    labels: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
     transform: Transform | None = None
     shuffle: Shuffle = True
     seed: int = 0
@@ -60,15 +61,21 @@ class Streaming:
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Streamable | Stream):
-            expected = "a dataset that shardtool.open returned, or a stream of it"
-            raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
+        bare, stages = unchained(self.source, (Streamable, Stream))
         check_least("batch_size", self.batch_size)
-        bare, stages = unchained(self.source)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
         self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
+
+    def _checked_epoch(self, epoch: int) -> int:
+        """Return the number of an epoch.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
+        copy(self._stream).set_epoch(epoch)
+        return int(epoch)
 
     def _opened(self, dataset: Streamable) -> Stream:
         rank, world_size = _rank_and_world_size(self.rank, self.world_size)

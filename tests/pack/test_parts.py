@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import tarfile
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shardtool import (
@@ -26,9 +30,10 @@ from shardtool import (
     reshard,
     verify,
 )
+from shardtool.fingerprint import crc32c
 from shardtool.pack import parts
 from shardtool.publish.destination import Destination
-from shardtool.publish.part_file import Own, find_parts
+from shardtool.publish.part_file import Own, find_parts, read_record
 from shardtool.request.part import Part, parse_part
 from shardtool.storage.staging import open_folder
 from tests.faults.helpers import start
@@ -136,18 +141,20 @@ def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _pack(place, "2/3")
     again = _pack(place, "2/3", if_exists="resume")
     assert (again.kept, again.merged) == (2, True)
+    assert {name: data for name, data in read_tree(place / "out").items() if name[0] != "."} == whole
+    _all(place, (1, 3), if_exists="resume")
     assert read_tree(place / "out") == whole
-    assert again.to_json()["merged"]
 
 
 def test_a_source_that_has_changed(place: Path) -> None:
-    """Where a part finds other content, the dataset file goes until all parts have looked again."""
+    """Where a part finds other content, the dataset file goes until all parts have looked again, in any order."""
     _all(place)
-    (place / "in/a/00.txt").write_bytes(b"TEXT OF 0")
-    (place / "in/b/13.txt").write_bytes(b"text of 13")
-    _pack(place, out="one")
-    assert [one.merged for one in _all(place, if_exists="resume")] == [False, False, True]
-    assert read_tree(place / "out") == read_tree(place / "one")
+    for changed, order in (("a/00.txt", (1, 2, 3)), ("c/empty.bin", (1, 2, 3)), ("b/13.txt", (2, 1, 3))):
+        (place / "in" / changed).write_bytes(b"TEXT")
+        shutil.rmtree(place / "one", ignore_errors=True)
+        _pack(place, out="one")
+        assert _all(place, order, if_exists="resume")[-1].merged
+        assert read_tree(place / "out") == read_tree(place / "one"), changed
     for name in ("b/11.txt", "b/13.txt"):
         (place / "in" / name).unlink()  # one shard less
     shutil.rmtree(place / "one")
@@ -243,7 +250,7 @@ def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             _pack(place, if_exists="resume")
         again = _pack(place, "1/3", if_exists="resume")
         assert not again.merged
-        assert any("another run holds the lock" in note for note in again.notes)
+        assert any("holds the lock of the dataset" in note for note in again.notes)
     with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
         _pack(place, "2/3", if_exists="resume")
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
@@ -278,6 +285,10 @@ def test_a_killed_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch
     records = {name: data for name, data in read_tree(place / "out").items() if name.startswith(".x.part")}
     _merge(place)
     whole = read_tree(place / "out")
+    (place / "out/x.json").unlink()
+    write_tree(place / "out", records)  # killed when the list of what was left out was there
+    _merge(place)
+    assert read_tree(place / "out") == whole
     del records[".x.part1of3"]
     write_tree(place / "out", records)
     _merge(place)
@@ -323,6 +334,61 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
     assert verify(out / "x.json").findings == ()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"part": 1}, {"parts": True}, {"planned": 0}, {"planned": 2**62}, {"planned": 8}, {"planned": "7"},
+        {"resumed": 1}, {"plan": "x"}, {"plan": None}, {"content": "b2:"}, {"dataset": ""}, {"dataset": "{}"},
+        {"dataset": 3}, {"skipped": [["a", "b"]]}, {"skipped": [["", "", "", ""]]}, {"skipped": {}},
+    ],
+)  # fmt: skip
+def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None:
+    """A record whose checksum is right is no more trusted: what cannot be is refused as a damaged one is."""
+    _pack(place, "2/3")
+    record = place / "out/.x.part2of3"
+    body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+
+
+def test_metadata_of_a_manifest(place: Path) -> None:
+    """Columns of a manifest, nulls and all, stand in the sidecars of parts as in those of one run."""
+    rows = {"key": [f"k{n:02}" for n in range(20)], "path": [f"{'ab'[n % 2]}/{n % 13:02}.txt" for n in range(20)]}
+    more = {"width": [None if n % 3 else n for n in range(20)], "good": [n % 2 == 0 or None for n in range(20)]}
+    options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=1)
+    for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
+        for part in each:
+            create(pa.table({**rows, **more}), place / out / "x-{000..}.tfrecord", replace(options, part=part))
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_what_is_printed(place: Path) -> None:
+    """The summary and the JSON of a part say which it was, and whether the dataset file is there."""
+    words: list[str | Path] = [
+        "create",
+        place / "in",
+        place / "out/x-{000..}.tar",
+        "--on-error",
+        "skip",
+        "--max-count",
+        "7",
+        "--part",
+    ]
+    ran = typed(*words, "1/2")
+    assert re.search(
+        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, once all parts have ended\n", ran.out
+    )
+    assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
+    found = json.loads(typed(*words, "2/2", "--json").out)
+    assert (found["part"], found["merged"], found["shards"]) == ("2/2", True, 1)
+    ran = typed(*words, "slurm")
+    assert (ran.code, "--part slurm: no task; expected the environment" in ran.err) == (2, True)
+
+
 def test_dry_run_of_a_part(place: Path) -> None:
     """A dry run shows the shards of the part; those of all parts are those of one run."""
     pattern = place / "out/x-{000..}.tar"
@@ -355,10 +421,16 @@ def test_what_no_part_can_do(place: Path, options: dict[str, Any]) -> None:
 
 
 def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
-    """Payloads in a table or in a compressed shard, and two passes, are refused in parts."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """Payloads in a table, a compressed archive or shard, and two passes, are refused in parts; a plain tar is not."""
+    for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
+        with tarfile.open(place / name, mode) as tar:  # type: ignore[call-overload]
+            tar.add(place / "in/c", "c")
+            tar.add(place / "in/b/01.txt", "b/1.txt")
+    for out, part in (("one", None), ("two", "2/2"), ("two", "1/2")):
+        create(place / "a.tar", place / out / "x-{0..}.tar", CreateOptions(max_count=1, part=part))
+    assert read_tree(place / "two") == read_tree(place / "one")
+    with pytest.raises(InvalidRequest, match="a compressed archive, which are unpacked"):
+        create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
     pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
     with pytest.raises(InvalidRequest, match="payloads in a table"):
         create(place / "t.parquet", place / "out/x-{0..}.tar", CreateOptions(binary={"bin": "data"}, part="1/2"))

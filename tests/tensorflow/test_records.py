@@ -79,8 +79,9 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
         ("a.json", {"fields": ["jpg"]}, "fields: no jpg; expected some of __key__, cls, txt"),
         ("a.json", {"fields": []}, "fields: none"),
         ("a.json", {"batch_size": 0}, "batch_size: 0; expected a whole number, 1 or more"),
-        ("a.json", {"seed": -1}, "seed: -1; expected 0 or more"),
+        ("a.json", {"seed": -1}, "seed: -1; expected a whole number, 0 or more"),
         ("a.json", {"epoch": -1}, "epoch: -1"),
+        ("a.json", {"epoch": "1"}, "epoch: '1'; expected a whole number"),
         ("a.json", {"shuffle": -1}, "shuffle: -1"),
         ("nothing.json", {}, "nothing.json: no such file"),
         ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot unpack"),
@@ -91,6 +92,13 @@ def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], mess
     shutil.copy(made / "a-0.tfrecord", made / "x.tfrecord.zst")
     with pytest.raises(InvalidRequest, match=message):
         tf_dataset(str(made / given), **options)
+
+
+def test_names_where_a_dataset_is_wanted(made: Path) -> None:
+    """Keras's batches come from an opened dataset: a name of one is refused at once."""
+    for wrong in (str(made / "a.json"), made / "a.json", None):
+        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected what shardtool.open returned"):
+            keras_sequence(wrong, 2)  # type: ignore[arg-type]
 
 
 def test_datasets_that_do_not_go_together(made: Path) -> None:

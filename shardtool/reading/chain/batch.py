@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -26,8 +27,8 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InvalidRequest("batch", str(self.size), expected="1 or more samples")
+        if not isinstance(self.size, Integral) or self.size < 1:
+            raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
     def over(self, samples: Iterable[object]) -> Iterator[object]:
         """Yield batches; the last may be smaller."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -23,7 +24,7 @@ from shardtool.request.choices import check_choice
 from shardtool.values import OnBadSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -138,6 +139,20 @@ class Decode:
         if name in get_args(Images):
             return partial(_pil if name == "pil" else _numpy, reduce=self.reduce)
         return _BY_NAME.get(name)
+
+
+def own_decoders(given: object) -> tuple[tuple[str, Decoder], ...]:
+    """Return the decoders of a caller, as `Decode` keeps them.
+
+    Raises:
+        InvalidRequest: They are no mapping of field to decoder.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all images"
+        raise InvalidRequest("decode", repr(given), expected=expected)
+    return tuple(given.items())
 
 
 def _failed(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.reading.chain.batch import Batch
-from shardtool.reading.chain.decode import Decode
+from shardtool.reading.chain.decode import Decode, own_decoders
 from shardtool.request.choices import check_choice
 
 if TYPE_CHECKING:
@@ -149,6 +149,18 @@ class Stages:
 
     stages: tuple[Each | Batch, ...] = ()
 
+    def __str__(self) -> str:
+        """Return their names, as what describes samples goes on with them."""
+        return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
+
+    @property
+    def wanted(self) -> frozenset[str] | None:
+        """The fields that are looked at, and alternatives of them; None: all."""
+        first = self.stages[0] if self.stages else None
+        if isinstance(first, Decode):
+            return first.only
+        return first.wanted if isinstance(first, _Named) else None
+
     def then(self, stage: Each | Batch) -> Stages:
         """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded."""
         before = self.stages
@@ -232,7 +244,7 @@ class Chain:
 
         See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
-        return self._with(self.stages.then(Decode(tuple((own or {}).items()), images, reduce, on_error)))
+        return self._with(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
 
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""
@@ -296,7 +308,9 @@ def _through(
 
 
 def _refuse(error: SampleFailed) -> NoReturn:
-    raise error
+    """Raise the error of one sample that was asked for; that a stream leaves it out is no help here."""
+    remedy = "A stream leaves such samples out."
+    raise SampleFailed(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
 
 
 def _name_sample(error: Exception, sample: object) -> None:

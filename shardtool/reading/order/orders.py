@@ -51,6 +51,9 @@ class OrderOptions:
     def __post_init__(self) -> None:
         if not (isinstance(self.shuffle, bool) or self.shuffle == "full"):
             raise InvalidRequest("shuffle", repr(self.shuffle), expected="True, False or 'full'")
+        for name in ("seed", "epoch"):
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
         if type(self.seed) is not int:
             raise InvalidRequest("seed", repr(self.seed), expected="a whole number")
         for name, least in (("epoch", 0), ("parts", 1), ("window", 1)):
