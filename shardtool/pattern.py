@@ -144,7 +144,10 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     Raises:
         InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
     """
-    texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
+    try:
+        texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
+    except TypeError:
+        raise InvalidRequest("the output", f"{output!r}", expected=_EXAMPLE) from None
     if not texts:
         raise InvalidRequest("the output", "nothing given", expected=_EXAMPLE)
     for text in texts:

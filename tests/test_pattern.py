@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -128,9 +128,11 @@ def test_owned_names(output: str) -> None:
         ("out-{split}.tar", "split"),
         ("", "no ending"),
         ("d/", "no ending"),
+        (None, "the output: None; expected"),
+        (["out-0.tar", 1], r"the output: \['out-0.tar', 1\]; expected"),
     ],
 )
-def test_refusals(output: str | list[str], message: str) -> None:
+def test_refusals(output: Any, message: str) -> None:
     """What names no shards is refused, with what is wrong and what would be right."""
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse_pattern(output)
