@@ -19,6 +19,7 @@ Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, 
 Datasets = Given | Sequence[Given]
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
+OnBadSample = Literal["raise", "skip"]  # the same of a program that reads or writes samples itself
 Oversize = Literal["error", "alone", "skip"]
 Place = Literal["order", "hash"]
 Symlinks = Literal["inside", "follow", "skip"]

@@ -8,6 +8,7 @@ import time
 import warnings
 from contextlib import suppress
 from errno import EMFILE
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardtool.cache.copying import NoRoomError, StuckError, copied, leased_copy
@@ -17,12 +18,13 @@ from shardtool.cache.growing import CacheShards, take_shards
 from shardtool.cache.leases import CachedShard
 from shardtool.cache.names import COPIED, original_of
 from shardtool.cache.residents import lock_alone
-from shardtool.cache.space import POLICIES, Policy, Space
+from shardtool.cache.space import Policy, Space
 from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
+from shardtool.request.choices import check_choice
 from shardtool.storage.staging import Folder, open_folder
-from shardtool.values import parse_size, show_size
+from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ class Cache:
         *,
         observer: Observer | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise InvalidRequest(option("policy"), f"{policy!r}", expected=listing([*POLICIES]))
+        check_choice("policy", policy, Policy)
+        if not isinstance(folder, str | os.PathLike):
+            raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
         self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
@@ -173,7 +176,7 @@ class Cache:
             self._release()
         size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
         grown = Grown(part, format, size, NO_LIMIT if max_count is None else max_count)
-        return CacheWriter(self._space, grown, self._take)
+        return CacheWriter(self._space, grown, partial(self._note, "wait"), self._count_evicted)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the shards that samplers have finished by now, the oldest first.
@@ -203,12 +206,9 @@ class Cache:
         """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
-    def _take(self, told: str | int) -> None:
-        """Take what a writer tells: a note, or how many shards were evicted."""
-        if isinstance(told, str):
-            self._note("wait", told)
-        elif told:
-            self._count(evicted=told)
+    def _count_evicted(self, evicted: int) -> None:
+        if evicted:
+            self._count(evicted=evicted)
 
     def _release(self) -> None:
         if self._shards is not None:
@@ -222,7 +222,7 @@ class Cache:
                 self._count(hits=1)
                 return lock
             if original.size > self.max_bytes:
-                found = f"{original.path} has {show_size(original.size)}, the cache {show_size(self.max_bytes)}"
+                found = f"{original.path} has {original.size:,} bytes, the cache {self.max_bytes:,}"
                 raise InvalidRequest(option("max_bytes"), found, expected="room for a shard at least")
             if time.monotonic() < self._retry_s:
                 return None
@@ -249,7 +249,7 @@ class Cache:
         self._note("failure", f"{_why(error)}; shards that are not there are read at their own place")
 
     def _note(self, kind: str, text: str) -> None:
-        """Tell the user something, once."""
+        """Note something of a kind for the user, once."""
         if kind in self._said:
             return
         self._said.add(kind)

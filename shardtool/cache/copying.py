@@ -50,7 +50,7 @@ def leased_copy(space: Space, original: Original) -> Lock | None:
 
 
 def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
-    """Return a lease on the copy of a shard, once somebody has made it, and what had to be evicted for it.
+    """Return a lease on the copy of a shard, once a process has made it, and what had to be evicted for it.
 
     Returns:
         The lease, and how many shards were evicted; None: another process has made the copy.
@@ -58,7 +58,7 @@ def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
     Raises:
         NoRoomError: It does not fit, for what is there cannot be evicted.
         StuckError: Another process began to copy it, and goes on no more.
-        CorruptShard: The shard is not what its sidecar tells.
+        CorruptShard: The shard is not what its sidecar says.
         OutputFailed: It cannot be written.
         OSError: It cannot be read, or the cache's files cannot be opened.
     """
@@ -107,7 +107,7 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
 
 
 def _checked(folder: Folder, original: Original) -> Staged:
-    """Stage a copy of a shard that has the bytes that its sidecar tells of."""
+    """Stage a copy of a shard that has the bytes that its sidecar says."""
     for last in range(_TRIES):
         with folder.stage(original.name) as file:
             size = crc = 0

@@ -1,6 +1,6 @@
 """What each process that uses a cache has found there: a small file for each, which only it writes.
 
-Those of processes that ended are added up in `total`, by whoever looks, under the folder's lock.
+Those of processes that ended are added up in `total`, by the next process that looks, under the folder's lock.
 """
 
 from __future__ import annotations

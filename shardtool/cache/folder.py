@@ -51,8 +51,10 @@ def check_folder(folder: str) -> bool:
     """Return whether a folder is a cache already.
 
     Raises:
-        InvalidRequest: It is one of another version, or its folders are links, which may lead anywhere.
+        InvalidRequest: It is one of another version, a file, or its folders are links, which may lead anywhere.
     """
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InvalidRequest(folder, "a file", expected="a folder, or none yet")
     for name, fact in Folder(folder).facts(FOLDERS).items():
         if not fact.is_folder:
             raise InvalidRequest(

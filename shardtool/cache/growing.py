@@ -87,7 +87,7 @@ def _leased(paths: Sequence[str]) -> CacheShards:
 def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
     """Return leases on the finished shards that samplers wrote, the oldest first.
 
-    Before that, the shards that the policy evicts first make room for writers that wait; those that somebody holds
+    Before that, the shards that the policy evicts first make room for writers that wait; those that a process holds
     are not leased again, so that they can go when they are let go.
 
     Args:

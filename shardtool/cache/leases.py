@@ -10,8 +10,6 @@ from shardtool.cache.space import Pauses
 from shardtool.storage.locks import take_lock
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from shardtool.storage.locks import Lock
@@ -25,23 +23,16 @@ class CachedShard:
 
     Attributes:
         path: Where to read it.
-        cached: Whether that is a copy.
+        lock: The lease on that; None: it is the shard itself.
     """
 
     path: str
     lock: Lock | None = None
 
-    @property
-    def cached(self) -> bool:
-        """Whether `path` lies in the cache."""
-        return self.lock is not None
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -65,5 +56,5 @@ def lease(path: str) -> Lock | None:
         if lock is not None:
             lock.used(time.time_ns())
             return lock
-        if not pauses.wait():  # somebody holds it alone and does nothing
+        if not pauses.wait():  # a process holds it alone and does nothing
             return None

@@ -19,9 +19,8 @@ VERSION = 1
 MARK, LOCK, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 TOTAL = "total"  # of the processes that ended
 FOLDERS = (COPIED, WRITTEN, COUNTS)
-SERIES = "grown-{000000..}"  # the pattern of written shards, without its ending
 ROOM, PART, SIDECAR = ".room-", ".part", ".index"
-_KEPT = 80  # characters of a shard's own name: for people, and for the ending that tells its format
+_KEPT = 80  # characters of a shard's own name: for people, and for the ending, which says its format
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _COPY = re.compile(r"[0-9a-f]{24}-(\d{1,18})-([0-9a-f]{8}|unknown)-[A-Za-z0-9._-]{1,80}")
 _WRITER = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})(?:[-.].{1,40})?")
@@ -36,7 +35,7 @@ class Original:
     Attributes:
         path: Where it is.
         size: Its bytes.
-        crc: CRC-32C of the file; None: no sidecar tells.
+        crc: CRC-32C of the file; None: no sidecar says it.
         name: What its copy is called.
     """
 
@@ -49,7 +48,7 @@ class Original:
 def original_of(shard: OpenedShard) -> Original:
     """Return what a copy of a shard must be.
 
-    The name of a copy holds a hash of what the sidecar tells of the shard: its name, size and checksum, so that neither
+    The name of a copy holds a hash of what the sidecar says of the shard: its name, size and checksum, so that neither
     an equal name in another dataset nor a later version of the same shard is taken for it. Without a sidecar, the hash
     is of the shard's place, size and modification time.
 
@@ -71,7 +70,7 @@ def original_of(shard: OpenedShard) -> Original:
 
 
 def copy_facts(name: str) -> tuple[int, int | None] | None:
-    """Return the size and the CRC-32C that the name of a copy tells; None: it is not the name of one."""
+    """Return the size and the CRC-32C in the name of a copy; None: it is not the name of one."""
     found = _COPY.fullmatch(name)
     return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
 

@@ -56,7 +56,7 @@ class Resident:
 
     @property
     def unread(self) -> bool:
-        """Whether nobody has taken it yet."""
+        """Whether no process has taken it yet."""
         return self.used_ns <= self.came_ns
 
 
@@ -188,7 +188,7 @@ def _remove(folder: str, names: Iterable[str]) -> None:
 
 
 def held(path: str) -> bool:
-    """Tell whether somebody has a lease on a shard."""
+    """Tell whether a process has a lease on a shard."""
     try:
         lock = take_lock(path)
     except OSError:
@@ -200,7 +200,7 @@ def held(path: str) -> bool:
 
 
 def lock_alone(path: str) -> Lock | None:
-    """Return the lock on a shard that nobody reads; None: somebody does, or it may not be touched."""
+    """Return the lock on a shard that no process reads; None: one does, or it may not be touched."""
     try:
         return take_lock(path)
     except OSError:

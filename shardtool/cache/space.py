@@ -1,4 +1,4 @@
-"""The bytes of a cache: given out before they are written, and got back by evicting whole shards that nobody reads."""
+"""The bytes of a cache: given out before they are written, and got back by evicting whole shards that are not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardtool.storage.locks import Lock
 
 Policy = Literal["least-used", "oldest", "keep"]
-POLICIES: tuple[Policy, ...] = ("least-used", "oldest", "keep")
 PATIENCE_S = 30.0  # for a process that holds the folder's lock, or copies, and does nothing: one that was stopped
 _SOON_S, _LATER_S = 0.001, 0.05  # between two looks
 
@@ -101,7 +100,7 @@ class Space:
         """Evict shards, the first ones first, until `over` bytes are free; the folder's lock must be held.
 
         Returns:
-            How many; None: none, for all that nobody reads are too few.
+            How many; None: none, for those that no process reads are too few.
         """
         victims: list[tuple[Resident, Lock]] = []
         try:
@@ -124,7 +123,7 @@ class Space:
         """Return shards in the order in which they would be evicted."""
         if self.policy == "oldest":
             return sorted(residents, key=lambda one: (one.came_ns, one.name))
-        # What nobody has used yet was written for those who come: it goes last.
+        # What no process has used yet goes last: it was written to be read.
         return sorted(residents, key=lambda one: (one.unread, one.used_ns, one.came_ns, one.name))
 
 

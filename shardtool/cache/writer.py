@@ -13,9 +13,10 @@ from shardtool.cache.names import WRITTEN
 from shardtool.cache.space import room_path
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_write import Written, encode, index_of
-from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
+from shardtool.request.choices import check_choice
 from shardtool.storage.locks import take_lock
 from shardtool.storage.staging import Folder, write_whole
 from shardtool.values import parse_size, show_size
@@ -26,14 +27,12 @@ from shardtool.writer.samples import Refused, SampleEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
     from shardtool.cache.space import Space
 
 Format = Literal["tar", "tfrecord"]
-FORMATS: tuple[Format, ...] = ("tar", "tfrecord")
 _PART = re.compile(r"[A-Za-z0-9_]{1,20}")
 _LOOK_S = 0.1  # between two looks for room
 _LONG_S = 10.0  # until a writer says that it waits
@@ -66,25 +65,27 @@ class CacheWriter:
     Args:
         space: The cache's space.
         grown: What to write.
-        told: Gets a note, or how many shards were evicted.
+        on_wait: Gets a note when the writer has waited for long.
+        on_evict: Gets how many shards were evicted for a new one.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
         OutputFailed: The folder cannot be written to.
     """
 
-    def __init__(self, space: Space, grown: Grown, told: Callable[[str | int], None]) -> None:
+    def __init__(
+        self, space: Space, grown: Grown, on_wait: Callable[[str], None], on_evict: Callable[[int], None]
+    ) -> None:
         if not _PART.fullmatch(str(grown.part)):
             expected = "a number, or 1 to 20 letters, digits and underscores"
             raise InvalidRequest(option("part"), f"{grown.part!r}", expected=expected)
-        if grown.format not in FORMATS:
-            raise InvalidRequest(option("format"), f"{grown.format!r}", expected="tar or tfrecord")
+        check_choice("format", grown.format, Format)
         if space.policy == "keep":
             raise InvalidRequest(option("policy", "keep"), "a cache that never makes room", expected="another policy")
         if grown.max_size > space.max_bytes:
             found = f"{show_size(grown.max_size)}, the cache {show_size(space.max_bytes)}"
             raise InvalidRequest(option("max_size"), found, expected="room for a shard at least")
-        self._space, self._grown, self._told = space, grown, told
+        self._space, self._grown, self._on_wait, self._on_evict = space, grown, on_wait, on_evict
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
         self._limit = min(grown.max_size - TRAILER_SIZE[grown.format], SAMPLE_LIMIT[grown.format])
@@ -92,7 +93,10 @@ class CacheWriter:
         self._shard: OpenShard | None = None
         self._pid, self._closed = os.getpid(), False
         self.shards = self.samples = 0
-        room = take_lock(room_path(self._folder, self._name), create=True)
+        try:
+            room = take_lock(room_path(self._folder, self._name), create=True)
+        except OSError as error:
+            raise OutputFailed(self._folder.path, f"cannot write: {reason(error)}") from None
         if room is None:
             raise OutputFailed(self._folder.path, "cannot be locked")
         self._room = room
@@ -100,9 +104,7 @@ class CacheWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -195,11 +197,11 @@ class CacheWriter:
             with self._space.locked():
                 evicted = self._space.give(self._room, self._grown.max_size)
             if evicted is not None:
-                self._told(evicted)
+                self._on_evict(evicted)
                 break
             if not said and time.monotonic() - start_s > _LONG_S:
                 said = True
-                self._told(f"{self._name} waits for room: all shards are held")
+                self._on_wait(f"{self._name} waits for room: all shards are held")
             time.sleep(_LOOK_S)
         name = f"{self._name}-{self.shards:06d}.{self._grown.format}"
         return OpenShard(self._folder, name, self._grown.format)

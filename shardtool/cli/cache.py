@@ -22,7 +22,7 @@ def cache(action: str, folder: str, *, as_json: bool, quiet: bool) -> int:
 
     \b
       status  what is there, who holds what, how often shards were there
-      clear   remove all shards that nobody holds
+      clear   remove all shards that no process holds
       verify  read all shards, and remove those that are damaged; exit code 3 if there were any
 
     Programs that use the cache go on meanwhile. Files that are none of the cache's are listed, and left alone.

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     "--overwrite", is_flag=True, help="Replace what is wrong: sidecars, the dataset file, indexes of other tools."
 )
 @click.option(
-    "--merge", "merges", is_flag=True, help="Make one dataset of the parts that writers of a program have made."
+    "--merge",
+    "merges",
+    is_flag=True,
+    help="Make one dataset of the parts that runs with --part, or writers of a program, have made.",
 )
 @common
 def index(

@@ -224,6 +224,11 @@ def running(command: Command) -> Command:
             type=click.Choice(list(EXPORTS)),
             help="Write another tool's index, too; repeatable.",
         ),
+        click.option(
+            "--part",
+            metavar="K/N",
+            help="Only the shards of part K of N runs side by side (3/64, or slurm: this task of its array).",
+        ),
         target("Only notes about these readers: webdataset,dali. [default: webdataset,wids,dali,energon,huggingface]"),
         click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing."),
         chosen(OutputOptions, "start_method", "How workers start.", show_default=False),

@@ -166,10 +166,12 @@ def summary(result: CreateResult) -> str:
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
     speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
     made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
+    of_part = f" of part {result.part}" if result.part else ""
+    waits = ", once all parts have ended" if result.part and not result.merged else ""
     lines = [
-        f"{made}{' appended' if result.appended else ''}{kept}, {speed}",
-        f"dataset file  {result.dataset_file}",
-        f"fingerprint   {result.fingerprint}",
+        f"{made}{of_part}{' appended' if result.appended else ''}{kept}, {speed}",
+        f"dataset file  {result.dataset_file}{waits}",
+        f"fingerprint   {result.fingerprint}{of_part}",
     ]
     if result.appended:
         found = (
@@ -185,7 +187,7 @@ def summary(result: CreateResult) -> str:
         lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
     if result.skipped:
         name = result.dataset_file.removesuffix(".json") + ".skipped"
-        lines.insert(1, f"{result.skipped:,} left out, listed in {name}")
+        lines.insert(1, f"{result.skipped:,} left out, listed in {name}{waits}")
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
         lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]

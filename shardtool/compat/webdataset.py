@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardtool.compat.encoders import make_encoder
@@ -21,7 +23,6 @@ from shardtool.writer.writer import ShardWriter as Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self, Unpack
 
@@ -58,8 +59,8 @@ class ShardWriter:
 
     Args:
         pattern: The shards' names, such as `out-%06d.tar`.
-        maxcount: Samples in a shard at most.
-        maxsize: Bytes of a finished shard at most.
+        maxcount: Samples in a shard at most; a float, such as 1e4, or infinity, too.
+        maxsize: Bytes of a finished shard at most; as `maxcount`.
         post: Called with the path of each shard once it is there. It may take it away.
         start_shard: The number of the first shard.
         verbose: Print the name of each shard.
@@ -76,7 +77,7 @@ class ShardWriter:
     def __init__(  # noqa: PLR0913, PLR0917 - webdataset's arguments, in its order
         self,
         pattern: str,
-        maxcount: int = 100000,
+        maxcount: float = 100000,
         maxsize: float = 3e9,
         post: Callable[[str], object] | None = None,
         start_shard: int = 0,
@@ -95,22 +96,21 @@ class ShardWriter:
         self._names, self._post, self.verbose = names, post, verbose
         self._writer = Writer(
             os.path.join(names.folder, names.text),
-            max_count=maxcount,
-            max_size=int(maxsize),
+            max_count=_bound("maxcount", maxcount),
+            max_size=_bound("maxsize", maxsize),
             oversize="alone",
             overwrite=more.get("overwrite", False),
             resume=more.get("resume", False),
         )
-        self.start_shard, self._done, self.size = start_shard, len(self._writer.shards), 0
+        self.start_shard, self._done = start_shard, len(self._writer.shards)
+        self.count = self.size = 0
         self._waits = more.get("overwrite", False)
-        self._tell()
+        self._say(self.total)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -154,9 +154,11 @@ class ShardWriter:
                 raise InvalidRequest(f"field {name!r}", kind, expected="bytes")
             fields[name] = found
         key = {_KEY: encoded[_KEY]} if _KEY in encoded else {}
+        before = self.total
         self._writer.write({**key, **fields})
+        self._call_post(before)
+        self.count += 1
         self.size += sum(len(value) for value in fields.values() if isinstance(value, bytes | bytearray | memoryview))
-        self._call_post()
 
     def close(self) -> None:
         """Publish the last shard, and the dataset file.
@@ -166,25 +168,41 @@ class ShardWriter:
             OutputFailed: The file system refuses.
         """
         self._writer.close()
-        self._call_post(ended=True)
+        self._waits = False
+        self._call_post()
 
     finish = close
 
-    def _call_post(self, *, ended: bool = False) -> None:
-        """Hand the shards over that are there since the last time; those that replace others are there at the end."""
-        if self._waits and not ended:
+    def _call_post(self, before: int | None = None) -> None:
+        """Hand the shards over that are there since the last time; those that replace others are there at the end.
+
+        Args:
+            before: Samples that they hold, all together; None: the writer is closed.
+        """
+        if self._waits:
             return
         for _ in self._writer.shards[self._done :]:
             path = self.fname
             self._done += 1
             if self._post is not None:
                 self._post(path)
-            if not ended:
-                self._tell()
+            if before is not None:
+                self._say(before)
+                self.count = self.size = 0
 
-    def _tell(self) -> None:
+    def _say(self, before: int) -> None:
+        """Print the name of the shard that begins, and what is written: in the last shard, and in all."""
         if self.verbose:
-            sys.stdout.write(f"# writing {self.fname} {self.size / 1e9:.1f} GB {self.total}\n")
+            sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {before}\n")
+
+
+def _bound(name: str, given: float) -> int | None:
+    """Return a bound, which may be a float such as 1e4; None: there is none."""
+    if given == inf:
+        return None
+    if isinstance(given, bool) or not isinstance(given, Real) or not given >= 1:
+        raise InvalidRequest(name, f"{given!r}", expected="a number from 1")
+    return int(given)
 
 
 def _check(given: TarOptions) -> None:

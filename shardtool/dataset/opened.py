@@ -153,6 +153,7 @@ class OpenedRows:
         walked: There is no sound sidecar.
         damage: What is wrong with the sidecar.
         error: Where a walk ended too early: the rows end there.
+        crc: CRC-32C of the shard, as its sidecar says; None: not known.
     """
 
     rows: Rows = field(repr=False)
@@ -160,6 +161,7 @@ class OpenedRows:
     walked: bool
     damage: CorruptShard | None = None
     error: CorruptShard | None = None
+    crc: int | None = None
 
 
 def read_rows(shard: OpenedShard) -> OpenedRows:
@@ -170,7 +172,7 @@ def read_rows(shard: OpenedShard) -> OpenedRows:
     """
     found = _sidecar_of(shard, metadata=False)
     if isinstance(found, Sidecar):
-        return OpenedRows(found.rows, {}, walked=False)
+        return OpenedRows(found.rows, {}, walked=False, crc=found.fact.crc)
     walked = survey(SurveyTask(shard.path, dots=shard.dots))
     return OpenedRows(_walked_rows(walked), _walked_kinds(walked), walked=True, damage=found, error=walked.error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -38,11 +39,15 @@ def given_datasets(given: Given) -> list[Given]:
     in it lists are no other dataset.
 
     Raises:
-        InvalidRequest: Nothing is of a pattern with `{split}`.
+        InvalidRequest: Nothing is of a pattern with `{split}`; or what is given is no name, and no list of names.
     """
-    if isinstance(given, (str, os.PathLike)):
+    if given and isinstance(given, (str, os.PathLike)):
         found = _meant(os.fspath(given))
         return [given] if found == [os.fspath(given)] else found
+    given = [*given] if isinstance(given, (Sequence, Iterator)) and not isinstance(given, (str, bytes)) else [given]
+    for one in given:
+        if not one or not isinstance(one, (str, os.PathLike)):
+            raise InvalidRequest("the dataset", f"{one!r:.80}", expected=EXPECTED)
     names = [os.fspath(one) for one in given]
     if len(names) > 1:
         names = [name for name in names if not _is_beside_shards(name)]

@@ -29,7 +29,6 @@ from shardtool.wording import option, speaks_command_line
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -124,9 +123,7 @@ class LocalPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

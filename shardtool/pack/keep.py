@@ -177,13 +177,19 @@ def _table_hash(table: pa.Table) -> str:
     return blake2b(sink.getvalue(), digest_size=16).hexdigest()
 
 
+def own_shards(plan: Plan, output: Destination) -> range:
+    """Return the shards of a plan that a run writes: all, or those of its part."""
+    return range(plan.shards) if output.own is None else output.own.part.shards(plan.shards)
+
+
 def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
     existing, resume = output.existing, output.resumes
     loose = request.options.on_error == "skip" or request.transform is not None
     found = []
-    for number, size in enumerate(plan.sizes.tolist(), output.first):
-        there = existing.get(output.pattern.shard(number)) if resume else None
+    for shard in own_shards(plan, output):
+        size = int(plan.sizes[shard])
+        there = existing.get(output.pattern.shard(output.first + shard)) if resume else None
         if there is None or (there.size != size and not loose):
             found.append(size)
     return found

@@ -6,11 +6,12 @@ import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from shardtool.errors import memory_for
+from shardtool.errors import InvalidRequest, memory_for
 from shardtool.execute.local import cores
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.storage.staging import open_folder
 from shardtool.values import parse_size
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
 
 
+_UNPACKED = "payloads in a table or a compressed archive, which are unpacked into one file first"
+
+
 def check_memory(request: Request) -> None:
     """Refuse a run that may hold less than its buffers take.
 
@@ -39,11 +43,16 @@ def check_memory(request: Request) -> None:
 
 
 def check_method(request: Request, listed: Listing) -> None:
-    """Refuse to gather samples of compressed shards.
+    """Refuse to gather samples of compressed shards, or to pack what only one pass can read in parts.
 
     Raises:
         InvalidRequest: That was asked for.
     """
+    spans = listed.entries.spans
+    if request.part is not None and spans is not None and (listed.compressed or not spans.files):
+        found = "compressed shards, which can only be read in sequence" if listed.compressed else _UNPACKED
+        expected, remedy = "payloads that each part can read at their places", "Write it in one run."
+        raise InvalidRequest(option("part", request.options.part), found, expected=expected, remedy=remedy)
     if isinstance(request.options, ReshardOptions):
         from shardtool.pack import shuffle
 
@@ -51,9 +60,12 @@ def check_method(request: Request, listed: Listing) -> None:
 
 
 def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder, str] | None:
-    """Return the folder and the name of the temporary file: the same for the same output. None: there is none."""
+    """Return the folder and the name of the temporary file: the same for the same output. None: there is none.
+
+    A part has none: it reads its samples where they lie, for it would arrange those of all others, too.
+    """
     options = request.options
-    if not isinstance(options, ReshardOptions):
+    if not isinstance(options, ReshardOptions) or request.part is not None:
         return None
     first = targets[0].pattern
     folder = open_folder(first.folder if options.temp_dir is None else os.fspath(options.temp_dir))

@@ -60,11 +60,13 @@ class Plans:
         each: The plan of each target.
         changes: What a run that resumes would change; None if nothing is there.
         gone: The splits of the first run that the source has no sample of any more: they are to be removed.
+        targets: Where each plan is carried out; a part knows now which shards are its own.
     """
 
     each: tuple[Plan, ...]
     changes: Changes | None
     gone: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
 
 
 @memory_for("planning the shards")
@@ -87,6 +89,10 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         make_plan(entries, target.output.pattern_left, _bounds(options, target), seed, which=part, estimate=estimate)
         for target, part in zip(targets, samples.parts, strict=True)
     )
+    targets = tuple(
+        replace(target, output=target.output.planned(plan.shards)) for target, plan in zip(targets, plans, strict=True)
+    )
+    samples = replace(samples, targets=targets)
     _check_appended(request, targets, plans, notes)
     changes, gone = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
@@ -96,7 +102,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
             _check_metadata(target, plan)
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
-    return Plans((first, *plans[1:]), changes, gone)
+    return Plans((first, *plans[1:]), changes, gone, targets)
 
 
 def _bounds(options: OutputOptions, target: Target) -> Bounds:
@@ -202,6 +208,8 @@ def _changes(
         if not request.dry:
             raise refused
         notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
+    if request.part is not None:  # what the whole run changes, no part knows
+        return None, ()
     gone = tuple(splits_gone(resumed)) if options.if_exists == "resume-overwrite" else ()
     return with_shards(changes, resumed) if request.dry else changes, gone
 

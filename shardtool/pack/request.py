@@ -12,6 +12,7 @@ from shardtool._version import __version__
 from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import wanted_exports
 from shardtool.pattern import ShardPattern, check_written, parse_pattern
+from shardtool.request.part import parse_part
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import open_folder
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardtool.interop.export_types import Export
     from shardtool.request.options import CreateOptions, OutputOptions
+    from shardtool.request.part import Part
     from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Listing
     from shardtool.transform.steps import Transform
@@ -47,6 +49,7 @@ class Request:
         transform: What is done to samples; None: nothing.
         identity: What distinguishes the transform from any other; empty for none.
         exports: The indexes of other tools that are written, too.
+        part: The part of the shards that is written; None: all.
     """
 
     verb: Verb
@@ -57,6 +60,7 @@ class Request:
     transform: Transform | None
     identity: str
     exports: Mapping[str, Export]
+    part: Part | None = None
 
     @property
     def appends(self) -> bool:
@@ -120,7 +124,23 @@ def read_request(output: OutputNames, options: CreateOptions | ReshardOptions, *
     _check_names(names, verb, divides=dividing is not None)
     exports = wanted_exports(options.export, output_pattern(names).format)
     identity = transform.identity() if transform else ""
-    return Request(verb, names, options, dry, dividing, transform, identity, exports)
+    part = None if options.part is None else parse_part(options.part)
+    if part is not None:
+        _check_part(options, changes=transform is not None)
+    return Request(verb, names, options, dry, dividing, transform, identity, exports, part)
+
+
+def _check_part(options: CreateOptions | ReshardOptions, *, changes: bool) -> None:
+    """Refuse what no part can plan alone: sizes must be known before, and each payload lie where any part reads it."""
+    found, why = "", ""
+    if changes:
+        given = ("resize", "encode", "probe", "map")
+        found, why = next(name for name in given if getattr(options, name, None)), "samples whose sizes are known"
+    elif isinstance(options, ReshardOptions) and options.method == "scatter":
+        found, why = "method", "samples that are read at their places"
+    if found:
+        remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
+        raise InvalidRequest(option("part", options.part), f"used with {option(found)}", expected=why, remedy=remedy)
 
 
 def _first_of_many(names: tuple[str, ...], options: CreateOptions | ReshardOptions) -> CreateOptions | ReshardOptions:

@@ -65,6 +65,8 @@ class WrittenDataset:
         from shardtool.interop.portability import unopenable
 
         pattern = self.target.output.pattern
+        if self.target.output.own is not None:
+            return ""
         urls = pattern.closed(len(self.dataset.shards)) if pattern.format == "tar" else ""
         shard = os.path.join(pattern.folder, pattern.shard(0))
         return "" if "{" in shard or "webdataset" in unopenable(output_text(shard)) else output_text(urls)
@@ -87,11 +89,19 @@ def check_content(listed: Listing, packed: Sequence[Packed]) -> None:
     found, wanted = sum(one.digest for one in packed), listed.digest
     if wanted is None or any(one.skipped for one in packed):
         return
-    if show_fingerprint(found) != show_fingerprint(wanted):
-        problem = f"samples with the fingerprint {show_fingerprint(found)}"
-        expected = f"{show_fingerprint(wanted)}, as their dataset files say"
+    check_fingerprint(listed.name, show_fingerprint(found), show_fingerprint(wanted))
+
+
+def check_fingerprint(source: str, found: str, wanted: str) -> None:
+    """See that packed samples have the content fingerprint of their source.
+
+    Raises:
+        CorruptShard: They have another.
+    """
+    if found != wanted:
+        problem, expected = f"samples with the fingerprint {found}", f"{wanted}, as their dataset files say"
         remedy = "No dataset file was written. `shardtool verify` shows what is wrong with the source."
-        raise CorruptShard(listed.name, problem, expected=expected, remedy=remedy)
+        raise CorruptShard(source, problem, expected=expected, remedy=remedy)
 
 
 def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
@@ -106,9 +116,15 @@ def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator
 
 
 def result(
-    request: Request, written: Sequence[WrittenDataset], changes: Changes | None, notes: Notes, seconds: float
+    request: Request,
+    written: Sequence[WrittenDataset],
+    changes: Changes | None,
+    notes: Notes,
+    seconds: float,
+    *,
+    merged: bool = False,
 ) -> CreateResult:
-    """Return what a run made."""
+    """Return what a run made; `merged`: whether it was a part, and the dataset file of all is there."""
     total = sum_fingerprints(one.dataset.fingerprint for one in written)
     splits = {one.target.split: one.split_result for one in written}
     return CreateResult(
@@ -122,12 +138,14 @@ def result(
         fingerprint="" if total is None else show_fingerprint(total),
         notes=tuple(notes.said),
         dropped=sum(one.dropped for one in splits.values()),
-        features=written[0].dataset.feature_texts(),
+        features=written[0].dataset.feature_texts() if request.part is None else {},
         urls=next(iter(splits.values())).urls if request.dividing is None else "",
         splits={} if request.dividing is None else splits,
         appended=_appended(written),
         exported=tuple(request.exports),
         changes=None if changes is None else _with_shards(changes, written),
+        part="" if request.part is None else str(request.part),
+        merged=merged,
     )
 
 
@@ -152,13 +170,14 @@ def _with_shards(changes: Changes, written: Sequence[WrittenDataset]) -> Changes
 def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -> DryRun:
     """Return what a run would write."""
     shards = []
-    for target, plan in zip(samples.targets, plans.each, strict=True):
-        for shard in range(plan.shards):
+    for target, plan in zip(plans.targets, plans.each, strict=True):
+        own = target.output.own
+        for shard in range(plan.shards) if own is None else own.part.shards(plan.shards):
             first, last = plan.span(shard)
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
             name = _shown(samples.targets, target, shard)
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    skipped = sum(len(plan.skipped) for plan in plans.each)
+    skipped = sum(len(plan.skipped) for plan in plans.each) if request.part is None or request.part.number == 1 else 0
     return DryRun(request.dataset_file, tuple(shards), skipped, tuple(notes.said), plans.changes)
 
 

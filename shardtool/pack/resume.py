@@ -16,7 +16,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists, printable
 from shardtool.fingerprint import crc32c
-from shardtool.pack.keep import shard_fingerprint
+from shardtool.pack.keep import own_shards, shard_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.request.results import Changes
@@ -119,11 +119,11 @@ def with_shards(changes: Changes, resumed: Sequence[Resumed]) -> Changes:
 def plan_notes(resumed: Sequence[Resumed]) -> Iterator[str]:
     """Yield where an earlier run without an end was of another plan, as far as its first shards show."""
     for one in resumed:
-        names = [one.output.pattern.shard(number) for number in range(min(one.plan.shards, _LOOKED_AT))]
-        left = [number for number, name in enumerate(names) if name in one.output.existing]
+        names = {number: one.output.pattern.shard(number) for number in own_shards(one.plan, one.output)[:_LOOKED_AT]}
+        left = [number for number, name in names.items() if name in one.output.existing]
         ended = one.output.pattern.dataset_file in one.output.existing
         if left and not ended and not any(_is_as_planned(one, number, names[number]) for number in left):
-            where = one.output.pattern.shard(left[0])
+            where = names[left[0]]
             yield (
                 f"{where}: left by an earlier run of other options, or of another source; what it has finished is "
                 "written again"
@@ -269,11 +269,11 @@ def _consumed(output: Destination, earlier: _Earlier) -> int:
 
 def _shards(one: Resumed) -> tuple[int, int, int]:
     """Return how many shards are there as planned, are to be written, and are to be removed."""
-    output, plan = one.output, one.plan
-    names = [output.pattern.shard(number) for number in range(plan.shards)]
-    kept = sum(_is_as_planned(one, number, name) for number, name in enumerate(names))
+    output = one.output
+    names = {number: output.pattern.shard(number) for number in own_shards(one.plan, output)}
+    kept = sum(_is_as_planned(one, number, name) for number, name in names.items())
     there = {name for name in output.existing if name.endswith(output.pattern.format)}
-    return kept, plan.shards - kept, len(there.difference(names))
+    return kept, len(names) - kept, len(there.difference(names.values()))
 
 
 def _is_as_planned(one: Resumed, number: int, name: str) -> bool:

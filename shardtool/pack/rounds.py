@@ -24,7 +24,7 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes
+from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes, own_shards
 from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
@@ -72,11 +72,13 @@ class Packing:
         self.output = publisher.destination
         self.mtime_ns = mtime_of(plan.entries, manner)
         self.entries: dict[int, ShardEntry] = {}
-        self.skipped: list[Skipped] = [*plan.skipped]
+        own = self.output.own  # what the plan leaves out is listed once, by the first of several parts
+        self.skipped: list[Skipped] = [*plan.skipped] if own is None or own.part.number == 1 else []
         self.digest = self.kept = self.field_bytes = self.dropped = 0
         self.fields: Counter[str] = Counter()
         self.schema: dict[str, str] = {}
         self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
+        self._shards = own_shards(plan, self.output)  # of this round
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, tuple[Planned, bytes]] = {}  # with the sidecar of a shard of changed samples
@@ -86,9 +88,10 @@ class Packing:
     @memory_for("packing the shards")
     def pack(self, pool: LocalPool) -> Packed:
         """Have every shard written, and publish each as it is done; return what they hold."""
-        plan = self.plan
+        plan, shards = self.plan, self._shards
+        samples = sum(map(plan.count, shards))
         self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
-        self.observer.start(len(plan), int(plan.sizes.sum()), plan.shards)
+        self.observer.start(samples, int(plan.sizes[shards.start : shards.stop].sum()), len(shards))
         while True:
             self._consumed = {}
             for _, result in pool.map(pack_shard, self._tasks(), self._progress):
@@ -98,12 +101,13 @@ class Packing:
                 break
             self._base += self._round.shards
             self._round = self._round.again(rest)
+            self._shards = range(self._round.shards)
             self._check_names()
-        if self._done != len(plan):
-            found = f"{self._done:,} of {len(plan):,} planned samples are accounted for; no dataset file was written"
+        if self._done != samples:
+            found = f"{self._done:,} of {samples:,} planned samples are accounted for; no dataset file was written"
             raise Bug(self.output.pattern.text, found)
         self._check_shape()
-        if not any(shard.samples for shard in self.entries.values()):
+        if self.output.own is None and not any(shard.samples for shard in self.entries.values()):
             self.publisher.take_back([self.output.pattern.shard(number) for number in self.entries])
             problem = f"none of {len(plan):,} samples could be packed"
             remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
@@ -129,7 +133,7 @@ class Packing:
         reads = self._reads()
         if manner.transform is not None:
             work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
-        for shard in range(plan.shards):
+        for shard in self._shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
             decision = decide(planned, self.output, manner)
@@ -143,7 +147,7 @@ class Packing:
         if self.manner.transform and self.manner.transform.function:
             return 1
         file_s = opening_s(self._round.entries)
-        reads = reads_at_once(file_s, min(self._round.shards, self.manner.options.workers or cores()))
+        reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
         if reads > 1:
             self.observer.log(f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time")
         return reads
@@ -151,7 +155,7 @@ class Packing:
     def _rest(self) -> NDArray[np.int64]:
         """Return the places of the samples that found no room in this round's shards."""
         rest = [np.zeros(0, np.int64)]
-        for shard in range(self._round.shards):
+        for shard in self._shards:
             first, last = self._round.span(shard)
             rest.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(rest)

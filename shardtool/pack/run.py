@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ def write_dataset(
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
+        from shardtool.pack.parts import begin_part, end_part, merge_if_last
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import WrittenDataset, check_content, removal_notes, result, unchanged
         from shardtool.pack.rounds import Packing
@@ -66,22 +68,31 @@ def write_dataset(
             publishers = open_publishers(targets, temporary, pool, stack)
             samples = spool(samples, opened, publishers[0])
         plans = plan_shards(request, samples, pool, notes)
+        samples, targets = replace(samples, targets=plans.targets), plans.targets
         publishers = publishers or open_publishers(targets, temporary, pool, stack)
+        made = [run_record(request, samples.listed, target.split) for target in targets]
+        whole = zip(publishers, plans.each, made, strict=True)
+        parts = [begin_part(*one, notes) for one in whole if request.part is not None]
         placed = arrange_payloads(request, samples, plans, pool, notes)
         packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
         for plan, publisher in zip(placed, publishers, strict=True):
             packed.append(Packing(plan, publisher, manner, notes.observer, made_keys).pack(pool))
             notes.add(*map(str, packed[-1].misread))
-        check_content(samples.listed, packed)
         written = [unchanged(target) for target in samples.untouched]
-        for target, one, publisher in zip(targets, packed, publishers, strict=True):
-            dataset = publish_dataset(one, publisher, run_record(request, samples.listed, target.split))
+        if parts:
+            content = samples.listed.digest if len(parts) == 1 else None
+            datasets = [end_part(*one, content) for one in zip(packed, publishers, parts, strict=True)]
+        else:
+            check_content(samples.listed, packed)
+            datasets = [publish_dataset(*one) for one in zip(packed, publishers, made, strict=True)]
+        for target, dataset, one in zip(targets, datasets, packed, strict=True):
             written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
         remove_splits(request, plans.gone)
         notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))
         for target in targets if request.exports or request.appends else ():
             _export(request, target, pool, notes)
-    return result(request, written, plans.changes, notes, time.time() - begun)
+    merged = [merge_if_last(target.output, notes) for target in targets if request.part is not None]
+    return result(request, written, plans.changes, notes, time.time() - begun, merged=bool(merged) and all(merged))
 
 
 def plan_dataset(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.pack.request import output_pattern
 from shardtool.publish.destination import Destination, look
+from shardtool.publish.part_file import Own, check_divided_alike
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.staging import open_folder
@@ -63,7 +64,8 @@ def open_targets(request: Request, splits: Sequence[str] | None = None) -> tuple
     _check_apart(request, splits, patterns)
     targets = []
     for split, pattern in zip(splits, patterns, strict=True):
-        output = Destination(open_folder(pattern.folder), pattern, request.options.if_exists)
+        own = None if request.part is None else Own(request.part)
+        output = Destination(open_folder(pattern.folder), pattern, request.options.if_exists, own=own)
         if not request.dry or output.appends or output.resumes:
             output = look(output)
         targets.append(Target(split, output))
@@ -139,8 +141,12 @@ def open_publishers(
         OutputExists: Another run is writing it, or has changed it.
     """
     for target in targets:
-        target.output.folder.ready()
-        stack.enter_context(target.output.folder.lock(target.pattern.base))
+        folder, base, own = target.output.folder, target.pattern.base, target.output.own
+        folder.ready()
+        stack.enter_context(folder.lock(base, shared=own is not None))  # parts run side by side, and nothing else does
+        if own is not None:
+            stack.enter_context(folder.lock(f"{base}.{own.part.tag}"))
+            check_divided_alike(folder, target.pattern, own.part)
     stack.callback(_discard, targets, temporary)
     publishers = [Publisher(look(target.output)) for target in targets]
     for publisher in publishers:

@@ -16,7 +16,7 @@ from shardtool.values import output_text, to_bytes
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.entries.entries import FieldValues
@@ -82,7 +82,17 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> Da
         check_same(output.append, last, None, output)
         return output.append.old
     skipped = publisher.all_skipped(packed.skipped)
-    dataset = DatasetFile(
+    dataset = dataset_of(packed, output, skipped, made)
+    if output.old is not None:
+        dataset = joined(output.old, dataset)
+    publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
+    return dataset
+
+
+def dataset_of(packed: Packed, output: Destination, skipped: Sequence[Skipped], made: RunRecord) -> DatasetFile:
+    """Return what the dataset file says of packed shards, and of all that is left out."""
+    pattern = output.pattern
+    return DatasetFile(
         name=output_text(pattern.base),
         pattern=output_text(pattern.text),
         format=pattern.format,
@@ -98,10 +108,6 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> Da
         skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
         numbers=packed.numbers() if pattern.format == "tar" else {},
     )
-    if output.old is not None:
-        dataset = joined(output.old, dataset)
-    publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
-    return dataset
 
 
 def check_same(done: Done, number: int, shard: ShardEntry | None, output: Destination) -> None:

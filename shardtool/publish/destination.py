@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.publish.old_dataset import Append
+    from shardtool.publish.part_file import Own
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import FileFact, Folder
 
@@ -44,6 +45,7 @@ class Destination:
         if_exists: What to do about an earlier output.
         existing: What is known of the files that are there under the pattern's names.
         append: The dataset that is appended to, and how far this append is; None if the run does not append.
+        own: The share of the part that runs, which leaves all other files alone; None: all is its own.
     """
 
     folder: Folder
@@ -51,6 +53,25 @@ class Destination:
     if_exists: IfExists
     existing: Mapping[str, FileFact] = field(default_factory=dict)
     append: Append | None = None
+    own: Own | None = None
+
+    def owns(self, name: str) -> bool:
+        """Tell whether a file called `name` is one that this run may replace or remove."""
+        return self.pattern.owns(name) if self.own is None else name in self.own.names
+
+    def planned(self, shards: int) -> Destination:
+        """Return the place, and what is there of this run's own files, now that it is known how many shards there are.
+
+        Args:
+            shards: Those of all parts.
+        """
+        if self.own is None:
+            return self
+        found = replace(self, own=self.own.planned(self.pattern, shards))
+        wanted = {name: fact for name, fact in self.existing.items() if found.owns(name)}
+        if self.pattern.dataset_file in self.existing:
+            wanted[self.pattern.dataset_file] = self.existing[self.pattern.dataset_file]
+        return replace(found, existing=wanted)
 
     @property
     def dataset_file(self) -> str:
@@ -118,7 +139,7 @@ def look(before: Destination) -> Destination:
         CorruptShard: What is appended to is damaged.
     """
     folder, pattern, there = before.folder, before.pattern, before.folder.names()
-    found = replace(before, existing=folder.facts(name for name in there if pattern.owns(name)))
+    found = replace(before, existing=folder.facts(name for name in there if pattern.owns(name) or before.owns(name)))
     where, names = folder.path or ".", sorted(found.existing)
     if folders := [name for name in names if found.existing[name].is_folder]:
         raise OutputExists(where, f"a folder is called {listing(folders, 3)}", remedy="Choose another name.")
@@ -128,7 +149,9 @@ def look(before: Destination) -> Destination:
         what = f"shards of another format under these names: {listing(rivals, 3)}"
         remedy = "Choose another name, or move them away."
         raise OutputExists(where, what, expected="none that would share their indexes", remedy=remedy)
-    if found.appends:
+    if found.own is not None:
+        found = _look_at_own(found, found.own)
+    elif found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":
         finish = (
@@ -143,6 +166,17 @@ def look(before: Destination) -> Destination:
         beside.look(there)
         beside.check_none_left(set(there))
     return found
+
+
+def _look_at_own(found: Destination, own: Own) -> Destination:
+    """Return what is there of a part's files, or refuse to touch it: other parts' files are nothing to it."""
+    names = [found.pattern.dataset_file, *own.names]
+    known = {name: found.existing[name] for name in names if name in found.existing}
+    if known and found.if_exists == "error":
+        what = f"{counted(len(known), 'file')} there already: {listing(sorted(known), 3)}"
+        remedy = f"Choose another name, or go on with the part that made them with {option('if_exists', 'resume')}."
+        raise OutputExists(found.folder.path or ".", what, remedy=remedy)
+    return found if own.shards is None else replace(found, existing=known)
 
 
 def _check_dataset_file(found: Destination) -> None:

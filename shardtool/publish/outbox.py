@@ -12,8 +12,6 @@ from shardtool.storage.staging import open_folder, write_whole
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from shardtool.storage.staging import Folder, Staged
@@ -44,9 +42,7 @@ class Outbox:
         self._discard()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._discard()
 
     def add(self, path: str, data: bytes, *, replace: bool = False, lasting: bool = False) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
 from shardtool.publish.old_dataset import New, Unfinished, later_files
+from shardtool.publish.part_file import record_name, remove_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.reading import read_small
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardtool.publish.destination import Destination
+    from shardtool.publish.part_file import PartRecord
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Staged, StagedFile
 
@@ -175,6 +177,7 @@ class Publisher:
         self.beside.keep_only([*shards, *(() if old is None else (one.name for one in old.shards))])
         self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
+            remove_records(self.folder, self.pattern)
             return
         last = write_whole(self.folder, self.pattern.dataset_file, dataset_file)
         if self._waiting or stale:
@@ -184,6 +187,32 @@ class Publisher:
         self.folder.remove(stale)
         self.folder.publish(last)
         self._waiting = []
+        remove_records(self.folder, self.pattern)
+
+    def begin(self) -> None:
+        """Remove the record that this part has left before: until it ends again, it has not ended.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        own = self.destination.own
+        if own is not None and (name := record_name(self.pattern, own.part)) in self._existing:
+            self.folder.remove([name])
+
+    def end_part(self, record: PartRecord, *, stays: bool) -> None:
+        """Publish the record of a part whose shards are all there.
+
+        Args:
+            record: The record.
+            stays: Whether the dataset file that is there lists these shards; otherwise it is removed before.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        staged = write_whole(self.folder, record_name(self.pattern, record.part), record.encode())
+        if not stays:
+            self._withdraw_dataset_file()
+        self.folder.publish(staged)
 
     def take_back(self, shards: Sequence[str]) -> None:
         """Remove the shards of an append that nothing came of: they would be in the way of the next one."""
@@ -209,4 +238,4 @@ def clean(destination: Destination) -> None:
     """Remove what this or a killed run has left under temporary names. Call it under the lock."""
     folder, pattern = destination.folder, destination.pattern
     spool = pattern.base + _SPOOL_SUFFIX
-    folder.discard_staged([name for name in folder.staged_names() if name == spool or pattern.owns(name)])
+    folder.discard_staged([name for name in folder.staged_names() if name == spool or destination.owns(name)])

@@ -20,7 +20,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.unfinished import recorded_dots
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, listing
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.storage.shared import JoinedBlocks, SharedBlocks
@@ -76,6 +76,7 @@ class Catalog:
         origins: The datasets, in order.
         parts: The catalog of each of several datasets; empty of one.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
+        crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Catalog:
     origins: tuple[Origin, ...] = ()
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
     shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
+    crcs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -144,6 +146,7 @@ class _Described:
     sizes: Sequence[int]
     key_ranges: Sequence[tuple[str, str]]
     facts: Sequence[str]
+    crcs: Sequence[int | None]
     walks: bool = True
 
 
@@ -154,11 +157,22 @@ def open_catalog(given: Given) -> Catalog:
         InvalidRequest: There are none.
         CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
-    opened = [open_dataset(one, dots="first") for one in given_datasets(given)]
+    opened = [_anywhere(open_dataset(one, dots="first")) for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
     return joined([_catalog(one) for one in opened])
+
+
+def _anywhere(opened: OpenedDataset) -> OpenedDataset:
+    """Return a dataset whose shards are found from any folder, for programs that go to another one."""
+    beside, paths = opened.found.index_folder, (shard.path for shard in opened.shards)
+    if all(map(os.path.isabs, paths if beside is None else (beside, *paths))):
+        return opened
+    here = os.getcwd()
+    beside = None if beside is None else os.path.join(here, beside)
+    shards = (replace(one, path=os.path.join(here, one.path), index_folder=beside) for one in opened.shards)
+    return replace(opened, shards=tuple(shards))
 
 
 def joined(parts: Sequence[Catalog]) -> Catalog:
@@ -180,6 +194,7 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         origins=tuple(origin for one in parts for origin in one.origins),
         parts=tuple(parts),
         shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
+        crcs=np.concatenate([one.crcs for one in parts]),
     )
 
 
@@ -189,7 +204,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=opened.found.dataset_file or opened.shards[0].path,
+        name=opened.found.dataset_file or listing([*opened.found.shards], 1),
         shards=tuple(found.shards),
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),
@@ -202,6 +217,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
         key_ranges=tuple(found.key_ranges),
         origins=(_origin(opened, found),),
         shared=shared,
+        crcs=np.array([-1 if one is None else one for one in found.crcs], np.int64),
     )
 
 
@@ -215,6 +231,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             sizes=[one.size for one in of],
             key_ranges=[(one.first_key, one.last_key) for one in of],
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
+            crcs=[one.crc for one in of],
         )
     shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
     if None in heads:  # keys of shards that are walked end where those of the others do
@@ -225,7 +242,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
     sizes = [file_size(shard.path) or 0 for shard in shards]
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
-    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, walks=None in heads)
+    return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
@@ -237,8 +254,7 @@ def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
         found = read_rows(shard)
         if found.error is not None:
             raise found.error
-        parts = ShardIndex.of(found.rows, found.kinds).packed()
-        shared.write(shard.number, parts[-1][0] + len(parts[-1][1]), parts)
+        ShardIndex.of(found.rows, found.kinds).put_into(shared, shard.number)
         return len(found.rows.counts)
 
     started = time.monotonic()

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, listing
 from shardtool.reading.catalog import joined
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
 from shardtool.reading.keys import KeyFinder, Keys, numbers_of
 from shardtool.reading.order.orders import View
 from shardtool.reading.stream import Streamable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.fetch import Skipped
+    from shardtool.reading.options import ReadOptions
 
     Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -115,7 +116,7 @@ class Dataset(Streamable):
         of = "" if self._chosen is None else f"{len(self):,} of "
         what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
         fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
-        return f"<Dataset {catalog.name}: {what}{fields}>"
+        return f"<Dataset {catalog.name}: {what}{fields}{self.stages}>"
 
     @overload
     def __getitem__(self, which: int | str) -> Any: ...
@@ -136,12 +137,13 @@ class Dataset(Streamable):
             SampleFailed: A stage cannot do its work.
         """
         if type(which) is int:  # a hot path
-            return self._one(self._number(which))
+            plain = self._chosen is None and 0 <= which < self._count
+            return self._one(which if plain else self._number(which))
         if isinstance(which, slice):
             return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
         if isinstance(which, str):
             return self._one(int(self._with_keys([which])[0]))
-        if isinstance(which, (Sequence, np.ndarray)):
+        if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
             found = self.fetcher.fetch(self._several(cast("Several", which)))
             return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
         try:
@@ -210,8 +212,7 @@ class Dataset(Streamable):
         catalog, chosen = self.fetcher.catalog, self._chosen
         if chosen is None:
             found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
-            found.stages = self.stages
-            return found
+            return found._with(self.stages)  # noqa: SLF001 - of this class
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
@@ -248,6 +249,8 @@ class Dataset(Streamable):
         Raises:
             InvalidRequest: It is no query, or names what is no column.
         """
+        if not isinstance(query, str):
+            raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
         return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
 
     def table(self) -> pads.Dataset:

@@ -13,10 +13,10 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.reading.files import OpenFiles
+from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import OnError, ReadOptions, Rows, single_sample
-from shardtool.reading.samples import Late, Sample, failed_part, join
+from shardtool.reading.payloads import LATE, Rows, single_sample
+from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
 if TYPE_CHECKING:
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.payloads import Plan
-    from shardtool.reading.samples import Batch, Part
+    from shardtool.reading.samples import Batch, Part, Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
-__all__ = ["Fetcher", "OnError", "ReadOptions", "Sample", "Skipped"]
-
 _MOST_REASONS = 1000
-_FEW = 12  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
+_FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
 class Skipped:
@@ -61,10 +60,11 @@ class Skipped:
         return Skipped, ()
 
     def add(self, error: ShardError, shard: str) -> None:
-        """Count a sample."""
+        """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
-            self.shards[shard] += 1
+            if shard:
+                self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
 
@@ -88,8 +88,10 @@ class Fetcher:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
+        keep_freed_memory()
         self.catalog, self.options = catalog, options
-        self.store, self._files = IndexStore(catalog), OpenFiles(options.cache)
+        self._near: dict[int, tuple[ShardIndex, OpenFile]] = {}
+        self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
         self.skipped = Skipped()
         self._broken: dict[int, CorruptShard] = {}
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
@@ -108,12 +110,23 @@ class Fetcher:
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        found.__dict__.update(vars(self))
         wanted = self.options.metadata if metadata is None else metadata
-        found.options = replace(self.options, fields=fields, metadata=wanted)
-        found._kinds = {}  # noqa: SLF001 - of this class
-        found._plain = not (self.options.check or wanted)  # noqa: SLF001
+        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
+        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
         return found
+
+    def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
+        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+
+        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        """
+        catalog = self.catalog
+        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if wanted is None or catalog.fields.keys() <= wanted:
+            return self
+        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+            return self
+        return self.selecting(frozenset(wanted))
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.
@@ -169,12 +182,22 @@ class Fetcher:
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
         groups = self._groups(numbers)
-        if len(groups) * _FEW > len(numbers):
+        if groups and self._reads_alone(groups):
             found: list[Sample | ShardError] = [{}] * len(numbers)
-            for place in np.concatenate([group.places for group in groups]).tolist() if groups else ():
-                found[place] = self.one(int(numbers[place]))
+            order = np.argsort(numbers, kind="stable")
+            for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
+                found[place] = self.one(number)
             return found
         return join([self._part(group) for group in groups], len(numbers))
+
+    def _reads_alone(self, groups: list[_Group]) -> bool:
+        """Tell whether samples are better read one by one: few of each shard, which need no more than reading."""
+        shard = groups[0].shard
+        if not self._plain or sum(len(group.rows) for group in groups) >= len(groups) * _FEW:
+            return False
+        with suppress(CorruptShard):  # of which the samples tell
+            return self._kinds_of(shard, self.store.index(shard)) is not None
+        return True
 
     def read_late(self, numbers: Numbers) -> Batch:
         """Return samples as `read` does, but read large ones only when each is asked for.
@@ -191,6 +214,8 @@ class Fetcher:
         groups = self._groups(numbers) if self._plain else []
         if not 0 < len(groups) <= self._files.most // 2:
             return self.read(numbers)
+        if self._reads_alone(groups) and self.options.fields is None and self.mean_size >= LATE:
+            return self._each_late(groups, numbers)
         plans: list[Plan] = []
         for group in groups:
             try:
@@ -211,6 +236,15 @@ class Fetcher:
             plans[0].kinds, self.one,
         )  # fmt: skip
 
+    def _each_late(self, groups: list[_Group], numbers: Numbers) -> Each:
+        """Return samples that are read one by one, and let the system read them ahead."""
+        for shard, rows, _ in groups:
+            with suppress(CorruptShard):  # of which each sample tells, when it is asked for
+                index, file = self.store.index(shard), self._open(shard)
+                starts = index.starts[rows]
+                file.expect(starts, starts + index.sizes[rows])
+        return Each(numbers.tolist(), self.one)
+
     def _groups(self, numbers: Numbers) -> list[_Group]:
         """Return the samples of each shard, in file order."""
         places = np.argsort(numbers, kind="stable")
@@ -223,32 +257,42 @@ class Fetcher:
         ]
 
     def one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. A hot path: 4 us beside the reading."""
+        """Return a sample, or its error. A hot path: 3 us beside the reading."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
-            with suppress(CorruptShard, ValueError, IndexError):  # then read again, for the error that names all
-                index = self.store.index(shard)
-                kinds = self._kinds_of(shard, index)
+            try:
+                index, file = self._near.get(shard) or self._come_near(shard)
+                kinds = self._kinds[shard] if shard in self._kinds else self._kinds_of(shard, index)
                 if kinds is not None:
-                    return single_sample(index, self._open(shard), row, kinds, self.options.fields)
+                    return single_sample(index, file, row, kinds, self.options.fields)
+            except (CorruptShard, ValueError, IndexError):  # it is read again, for the error that names all
+                pass
         (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
+        return found
+
+    def _come_near(self, shard: int) -> tuple[ShardIndex, OpenFile]:
+        """Return the index of a shard and the shard, and keep both at hand until a store gives any back."""
+        found = self._near[shard] = self.store.index(shard), self._open(shard)
         return found
 
     def _open(self, shard: int) -> OpenFile:
         return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
     def _part(self, group: _Group) -> Part:
-        """Return samples of one shard."""
+        """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
         if (known := self._broken.get(group.shard)) is not None:
             return failed_part(group.places, known)
         try:
-            found = self._rows(group)
-            return found.payloads() if found.kinds is not None else found.records()
+            rows = self._rows(group)
+            found = rows.samples()
+            if found.errors and self._files.renew(self.catalog.shards[group.shard], rows.file):
+                found = self._rows(group).samples()
         except CorruptShard as error:
             if self.options.on_error == "skip":
                 self._broken[group.shard] = error  # no second walk, and no second message
             return failed_part(group.places, error)
+        return found
 
     def _rows(self, group: _Group) -> Rows:
         index, file = self.store.index(group.shard), self._open(group.shard)
@@ -259,7 +303,7 @@ class Fetcher:
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.
 
-        Nothing but the dataset file, or else the record, tells a list from a value of the same bytes.
+        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
         """
         if shard not in self._kinds:
             catalog, wanted = self.catalog, self.options.fields

@@ -21,6 +21,8 @@ from shardtool.values import counted
 from shardtool.wording import made_again
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from shardtool.dataset.opened import OpenedRows, OpenedShard
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
+_VERIFY = "Run `shardtool verify`."
 _log = logging.getLogger("shardtool")
 
 
@@ -40,10 +43,15 @@ class _Kept:
 
 
 class IndexStore:
-    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them."""
+    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    Args:
+        catalog: Whose.
+        given_back: Called when indexes, or their pages, are no longer kept: who keeps some at hand lets them go.
+    """
+
+    def __init__(self, catalog: Catalog, given_back: Callable[[], None] | None = None) -> None:
+        self._catalog, self._given_back = catalog, given_back
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._looked_at = self._turn = 0
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
@@ -93,9 +101,7 @@ class IndexStore:
 
     def add(self, shard: int, index: ShardIndex) -> ShardIndex:
         """Keep an index that was just read, for this process and others; return it as it is kept."""
-        parts = index.packed()
-        block = self._catalog.shared.write(shard, parts[-1][0] + len(parts[-1][1]), parts)
-        return self._keep(shard, index if block is None else ShardIndex.unpacked(block))
+        return self._keep(shard, index.put_into(self._catalog.shared, shard))
 
     def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
         with self._lock:
@@ -112,11 +118,18 @@ class IndexStore:
             if self._looked_at > _ROOM:
                 self._catalog.shared.let_go()
                 self._looked_at, self._turn = 0, self._turn + 1
+                self._let_go()
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
+                self._let_go()
             return
         while self._looked_at > _ROOM and len(self._kept) > 1:
             self._looked_at -= self._kept.popitem(last=False)[1].index.nbytes
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._given_back is not None:
+            self._given_back()
 
 
 def read_index(catalog: Catalog, number: int) -> ShardIndex:
@@ -135,6 +148,11 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
     samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
+    crc = int(catalog.crcs[number])
+    if found.crc is not None and crc not in (found.crc, -1):
+        what = f"the checksum {found.crc:08x}, as its sidecar says"
+        expected_crc = f"{crc:08x}, as when the dataset was opened"
+        raise CorruptShard(shard.path, what, expected=expected_crc, remedy="Was it replaced? Open the dataset again.")
     return ShardIndex.of(found.rows, found.kinds)
 
 
@@ -143,11 +161,8 @@ def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShar
     return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
 
 
-_VERIFY = "Run `shardtool verify`."
-
-
 def _check_size(shard: OpenedShard, expected: int) -> None:
-    size = file_size(shard.path)  # of one that is missing, what opens it tells more
+    size = file_size(shard.path)  # of one that is missing, what opens it says more
     if size is not None and size != expected:
         found = f"{size:,} bytes"
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from shardtool.errors import UnknownKey, listing
+from shardtool.errors import InvalidRequest, UnknownKey, listing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -272,10 +272,23 @@ def numbers_of(finder: KeyFinder, keys: Iterable[str], chosen: Numbers | None) -
         UnknownKey: There is no sample of some keys, which it names.
     """
     wanted = [*keys]
+    for one in wanted:
+        if not isinstance(one, str):
+            raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
     numbers = finder.numbers(wanted)
     lacking = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
     if bad := [wanted[at] for at in np.flatnonzero(lacking).tolist()]:
         what = "no sample of that key" if len(bad) == 1 else f"{len(bad):,} keys of no sample"
         where = "" if chosen is None else " in this view"
-        raise UnknownKey(listing([*map(repr, bad)]), f"{what}{where}", expected="keys such as those in `.keys`")
+        remedy = _without_ending(finder, bad[0])
+        expected = "keys such as those in `.keys`"
+        raise UnknownKey(listing([*map(repr, bad)]), f"{what}{where}", expected=expected, remedy=remedy)
     return numbers
+
+
+def _without_ending(finder: KeyFinder, name: str) -> str:
+    """Return what to do about a file's name that was given for a key; nothing where it is none of a sample."""
+    folder, slash, file = name.rpartition("/")
+    keys = [folder + slash + file[:at] for at, letter in enumerate(file) if letter == "." and at]
+    found = finder.numbers(keys)
+    return next((f"Take {keys[at]!r}: a key has no ending." for at in np.flatnonzero(found >= 0).tolist()), "")

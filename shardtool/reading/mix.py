@@ -10,6 +10,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.reading.order.mixed import Mix
 from shardtool.reading.samples import Mingled
 from shardtool.reading.stream import Streamable
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.errors import ShardError
-    from shardtool.reading.fetch import Sample, Skipped
+    from shardtool.reading.fetch import Skipped
     from shardtool.reading.order.mixed import Stop
-    from shardtool.reading.samples import Batch
+    from shardtool.reading.samples import Batch, Sample
     from shardtool.reading.stream import Reader
 
     Numbers = NDArray[np.int64]
@@ -42,6 +43,9 @@ class Mixture(Streamable):
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1))
 
+    def __repr__(self) -> str:
+        return f"<Mixture: {counted(len(self), 'sample')} an epoch{self.stages}>"
+
 
 def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
@@ -60,6 +64,9 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
         InvalidRequest: A dataset has no samples, or weights or `stop` are none of their values.
     """
     for at, one in enumerate(datasets):
+        if not isinstance(one, Streamable):
+            found = f"a {type(one).__name__}"
+            raise InvalidRequest(f"dataset {at} of the mix", found, expected="what shardtool.open returned")
         if one.stages.stages:
             raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
     source = Mix.of([one.source for one in datasets], weights, stop)
@@ -83,6 +90,10 @@ class MixedReader:
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> MixedReader:
         """Return a reader of some fields."""
         return MixedReader([one.selecting(fields, metadata=metadata) for one in self._readers], self._source)
+
+    def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
+        """Return a reader of these fields, where every sample of a dataset has them."""
+        return MixedReader([one.reading_only(fields) for one in self._readers], self._source)
 
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
         """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.dataset import Dataset
-from shardtool.reading.fetch import ReadOptions
 from shardtool.reading.files import GrowingCache
+from shardtool.reading.options import ReadOptions
 
 if TYPE_CHECKING:
-    from shardtool.reading.fetch import OnError
     from shardtool.reading.files import ShardCache
-    from shardtool.values import Given
+    from shardtool.values import Given, OnBadSample
 
 
 def open(  # noqa: A001 - its public name
-    given: Given | GrowingCache, *, check: bool = False, cache: ShardCache | None = None, on_error: OnError = "raise",
-    metadata: bool = False,
+    given: Given | GrowingCache, *, check: bool = False, cache: ShardCache | None = None,
+    on_error: OnBadSample = "raise", metadata: bool = False,
 ) -> Dataset:  # fmt: skip
     """Return a dataset for reading.
 
@@ -27,7 +26,7 @@ def open(  # noqa: A001 - its public name
             such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once
             for all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it
             by now.
-        check: Whether the checksum of each payload is compared with its index.
+        check: Whether the checksum of each payload that is read is compared with its index.
         cache: Where shards are copied to before they are read.
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
         metadata: Whether samples have the metadata of their sidecar, under the names of its columns; None where a shard
@@ -41,6 +40,6 @@ def open(  # noqa: A001 - its public name
         cache = shards = given.refresh()
         given = [*shards]
         if not given:
-            remedy = "Wait for its writers: `refresh()` tells how many shards there are."
+            remedy = "Wait for its writers: `refresh()` says how many shards there are."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))

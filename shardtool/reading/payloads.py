@@ -7,7 +7,8 @@ block of small ones, so that no large one is copied twice.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,43 +26,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.reading.catalog import Catalog
-    from shardtool.reading.files import OpenFile, ShardCache
+    from shardtool.reading.files import OpenFile
+    from shardtool.reading.options import ReadOptions
     from shardtool.reading.samples import Sample
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]
 
-OnError = Literal["raise", "skip"]
 _ALONE = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
 _GAP = 2**13  # bytes that are read for nothing, rather than in a system call of their own
 _LONGEST = 2**18  # bytes of one read of small payloads, about
-_LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
+LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Whether the CRC-32C of each payload is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: Whether a damaged sample is an error, or left out and counted.
-        metadata: Whether samples have the metadata of their sidecar, too.
-        fields: The fields that are wanted; None: all.
-    """
-
-    check: bool = False
-    cache: ShardCache | None = None
-    on_error: OnError = "raise"
-    metadata: bool = False
-    fields: frozenset[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise InvalidRequest("on_error", repr(self.on_error), expected=" or ".join(map(repr, get_args(OnError))))
 
 
 class _Layout(NamedTuple):
@@ -141,6 +119,10 @@ class Rows:
     metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
 
+    def samples(self) -> Part:
+        """Return the samples, by the least reading that shows what they hold."""
+        return self.payloads() if self.kinds is not None else self.records()
+
     def payloads(self) -> Part:
         """Return the samples, by reading the payloads that are wanted."""
         layout, names = self._layout(), self.index.names
@@ -155,7 +137,7 @@ class Rows:
     def plan(self) -> Plan | None:
         """Return where the payloads lie, and let the system read them ahead; None: they are small, or not alike."""
         layout, names = self._layout(), self.index.names
-        if self.kinds is None or not layout.alike or int(layout.lengths.sum()) < _LATE * len(self.rows):
+        if self.kinds is None or not layout.alike or int(layout.lengths.sum()) < LATE * len(self.rows):
             return None
         fields = tuple([names[code] for code in layout.codes[: int(layout.counts[0])].tolist()])
         offsets, lengths = (column.reshape(len(self.rows), -1) for column in (layout.offsets, layout.lengths))
@@ -209,16 +191,11 @@ class Rows:
         firsts = np.flatnonzero(begins)
         starts = offsets[firsts]
         sizes = (offsets + lengths)[np.append(firsts[1:], len(offsets)) - 1] - starts
+        blocks = self.file.read(starts.tolist(), sizes.tolist())
         try:
-            values = self.file.read(starts.tolist(), sizes.tolist())
+            values = [*blocks] if len(starts) == len(offsets) else _cut(blocks, layout, firsts)
         except CorruptShard:
             values = [*self._one_by_one(layout)]
-        else:
-            if len(values) < len(offsets):
-                which = np.cumsum(begins) - 1
-                cuts = offsets - starts[which], offsets + lengths - starts[which]
-                places = zip(which.tolist(), *(cut.tolist() for cut in cuts), strict=True)
-                values = [values[block][first:last] for block, first, last in places]
         if self.options.check:
             self._check(layout, values)
         return values
@@ -228,7 +205,7 @@ class Rows:
         samples, keys = layout.samples().tolist(), self._keys()
         for at, place in enumerate(zip(layout.offsets.tolist(), layout.lengths.tolist(), strict=True)):
             try:
-                yield self.file.read([place[0]], [place[1]])[0]
+                yield next(self.file.read([place[0]], [place[1]]))
             except CorruptShard as error:
                 name = self.index.names[layout.codes[at]]
                 self._errors.setdefault(samples[at], _named(error, f"{keys[samples[at]]}, {name}", place[0]))
@@ -310,8 +287,8 @@ def single_sample(
         IndexError: Its bytes end too early, or payloads lie in no order.
     """
     key_ends, firsts, codes, offsets, lengths = index.views
+    names, fd = index.names, file.fd
     sample: Sample = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
-    names = index.names
     fields: Sequence[int] = range(firsts[row], firsts[row + 1])
     if wanted is not None:
         fields = [at for at in fields if names[codes[at]] in wanted]
@@ -319,8 +296,8 @@ def single_sample(
         return sample
     start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
     try:
-        if 0 <= end - start <= _TOGETHER:
-            block = read_at(file.fd, end - start, start)
+        if len(fields) > 1 and 0 <= end - start <= _TOGETHER:
+            block = read_at(fd, end - start, start)
             for at in fields:
                 first = offsets[at] - start
                 if not 0 <= first <= len(block) - lengths[at]:
@@ -328,12 +305,30 @@ def single_sample(
                 sample[names[codes[at]]] = block[first : first + lengths[at]]
         else:
             for at in fields:
-                sample[names[codes[at]]] = read_at(file.fd, lengths[at], offsets[at])
+                sample[names[codes[at]]] = read_at(fd, lengths[at], offsets[at])
     except (OSError, EOFError) as error:
         raise CorruptShard(file.path, f"cannot be read: {error}") from None
-    for name in kinds.keys() & sample.keys() if kinds else ():
-        sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
+    if kinds:
+        for name in kinds.keys() & sample.keys():
+            sample[name] = number_reader(kinds[name])(sample[name])  # type: ignore[arg-type]
     return sample
+
+
+def _cut(blocks: Iterator[bytes], layout: _Layout, firsts: Numbers) -> list[bytes]:
+    """Return payloads, cut from blocks of which each is held for as long as its own are cut.
+
+    Args:
+        blocks: What was read.
+        layout: Where the payloads lie.
+        firsts: int64 [blocks]: the first payload of each.
+    """
+    counts = np.diff(np.append(firsts, len(layout.offsets)))
+    begins = layout.offsets - np.repeat(layout.offsets[firsts], counts)
+    places = zip(begins.tolist(), (begins + layout.lengths).tolist(), strict=True)
+    values: list[bytes] = []
+    for block, count in zip(blocks, counts.tolist(), strict=True):
+        values += [block[first:last] for first, last in islice(places, count)]
+    return values
 
 
 def _begins(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:

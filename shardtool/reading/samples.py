@@ -15,7 +15,6 @@ import numpy as np
 
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.walk import walked_text
-from shardtool.errors import ShardError
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.format.tfrecord_read import bytes_of, features, numbers_of
 from shardtool.reading.files import read_at
@@ -148,6 +147,25 @@ def _alike(parts: list[Part]) -> Alike:
 
 
 @dataclass(frozen=True)
+class Each:
+    """Samples each of which is read when it is asked for, on its own.
+
+    Attributes:
+        numbers: n of them.
+        read: Reads the sample of a number.
+    """
+
+    numbers: list[int]
+    read: Callable[[int], Sample | ShardError]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        return map(self.read, self.numbers)
+
+
+@dataclass(frozen=True)
 class Late:
     """Samples of equal fields whose payloads are read when each is asked for: nothing is held, or copied twice.
 
@@ -158,7 +176,7 @@ class Late:
         names: The fields.
         columns: For each field n offsets, and n lengths.
         kinds: Of the fields.
-        again: Reads a sample for which this failed, and tells what is wrong.
+        again: Reads a sample for which this failed, or returns what is wrong.
     """
 
     numbers: NDArray[np.int64]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.sidecar_read import Rows
+    from shardtool.storage.shared import JoinedBlocks, SharedBlocks
     from shardtool.values import Kind
 
     # Where the shard is smaller than 2 GiB they are int32, which halves what an index takes.
@@ -139,6 +140,12 @@ class ShardIndex:
             parts.append((at, column.tobytes()))
             at = _aligned(at + column.nbytes)
         return [*parts, (at, self.keys)]
+
+    def put_into(self, blocks: SharedBlocks | JoinedBlocks, number: int) -> ShardIndex:
+        """Return the index as it now lies in shared blocks, as block `number`; itself where there is no room for it."""
+        parts = self.packed()
+        block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
+        return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:

@@ -18,17 +18,19 @@ from shardtool.reading.fetch import Skipped
 from shardtool.reading.order.orders import OrderOptions, window_of
 from shardtool.reading.order.share import Share, default_share
 from shardtool.reading.order.state import StreamState
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
-    from shardtool.reading.fetch import Sample
+    from shardtool.reading.chain.stages import Stages
     from shardtool.reading.order.orders import Order, Ordered, Shuffle
     from shardtool.reading.order.share import Ends
-    from shardtool.reading.samples import Batch
+    from shardtool.reading.samples import Batch, Sample
 
     Numbers = NDArray[np.int64]
 
@@ -49,6 +51,10 @@ class Reader(Protocol):
 
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
         """Return a reader of some fields."""
+        ...
+
+    def reading_only(self, fields: frozenset[str] | None) -> Reader:
+        """Return a reader that need not read other fields than these; None: all are looked at."""
         ...
 
     def refuse(self, error: ShardError, number: int, *counts: Skipped) -> None:
@@ -74,6 +80,11 @@ class Streamable(Chain):
     def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
+    def _with(self, stages: Stages) -> Self:
+        found = super()._with(stages)
+        found.fetcher = self.fetcher.reading_only(stages.wanted)
+        return found
+
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",
@@ -94,12 +105,16 @@ class Streamable(Chain):
                 has as many; those read for it have `__padding__`), or `uneven`.
 
         Raises:
-            InvalidRequest: There are no samples, or an argument is out of its range.
+            InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
         options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
-        stream = Stream(self.fetcher, self.source, options, Share(*default_share(rank, world_size), ends))
+        share = Share(*default_share(rank, world_size), ends)
+        if not share.end(self.source.length):
+            found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
+            raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
+        stream = Stream(self.fetcher, self.source, options, share)
         return stream._with(self.stages)  # noqa: SLF001 - of the chain
 
 
@@ -118,12 +133,23 @@ class Stream(Chain):
         self.skipped = Skipped()
         self._pass = _Pass(0)
 
+    def _with(self, stages: Stages) -> Self:
+        found = super()._with(stages)
+        vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
+        return found
+
     def __len__(self) -> int:
         """Return how many samples this reader's rank takes of an epoch."""
         return replace(self._share, origin=0).count(self._source.length)
 
     def __iter__(self) -> Iterator[Any]:
         return self.stages.run(self._samples(), self._left_out)
+
+    def __repr__(self) -> str:
+        options, share = self._options, self._share
+        order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
+        rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
+        return f"<Stream: {counted(len(self), 'sample')}, {order}{rank}{self.stages}>"
 
     def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
@@ -138,6 +164,7 @@ class Stream(Chain):
                         yield sample
                     else:
                         self._refuse(sample, int(numbers[current.taken - 1]), current)
+                del batch  # not to hold it while the next one is waited for
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
         if self._pass is current:

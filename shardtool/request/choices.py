@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MOST = 2**63 - 1  # of a recorded number
+_CONTAINERS = (list, tuple, set, frozenset)
+_ONE_TEXT = {str, type(None)}
 _KNOWN: dict[type, dict[str, tuple[object, ...]]] = {}  # by class: its annotations are evaluated once
 
 
@@ -35,7 +37,7 @@ def choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def check_choices(options: DataclassInstance) -> None:
-    """Refuse texts that are none of an option's, and one text where there are to be several.
+    """Refuse texts that are none of an option's, one text where there are to be several, and several for one.
 
     Raises:
         InvalidRequest: There are such.
@@ -44,10 +46,26 @@ def check_choices(options: DataclassInstance) -> None:
         value, several = getattr(options, name), _is_several(allowed)
         if several and isinstance(value, str):
             raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
+        if {*allowed} <= _ONE_TEXT and (
+            isinstance(value, _CONTAINERS) or (value is None and type(None) not in allowed)
+        ):
+            shown = ",".join(map(str, value)) if value else "..."
+            raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
         texts = choices(type(options), name)
         for one in value if several else (value,):
             if texts and one not in texts and not (one is None and type(None) in allowed):
                 raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
+
+
+def check_choice(name: str, value: object, literal: object) -> None:
+    """Refuse what is none of the texts of a Literal; for parameters that no command line has.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    texts = get_args(literal)
+    if value not in texts:
+        raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(texts)}")
 
 
 def _is_several(allowed: tuple[object, ...]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
+from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
@@ -27,7 +28,7 @@ from shardtool.values import (
     Trust,
     parse_size,
 )
-from shardtool.wording import option
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.transform.steps import Transform
@@ -46,7 +47,7 @@ _OF_FOLDERS = (
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part",
 }  # fmt: skip
 
 
@@ -77,6 +78,7 @@ class OutputOptions:
         if_exists: `error`, `resume` or `overwrite`; `resume-overwrite`: keep what is right, whatever else is replaced.
         max_removed: To resume: the share of samples that may be there no more, such as `10%` or 0.1.
         trust: To resume: a finished shard of an unchanged source is known by `time` and its checksum, or by its `size`.
+        part: Only the shards of one of several runs side by side: `3/64`, or `slurm`; `merge` makes the dataset of all.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
     """
@@ -102,6 +104,7 @@ class OutputOptions:
     if_exists: IfExists = "error"
     max_removed: str | float = "10%"
     trust: Trust = "time"
+    part: str | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
 
@@ -115,6 +118,9 @@ class OutputOptions:
         if self.trust != "time" and "resume" not in self.if_exists:
             resume = option("if_exists", "resume")
             raise InvalidRequest(option("trust", self.trust), "nothing to resume", expected=f"{resume}, too")
+        if self.part is not None:
+            check_part(self.part)
+            self._check_alone()
         if self.place == "hash":
             other = option("equal_count") if self.equal_count else option("oversize", self.oversize)
             if self.equal_count or self.oversize == "alone":
@@ -124,6 +130,18 @@ class OutputOptions:
             raise InvalidRequest(
                 option(of_split[0]), "no shares", expected=f"{option('split', 'train=0.8,val=0.2')} or the like"
             )
+
+    def _check_alone(self) -> None:
+        """Refuse what one part cannot do without knowing of the others."""
+        part = option("part", self.part)
+        if self.if_exists not in ("error", "resume"):
+            given = option("if_exists", self.if_exists)
+            remedy = "Remove the old dataset first, or write elsewhere." if "overwrite" in self.if_exists else ""
+            expected = f"a new dataset, or {option('if_exists', 'resume')}"
+            raise InvalidRequest(part, f"used with {given}", expected=expected, remedy=remedy)
+        if self.export:
+            remedy = either("`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too.")
+            raise InvalidRequest(part, f"used with {option('export')}", expected="one of them", remedy=remedy)
 
     @property
     def readers(self) -> tuple[str, ...]:

@@ -37,6 +37,16 @@ def check_ranges(options: DataclassInstance) -> None:
             check_range(one.name, value)
 
 
+def check_least(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no plain whole number, or too small; for parameters that no command line has.
+
+    Raises:
+        InvalidRequest: It is.
+    """
+    if type(value) is not int or value < least:
+        raise InvalidRequest(name, repr(value), expected=f"a whole number, {least} or more")
+
+
 def check_range(name: str, value: object) -> None:
     """Refuse a number that is none, or out of range.
 

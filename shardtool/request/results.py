@@ -125,6 +125,8 @@ class CreateResult:
         appended: What an append added; all else is about the whole dataset.
         exported: The formats of `export`, whose files are there, too.
         changes: What a resume changed of what was there; None: nothing was there.
+        part: Of one of several runs side by side, which it was, such as `3/64`: all counts are of its own shards.
+        merged: Of such a run, whether the dataset file of all parts is there.
     """
 
     dataset_file: str
@@ -143,6 +145,8 @@ class CreateResult:
     appended: AppendedPart | None = None
     exported: tuple[str, ...] = ()
     changes: Changes | None = None
+    part: str = ""
+    merged: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
@@ -152,7 +156,9 @@ class CreateResult:
         found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
         found["appended"] = None if self.appended is None else asdict(self.appended)
         found["changes"] = None if self.changes is None else asdict(self.changes)
-        optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes")
+        optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
+        if not self.part:
+            del found["merged"]
         return {name: value for name, value in found.items() if value or name not in optional}
 
 

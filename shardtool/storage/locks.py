@@ -16,8 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system without
@@ -41,9 +39,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -65,6 +61,8 @@ class Lock:
 
     def close(self) -> None:
         """Let the lock go. The file stays."""
+        if _exclusive is None:  # the interpreter ends: its modules are gone, and the system closes files
+            return
         fd, self._fd = self._fd, -1
         if fd >= 0:
             if not self._shared:
@@ -78,7 +76,7 @@ _exclusive: dict[int, Lock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> Lock | None:
     """Return a lock on a plain file; None: another holds one that excludes it.
 
-    A file that lost its name meanwhile is tried again under its name: a lock on what nobody finds guards nothing.
+    A file that lost its name meanwhile is tried again under its name: a lock on a file without a name guards nothing.
 
     Args:
         path: The file. A link is not followed.
@@ -129,7 +127,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def open_by(folder: str) -> dict[str, list[int]]:
-    """Return which processes have files below a folder open, as far as this system tells: path to their ids."""
+    """Return which processes have files below a folder open, as far as this system shows: path to their ids."""
     found: dict[str, list[int]] = {}
     top = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

@@ -22,7 +22,6 @@ from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -60,9 +59,7 @@ class StagedFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abandon()
 
@@ -135,7 +132,11 @@ class Folder:
                 if path == missing[-1]:
                     break
             for path in reversed(missing):
-                os.mkdir(path)
+                try:
+                    os.mkdir(path)
+                except FileExistsError:
+                    if not os.path.isdir(path):  # else another process has made it meanwhile
+                        raise
                 _sync_folder(os.path.dirname(path.rstrip("/")) or ".")
         except OSError as error:
             raise _failed(self.path, error) from None
@@ -282,29 +283,34 @@ class Folder:
         return fact.f_bavail * fact.f_frsize
 
     @contextlib.contextmanager
-    def lock(self, base: str) -> Iterator[None]:
+    def lock(self, base: str, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
+
+        Args:
+            base: The dataset's name.
+            shared: Others may hold it with us, unless they want it alone. The file is left to who does.
 
         Raises:
             OutputExists: Another run holds it.
         """
         path = self.full_path(f".{base}.lock")
-        fd = self._locked(path)
+        fd = self._locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            if not shared:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             os.close(fd)
 
-    def _locked(self, path: str) -> int:
+    def _locked(self, path: str, kind: int) -> int:
         while True:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             except OSError as error:
                 raise _failed(path, error) from None
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
                 # The last holder removes the file: a lock on a name that is gone guards nothing.
                 if os.fstat(fd).st_ino == os.stat(path).st_ino:
                     return fd

@@ -6,11 +6,13 @@ TensorFlow and Keras are imported when a function is called, and nowhere else in
 from __future__ import annotations
 
 from importlib import import_module
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.reading.order.orders import OrderOptions
-from shardtool.tensorflow.records import Order, find_records
+from shardtool.request.ranges import check_least
+from shardtool.tensorflow.records import RecordOrder, find_records
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,10 +59,9 @@ def tf_dataset(
         InvalidRequest: TensorFlow is missing, there is no such dataset or field, or these are no TFRecords.
         CorruptShard: A dataset file is damaged, or a shard that is walked.
     """
-    order = Order(shuffle, seed, epoch)
-    order.check()
-    if batch_size is not None and batch_size < 1:
-        raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
+    order = RecordOrder(shuffle, seed, epoch)
+    if batch_size is not None:
+        check_least("batch_size", batch_size)
     found = find_records(given, fields)
     return _needing("data").read_records(found, order, batch_size)
 
@@ -95,7 +96,7 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
 
-    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed tells.
+    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed repeats.
 
     Args:
         dataset: What `shardtool.open` gives, of tar or TFRecord shards, with a sample as Keras takes it: a tuple of
@@ -113,8 +114,9 @@ def keras_sequence(
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
-    if batch_size < 1:
-        raise InvalidRequest("batch_size", f"{batch_size}", expected="1 or more")
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | PathLike):
+        raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
+    check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
     return _needing("sequence").BatchSequence(dataset, batch_size, order, workers)
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardtool.dataset.feature import Feature
-    from shardtool.tensorflow.records import Order, Records
+    from shardtool.tensorflow.records import RecordOrder, Records
 
 _AT_ONCE = 16  # shards that a shuffle reads from at the same time
 
 
-def read_records(found: Records, order: Order, batch_size: int | None) -> Any:
+def read_records(found: Records, order: RecordOrder, batch_size: int | None) -> Any:
     """Return the dataset that `tf_dataset` promises."""
     records, spec = _shuffled(found, order) if order.shuffle else _in_order(found), spec_of(found.features)
     parse, length = tf.io.parse_single_example, found.samples
@@ -45,11 +45,11 @@ def _in_order(found: Records) -> Any:
     return tf.data.TFRecordDataset([*found.paths], found.packing)
 
 
-def _shuffled(found: Records, order: Order) -> Any:
+def _shuffled(found: Records, order: RecordOrder) -> Any:
     """Return records in a random order: shards in such an order, read side by side, and a buffer."""
     every = order.epoch is None  # pass has another order
     of_shards, of_samples = np.random.SeedSequence([order.seed, order.epoch or 0]).generate_state(2).tolist()
     shards = tf.data.Dataset.from_tensor_slices([*found.paths])
     shards = shards.shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=every)
     records = tf.data.TFRecordDataset(shards, found.packing, num_parallel_reads=_AT_ONCE)
-    return records.shuffle(found.buffer(order.shuffle), seed=of_samples, reshuffle_each_iteration=every)
+    return records.shuffle(found.buffer(order), seed=of_samples, reshuffle_each_iteration=every)

@@ -1,9 +1,10 @@
-"""Which TFRecords are meant, and what a dataset file tells of them. TensorFlow is not needed for that."""
+"""Which TFRecords are meant, and what a dataset file says of them. TensorFlow is not needed for that."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.feature import Feature, features_of
@@ -26,22 +27,22 @@ _PACKINGS = {"": "", "gzip": "GZIP"}  # those that TensorFlow unpacks, and its n
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """In which order samples come; see `tf_dataset`."""
+class RecordOrder:
+    """In which order TensorFlow gives records; see `tf_dataset`.
+
+    Raises:
+        InvalidRequest: A number is negative.
+    """
 
     shuffle: bool | int = False
     seed: int = 0
     epoch: int | None = None
 
-    def check(self) -> None:
-        """Check that it makes sense.
-
-        Raises:
-            InvalidRequest: A number is negative.
-        """
+    def __post_init__(self) -> None:
         for name in ("shuffle", "seed", "epoch"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise InvalidRequest(name, f"{value}", expected="0 or more")
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or value < 0):
+                raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,10 @@ class Records:
     features: Mapping[str, Feature]
     classes: Mapping[str, Sequence[str]]
 
-    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the caller's own value
+    def buffer(self, order: RecordOrder) -> int:
         """Return how many samples a shuffle holds."""
-        if shuffle is not True:
-            return max(1, int(shuffle))
+        if order.shuffle is not True:
+            return max(1, int(order.shuffle))
         return max(1, min(_MOST, self.samples, _BUFFER * self.samples // max(1, self.size)))
 
 
@@ -109,7 +110,7 @@ class _Part:
 
 
 def _part_of(dataset: OpenedDataset) -> _Part:
-    """Return what the dataset file tells; where there is none, shards are walked.
+    """Return what the dataset file says; where there is none, shards are walked.
 
     Raises:
         CorruptShard: A shard that is walked is damaged.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not tell
-# of the beginning of one: there, each end counts.
+# Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not say
+# when one begins: there, each end counts.
 _TELLS_OF_BEGIN = hasattr(keras.utils.PyDataset, "on_epoch_begin")
 
 

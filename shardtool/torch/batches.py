@@ -52,7 +52,7 @@ def _parts(sample: object) -> tuple[Form, list[tuple[object, object]]]:
     return Form(object, (0,)), [(0, sample)]
 
 
-class Rows:
+class BatchRows:
     """The samples of one batch; threads put them in, each into a row of its own.
 
     Args:
@@ -60,7 +60,7 @@ class Rows:
         pin: Whether tensors lie in pinned memory.
     """
 
-    def __init__(self, count: int, pin: bool) -> None:  # noqa: FBT001 - of every batch
+    def __init__(self, count: int, *, pin: bool) -> None:
         self._count, self._pin, self._lock = count, pin, Lock()
         self._forms: list[Form | None] = [None] * count  # None: the sample is left out
         self._fields: dict[object, _Field] = {}
@@ -72,7 +72,7 @@ class Rows:
             field = self._fields.get(name)
             if field is None:
                 with self._lock:
-                    field = self._fields.setdefault(name, _Field(self._count, self._pin))
+                    field = self._fields.setdefault(name, _Field(self._count, pin=self._pin))
             field.put(row, value)
         self._forms[row] = form
 
@@ -106,7 +106,7 @@ class Rows:
 class _Field:
     """The values of one field."""
 
-    def __init__(self, count: int, pin: bool) -> None:  # noqa: FBT001 - of the batch
+    def __init__(self, count: int, *, pin: bool) -> None:
         self._pin, self._lock = pin, Lock()
         self._values: list[Any] = [None] * count
         self._rows: torch.Tensor | None = None

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from shardtool.errors import InvalidRequest
+from shardtool.request.ranges import check_least
 from shardtool.transform.image import BadImage, as_rgb, pixels
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class _Crop:
         raise NotImplementedError
 
     def _check_size(self) -> None:
-        if type(self.size) is not int or self.size < 1:
-            raise InvalidRequest("size", repr(self.size), expected="1 or more pixels")
+        check_least("size", self.size)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 
 from shardtool.errors import InvalidRequest
+from shardtool.reading.dataset import Dataset
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.states import WorkerState, stream_state
 from shardtool.torch.streaming import Streaming
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.reading.chain.stages import Stages
-    from shardtool.reading.dataset import Dataset
     from shardtool.reading.stream import Stream
 
 
@@ -41,12 +41,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     dataset: Dataset
     decode: Decoders = None
     transform: Transform | None = None
-    labels: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
     _bare: Dataset = field(init=False, repr=False)
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._bare, stages = unchained(self.dataset)
+        self._bare, stages = unchained(self.dataset, (Dataset,))
         self._stages = chained(stages, self.decode, self.labels, self.transform)
 
     def __len__(self) -> int:
@@ -100,11 +100,14 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read an epoch from its start; from where a state said, if it is the epoch of that state."""
+        epoch = self._checked_epoch(epoch)
         if epoch != int(self._at[0]):
             self._at.copy_(torch.tensor([epoch, 0]))
 
     def state_at(self, batches: int) -> dict[str, object]:
         """Return the state when each rank was handed so many batches of the pass that runs now, or comes next; JSON."""
+        if batches < 0:
+            raise InvalidRequest("batches", f"{batches}", expected="0 or more")
         return self._next_pass().state_after(batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:

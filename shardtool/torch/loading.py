@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.request.ranges import check_least
 from shardtool.torch.states import stream_state
 from shardtool.torch.streaming import Streaming
 from shardtool.torch.threads import Work, batches
@@ -17,6 +17,7 @@ from shardtool.torch.threads import Work, batches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from shardtool.errors import SampleFailed
     from shardtool.reading.fetch import Skipped
 
 _LEFT_OUT = object()
@@ -53,8 +54,8 @@ class Loader(Streaming):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in (("threads", self.threads), ("depth", self.depth)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidRequest(name, repr(value), expected="1 or more")
+            if value is not None:
+                check_least(name, value)
         self._state = self._stream.state_dict()
 
     def __len__(self) -> int:
@@ -83,6 +84,7 @@ class Loader(Streaming):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration read another epoch from its start; in the epoch that it is in, it goes on."""
+        epoch = self._checked_epoch(epoch)
         if epoch != self._state["epoch"]:
             self._state = {**self._state, "epoch": epoch, "position": 0}
 

@@ -48,8 +48,8 @@ class Normalize:
     _on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise InvalidRequest("dtype", f"{self.dtype}", expected="a floating-point dtype")
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise InvalidRequest("dtype", f"{self.dtype!r}", expected="a floating-point dtype")
         mean, std = _levels("mean", self.mean, 0.0), _levels("std", self.std, 1.0)
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
             raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)}, as in mean")
@@ -92,7 +92,10 @@ class Normalize:
 
 
 def _levels(name: str, given: Levels | None, default: float) -> torch.Tensor:
-    levels = torch.as_tensor(default if given is None else given, dtype=torch.float64).cpu().reshape(-1)
+    try:
+        levels = torch.as_tensor(default if given is None else given, dtype=torch.float64).cpu().reshape(-1)
+    except (TypeError, ValueError):
+        raise InvalidRequest(name, f"{given!r}", expected="one number, or one a channel") from None
     if not len(levels) or not bool(levels.isfinite().all()):
         raise InvalidRequest(name, f"{given!r}", expected="one number, or one a channel")
     return levels

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardtool.errors import InvalidRequest
+from shardtool.request.ranges import check_least
 from shardtool.torch.normalize import Levels, Normalize
 from shardtool.torch.transfer import AtOnce, HandOut, Sender, SideStream
 
@@ -54,7 +55,8 @@ class Prefetcher:
         depth: How many batches are on a CUDA device, or on their way to it, before the next is handed out.
 
     Raises:
-        InvalidRequest: An option makes no sense, there is no such device, or a batch has no image to normalise.
+        InvalidRequest: The loader cannot be iterated over, an option makes no sense, there is no such device, or a
+            batch has no image to normalise.
     """
 
     loader: Iterable[Any]
@@ -70,8 +72,9 @@ class Prefetcher:
     _state: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise InvalidRequest("depth", f"{self.depth}", expected="1 or more batches")
+        if not hasattr(self.loader, "__iter__"):
+            raise InvalidRequest("loader", f"a {type(self.loader).__name__}", expected="an iterable of batches")
+        check_least("depth", self.depth)
         self._device = _device_of(self.device)
         if self.channels_last or any(one is not None for one in (self.mean, self.std, self.dtype)):
             self._change = Normalize(self.mean, self.std, self.dtype, self.channels_last)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed
+
 from shardtool.errors import InvalidRequest
-from shardtool.reading.chain.stages import Batch, Stages
-from shardtool.reading.order.orders import Shuffle  # noqa: TC001 - the fields' types are read at run time
-from shardtool.reading.order.share import Ends  # noqa: TC001
+from shardtool.reading.chain.batch import Batch
 from shardtool.reading.stream import Stream, Streamable
+from shardtool.request.ranges import check_least
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
-from shardtool.torch.ranks import rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shardtool.reading.chain.stages import Stages
+    from shardtool.reading.order.orders import Shuffle
+    from shardtool.reading.order.share import Ends
 
 _OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
 
@@ -43,7 +48,7 @@ class Streaming:
     batch_size: int
     _: KW_ONLY
     decode: Decoders = None
-    labels: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
     transform: Transform | None = None
     shuffle: Shuffle = True
     seed: int = 0
@@ -56,19 +61,24 @@ class Streaming:
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Streamable | Stream):
-            expected = "a dataset that shardtool.open returned, or a stream of it"
-            raise InvalidRequest("the dataset", f"a {type(self.source).__name__}", expected=expected)
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise InvalidRequest("batch_size", repr(self.batch_size), expected="1 or more samples")
-        bare, stages = unchained(self.source)
+        bare, stages = unchained(self.source, (Streamable, Stream))
+        check_least("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
         self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
 
+    def _checked_epoch(self, epoch: int) -> int:
+        """Return the number of an epoch.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
+        copy(self._stream).set_epoch(epoch)
+        return int(epoch)
+
     def _opened(self, dataset: Streamable) -> Stream:
-        rank, world_size = rank_and_world_size(self.rank, self.world_size)
+        rank, world_size = _rank_and_world_size(self.rank, self.world_size)
         return dataset.stream(
             shuffle=self.shuffle, seed=self.seed, rank=rank, world_size=world_size, buffer=self.buffer,
             parts=self.parts, ends=self.ends,
@@ -81,7 +91,7 @@ class Streaming:
                 raise InvalidRequest(
                     one.name, "given for a stream", remedy="Give it to stream(...), or the dataset here."
                 )
-        _, world_size = rank_and_world_size(None, None)
+        _, world_size = _rank_and_world_size(None, None)
         if world_size not in (None, stream.world_size):
             found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
             raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
@@ -89,3 +99,11 @@ class Streaming:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
+
+
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
+    """Return what was given, else what torch.distributed says of this process; None where it was not started."""
+    distributed = torch.distributed
+    if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return rank, world_size

@@ -5,7 +5,7 @@ Three kinds of threads take part, and none outlives the pass:
 - The source's own reads shards ahead (`reading/stream.py`).
 - One feeds: it takes the samples of a batch from the source, and hands them to the decoders in small chunks.
 - The decoders call the function with each sample, and put what it returns into its row of the batch (`batches.py`).
-  Whoever puts the last row of a batch collates it.
+  The thread that puts the last row of a batch collates it.
 
 At most `depth` batches are under way. Batches come out in their order, whichever thread is fastest, and an error comes
 in the place of its batch. A task of any thread ends by itself, so that a program can end in the middle of a pass.
@@ -21,7 +21,7 @@ from itertools import islice
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardtool.torch.batches import Rows
+from shardtool.torch.batches import BatchRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -107,8 +107,8 @@ class _Batch:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [one.get("__key__") if isinstance(one, dict) else None for one in samples]
-        self._into: Rows | _Listed = (
-            _Listed(len(samples), work.collate) if work.collate else Rows(len(samples), work.pin)
+        self._into: BatchRows | _Listed = (
+            _Listed(len(samples), work.collate) if work.collate else BatchRows(len(samples), pin=work.pin)
         )
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
@@ -166,6 +166,6 @@ class _Listed:
     def put(self, row: int, sample: Any) -> None:
         self._samples[row], self._there[row] = sample, True
 
-    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `Rows`
+    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `BatchRows`
         kept = [sample for sample, there in zip(self._samples, self._there, strict=True) if there]
         return self._collate(kept) if kept else None

@@ -36,8 +36,8 @@ class ShardStatus:
         size: Bytes, with its sidecar's.
         came_ns: When it came, nanoseconds since 1970.
         used_ns: When it was leased last.
-        held: Whether somebody holds it.
-        pids: The processes that have it open, as far as the system tells.
+        held: Whether a process holds it.
+        pids: The processes that have it open, as far as the system shows.
     """
 
     path: str
@@ -82,7 +82,7 @@ class CacheStatus:
 
 @dataclass(frozen=True, slots=True)
 class CacheChange:
-    """What was removed from a cache, and what stays since somebody holds it.
+    """What was removed from a cache, and what stays since a process holds it.
 
     Attributes:
         folder: Its folder.
@@ -127,7 +127,7 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
-    """Remove all shards of a cache that nobody holds.
+    """Remove all shards of a cache that no process holds.
 
     Raises:
         InvalidRequest: It is none, or of another version.
@@ -138,7 +138,7 @@ def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
-    """Read all shards of a cache, and remove those that are not what their sidecars told; foreign files stay.
+    """Read all shards of a cache, and remove those that are not what their sidecars say; foreign files stay.
 
     Raises:
         InvalidRequest: It is none, or of another version.
@@ -166,7 +166,7 @@ class _Wrong(NamedTuple):
 
 
 def _removed(space: Space, found: Found, wrong: Mapping[Resident, _Wrong]) -> CacheChange:
-    """Remove shards that nobody holds; the folder's lock is held."""
+    """Remove shards that no process holds; the folder's lock is held."""
     removed, kept, size = {}, {}, 0
     for one, (why, inode) in wrong.items():
         lock = lock_alone(os.path.join(space.folder, one.folder, one.name))
@@ -182,7 +182,7 @@ def _removed(space: Space, found: Found, wrong: Mapping[Resident, _Wrong]) -> Ca
 
 
 def _damage(path: str, one: Resident) -> str:
-    """Return what is wrong with a shard, which a lease holds; empty: nothing that anybody could know."""
+    """Return what is wrong with a shard, which a lease holds; empty: nothing that can be known."""
     try:
         if (facts := copy_facts(one.name)) is None:
             fact = read_facts(read_bytes(sidecar_path(path, None)), one.sidecar)

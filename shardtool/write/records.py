@@ -36,7 +36,7 @@ class Field(NamedTuple):
     text: bytes = b""
 
 
-class Records:
+class ShardRecords:
     """The samples of a shard, in the order in which they are added.
 
     Args:

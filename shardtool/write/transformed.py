@@ -17,7 +17,7 @@ from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
 from shardtool.values import counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
-from shardtool.write.records import Field, Records
+from shardtool.write.records import Field, ShardRecords
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TransformPacker(Packer):
         self._work, self._change = work, transformer(work.transform)
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
-        self._records, self._sources = Records(self.write), array("q")
+        self._records, self._sources = ShardRecords(self.write), array("q")
         self._images: list[tuple[int, int, str] | None] = []
         self._consumed = self._dropped = 0
 

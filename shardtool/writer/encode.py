@@ -6,6 +6,7 @@ import json
 import math
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +60,8 @@ def encode_value(value: object, field: str) -> Encoded:
     """
     encode = _ENCODERS.get(type(value))
     if encode is not None:
+        if type(value) is not bytes and value is not None and (expected := _expected(field)):
+            raise BadValue(f"a value of the type {type(value).__name__}", expected)
         return encode(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return Encoded(bytes(value), "", inline=False)
@@ -75,6 +78,15 @@ def encode_value(value: object, field: str) -> Encoded:
         f"a value of the type {type(value).__name__}",
         "bytes, text, a number, what JSON has a form for, a NumPy array, or an image of Pillow",
     )
+
+
+@lru_cache(4096)
+def _expected(field: str) -> str:
+    """Return what a field takes that no text can be, by its ending; empty: it takes text, too."""
+    ending = field.rpartition(".")[2].lower()
+    if ending in IMAGE_ENDINGS:
+        return "the bytes of an image, or an image of Pillow"
+    return "a NumPy array: numpy.asarray(value), or bytes" if ending == "npy" else ""
 
 
 def as_float(text: bytes) -> bytes:

@@ -35,6 +35,7 @@ class Noted:
         digest: The content fingerprint of its samples, as hexadecimal digits.
         kinds: Each field of the dataset so far, and the number that it stands for; empty: none.
         inline: Whether the plan of a table would carry a value of the dataset so far.
+        columns: What is known of the columns of metadata so far.
         rounded: How many floats of each field were rounded, in this shard.
         skipped: What was left out since the shard before: key, code and message.
     """
@@ -45,6 +46,7 @@ class Noted:
     digest: str
     kinds: dict[str, Number | str]
     inline: bool
+    columns: dict[str, object]
     rounded: dict[str, int] = field(default_factory=dict)
     skipped: list[list[str]] = field(default_factory=list)
 
@@ -62,7 +64,7 @@ class Journal:
     """
 
     def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
-        self._folder, self.name = folder, f".{base}.writer"
+        self._folder, self.name = folder, journal_name(base)
         self.started = False
         self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
@@ -108,6 +110,11 @@ class Journal:
     def remove(self) -> None:
         """Remove the journal."""
         self._folder.remove([self.name])
+
+
+def journal_name(base: str) -> str:
+    """Return the name of the journal of the dataset `base`."""
+    return f".{base}.writer"
 
 
 def skipped_rows(noted: Noted) -> list[Skipped]:

@@ -6,7 +6,6 @@ counts as merged.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -16,18 +15,21 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import InvalidRequest, OutputExists, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
-from shardtool.pattern import SKIPPED_SUFFIX, check_written, parse_pattern, text_of
+from shardtool.pack.parts import check_all_ended, merge_parts
+from shardtool.pattern import check_written, parse_pattern, text_of
 from shardtool.publish.append import existing_keys, joined
 from shardtool.publish.old_dataset import check_old
+from shardtool.publish.part_file import find_parts as find_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.request.observer import Observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.staging import open_folder, write_whole
 from shardtool.table.keys import repeated
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import counted, output_text
 from shardtool.wording import flag
-from shardtool.writer.parts import EMPTY_SUFFIX, find_parts
+from shardtool.writer.journal import journal_name
+from shardtool.writer.parts import EMPTY_SUFFIX, find_parts, part_tag, tagged_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,9 +44,9 @@ _MERGED = "merged"  # in how a dataset was made: the parts that it was made of
 
 
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
-    """Make one dataset of the parts that several writers have written under a pattern.
+    """Make one dataset of the parts that several writers, or runs of `create`, have written under a pattern.
 
-    Parts that come later are added by another merge.
+    Parts of writers that come later are added by another merge.
 
     Args:
         output: The pattern that the writers were given, such as `out-{000000..}.tar`.
@@ -63,9 +65,12 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     pattern = parse_pattern(output)
     check_written(pattern)
     folder = open_folder(pattern.folder)
-    if not (names := folder.names()) or not find_parts(pattern, names):
+    names = folder.names()
+    if any(find_records(pattern, names)):
+        return merge_parts(folder, pattern, observer or Observer())
+    if not find_parts(pattern, names):
         raise InvalidRequest(
-            pattern.text, "no part of a ShardWriter", expected="the pattern that its writers were given"
+            pattern.text, "no part of a ShardWriter or of a run", expected="the pattern that these were given"
         )
     with folder.lock(pattern.base):
         merging = _Merging(folder, pattern)
@@ -103,9 +108,9 @@ class _Merging:
             raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
         self._check_keys(whole)
         dataset = self._joined(whole, [*dict.fromkeys([*self._before, *(part.tag for part in new)])])
-        skipped = self._skipped([(self._old, self._pattern.skipped_file)] if self._old else [])
-        for one, part in found:
-            skipped = merged(skipped, self._skipped([(one, part.dataset_file.removesuffix(".json") + SKIPPED_SUFFIX)]))
+        lists = [(self._old, self._pattern.skipped_file)] if self._old else []
+        lists += [(one, tagged_pattern(self._pattern, part.tag).skipped_file) for one, part in found]
+        skipped = self._skipped(lists)
         rows = encode_skipped(skipped)
         dataset = replace(dataset, skipped=len(skipped), skipped_crc=crc32c(rows) if rows else None)
         if found:
@@ -138,22 +143,14 @@ class _Merging:
         """Refuse to make a dataset of less than all parts, and say which are missing."""
         where = self._pattern.text
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
-        if len(counts) > 1:
-            found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
-            raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
         open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
         there = {part.number for part in self.parts.values()} | {_number(tag) for tag in self._before}
-        missing = [f"{number}" for count in counts for number in range(count) if number not in there]
-        wrong = [f"did not end: {listing(open_)}"] if open_ else []
-        wrong += [f"nothing of {listing(missing)}"] if missing else []
-        if wrong:
-            remedy = f"Write these to their end, with {flag('resume')} where they were killed, and merge again."
-            raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
+        missing = [part_tag(number, count) for count in counts for number in range(count) if number not in there]
+        check_all_ended(where, counts, open_, missing, flag("resume"))
 
     def _dataset(self, part: PartFiles) -> DatasetFile:
         """Return what the dataset file of a part says, whose shards are all there."""
-        own = replace(self._pattern, prefix=f"{self._pattern.prefix}{part.tag}-")
-        own = replace(own, text=own.prefix + self._pattern.text.removeprefix(self._pattern.prefix))
+        own = tagged_pattern(self._pattern, part.tag)
         existing = self._folder.facts(name for name in self._folder.names() if own.owns(name))
         return check_old(self._folder, own, existing, self._folder.read(part.dataset_file))
 
@@ -201,9 +198,8 @@ class _Merging:
 
     def _left_of(self, part: PartFiles) -> list[str]:
         """Return the files of a part that the merged dataset stands for."""
-        base = os.fsdecode(to_bytes(f"{self._pattern.prefix}{part.tag}"))
-        own = replace(self._pattern, prefix=f"{base}-").base
-        names = [part.dataset_file or own + ".json", own + SKIPPED_SUFFIX, own + EMPTY_SUFFIX, f".{own}.writer"]
+        own = tagged_pattern(self._pattern, part.tag)
+        names = [own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)]
         return [*self._folder.facts(names)]
 
 

@@ -14,7 +14,7 @@ from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
 from shardtool.plan.shard_samples import fingerprint
 from shardtool.values import ShardContent, ShardSamples, ShardSpans
-from shardtool.write.records import Records
+from shardtool.write.records import ShardRecords
 from shardtool.write.task import digest
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class OpenShard:
     def __init__(self, folder: Folder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
         self._file = _SummedFile(folder.stage(name))
-        self._records = Records(self._file.write)
+        self._records = ShardRecords(self._file.write)
         self._rows: list[Mapping[str, object]] = []
         self._columns: dict[str, None] = {}
 

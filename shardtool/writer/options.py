@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.choices import check_choices
 from shardtool.request.ranges import check_ranges
-from shardtool.values import Dots, IfExists, Oversize, Target, parse_size
-from shardtool.wording import flag, option
-
-OnBadSample = Literal["raise", "skip"]
+from shardtool.values import Dots, IfExists, OnBadSample, Oversize, Target, parse_size
+from shardtool.wording import flag
 
 
-class Given(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """The options as keyword arguments; see `WriterOptions`."""
 
     max_size: str | int | None
@@ -86,7 +84,7 @@ class WriterOptions:
 _DEFAULT = WriterOptions()
 
 
-def options_of(given: Given) -> WriterOptions:
+def options_of(given: Keywords) -> WriterOptions:
     """Return the options that keyword arguments mean.
 
     Raises:
@@ -96,8 +94,3 @@ def options_of(given: Given) -> WriterOptions:
     if unknown := [name for name in given if name not in known]:
         raise InvalidRequest("ShardWriter", f"no option {unknown[0]!r}", expected=f"one of {', '.join(known)}")
     return WriterOptions(**given)
-
-
-def part_option(part: int | str, parts: int | None) -> str:
-    """Return what a message calls a part."""
-    return option("part", part) if parts is None else f"{option('part', part)}, {option('parts', parts)}"

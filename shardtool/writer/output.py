@@ -135,9 +135,8 @@ class Output:
         self.publisher.add(shard.staged, data, shard.name)
         rounded = _rounded(shard.content)
         left_out = [[one.key, one.code, one.message] for one in skipped]
-        self.journal.add(
-            Noted(fact.name, fact.size, shard.crc, f"{shard.digest:x}", dict(kinds), inline, rounded, left_out)
-        )
+        known = dict(kinds), inline, self.columns.state()
+        self.journal.add(Noted(fact.name, fact.size, shard.crc, f"{shard.digest:x}", *known, rounded, left_out))
         self.take(fact, data, index.tally(), shard.digest)
         self.totals.skipped += skipped
         self.totals.rounded.update(rounded)

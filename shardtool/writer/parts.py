@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX
+from shardtool.values import to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
+    from shardtool.storage.staging import Folder
 
 EMPTY_SUFFIX = ".empty"
 _MOST_PARTS = 10**6
@@ -82,8 +87,31 @@ def part_pattern(pattern: ShardPattern, part: int | str, parts: int | None) -> S
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "names for parts", expected=expected)
+    return tagged_pattern(pattern, tag)
+
+
+def tagged_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
+    """Return the pattern of the names of a part, by its tag."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
+
+
+def merged_part(folder: Folder, whole: ShardPattern, part: ShardPattern) -> DatasetFile | None:
+    """Return what the dataset file of a merge says of a part's shards, where it lists them.
+
+    Args:
+        folder: Where they lie.
+        whole: The names of the merged dataset.
+        part: Those of the part.
+
+    Raises:
+        CorruptShard: The dataset file is damaged.
+    """
+    if whole.dataset_file not in folder.facts([whole.dataset_file]):
+        return None
+    found = read_dataset(folder.read(whole.dataset_file), folder.full_path(whole.dataset_file))
+    shards = tuple(shard for shard in found.shards if part.owns(os.fsdecode(to_bytes(shard.name))))
+    return replace(found, shards=shards, skipped=0) if shards else None
 
 
 def find_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFiles]:
@@ -100,7 +128,7 @@ def find_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFil
         if match is None:
             continue
         tag, number, parts = match["tag"], match[2], match[3]
-        own = replace(pattern, prefix=f"{pattern.prefix}{tag}-")
+        own = tagged_pattern(pattern, tag)
         if not own.owns(name) and name != own.base + EMPTY_SUFFIX:
             continue
         part = found.setdefault(tag, PartFiles(tag, *((int(number), int(parts)) if number else (None, None))))

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, tally_of
+from shardtool.dataset.sidecar import ShardFact, tally_of
 from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
-from shardtool.errors import InvalidRequest, ShardError
+from shardtool.errors import InvalidRequest, OutputExists, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.publish.old_dataset import check_old
-from shardtool.values import ShardContent
+from shardtool.values import ShardContent, counted
 from shardtool.wording import flag
 from shardtool.write.buffers import packing_buffer
 from shardtool.writer.journal import skipped_rows
 
 if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.request.observer import Notes
     from shardtool.writer.journal import Noted
     from shardtool.writer.output import Output
     from shardtool.writer.samples import SampleEncoder
@@ -42,31 +42,28 @@ def find_done(output: Output) -> DatasetFile | None:
     return check_old(folder, pattern, existing, folder.read(pattern.dataset_file))
 
 
-def take_back(output: Output, encoder: SampleEncoder) -> Noted | None:
+def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> Noted | None:
     """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
 
-    They are those that its journal tells of, up to the first that is not as it says, to the byte.
+    They are those that its journal lists, up to the first that is not as it says, to the byte: a note names it.
 
     Raises:
         InvalidRequest: It was asked for something else.
+        OutputExists: There are shards, and nothing says whose they are.
     """
-    found = output.journal.read()
-    if found is None:
+    noted = _noted(output)
+    if noted is None:
         return None
-    asked, noted = found
-    if not output.journal.fits(asked):
-        problem = f"a writer that was asked for something else: {_differing(asked)}"
-        remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
-        raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
     kept: list[Noted] = []
     for number, one in enumerate(noted):
         name = output.pattern.shard(number)
         sidecar = _sound(output, name, one)
-        if sidecar is None:
+        if sidecar is None or not _restored(output, one):
+            lost = f"{one.shard} is not what its writer has made: it is written again"
+            notes.add(lost if number == len(noted) - 1 else f"{lost}, with all after it")
             break
         data, rows = output.folder.read(sidecar_name(name)), sidecar.rows
         encoder.take_keys(rows.all_keys())
-        output.columns.add(pa.schema([field for field in sidecar.schema if field.name not in OWN_COLUMNS]))
         output.take(sidecar.fact, data, tally_of(sidecar.plain_table()), int(one.digest, 16))
         output.totals.skipped += skipped_rows(one)
         output.totals.rounded.update(one.rounded)
@@ -77,6 +74,28 @@ def take_back(output: Output, encoder: SampleEncoder) -> Noted | None:
         encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
     output.journal.start(kept)
     return kept[-1] if kept else None
+
+
+def _noted(output: Output) -> list[Noted] | None:
+    """Return the shards that the journal lists; None: there is no journal, and no shard.
+
+    Raises:
+        InvalidRequest: Its writer was asked for something else.
+        OutputExists: There are shards, and nothing says whose they are.
+    """
+    journal = output.journal.read()
+    if journal is None:
+        if shards := [name for name in output.destination.existing if name.endswith(f".{output.pattern.format}")]:
+            found = f"{counted(len(shards), 'shard')}, and no journal of the writer that made them"
+            remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
+            raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
+        return None
+    asked, noted = journal
+    if not output.journal.fits(asked):
+        problem = f"a writer that was asked for something else: {_differing(asked)}"
+        remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
+        raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
+    return noted
 
 
 def _sound(output: Output, name: str, noted: Noted) -> Sidecar | None:
@@ -93,6 +112,15 @@ def _sound(output: Output, name: str, noted: Noted) -> Sidecar | None:
     fact: ShardFact = found.fact
     right = (noted.shard, noted.size, noted.crc)
     return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
+
+
+def _restored(output: Output, noted: Noted) -> bool:
+    """Take back what is known of the columns once a shard is there; return whether that can be read."""
+    try:
+        output.columns.restore(noted.columns)
+    except ValueError:
+        return False
+    return True
 
 
 def _content(sidecar: Sidecar) -> ShardContent:

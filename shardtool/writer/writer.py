@@ -9,6 +9,7 @@ from shardtool.errors import (
     MEMORY_REMEDY,
     InvalidRequest,
     OutOfMemory,
+    OutputExists,
     SampleFailed,
     is_out_of_memory,
     memory_for,
@@ -27,18 +28,18 @@ from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.open_shard import OpenShard
 from shardtool.writer.options import options_of
 from shardtool.writer.output import Output
-from shardtool.writer.parts import EMPTY_SUFFIX, part_pattern, part_tag
+from shardtool.writer.parts import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.resume import find_done, take_back
 from shardtool.writer.samples import KEY, Refused, SampleEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self, Unpack
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pack.request import OutputNames
-    from shardtool.writer.options import Given
+    from shardtool.writer.options import Keywords
     from shardtool.writer.samples import Sample
 
 _OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
@@ -66,11 +67,11 @@ class ShardWriter:
             writer.write({"__key__": "a/1", "jpg": image_bytes, "cls": 3}, metadata={"split": "train"})
     """
 
-    def __init__(self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[Given]) -> None:
+    def __init__(self, pattern: OutputNames, *, observer: Observer | None = None, **options: Unpack[Keywords]) -> None:
         self._options = given = options_of(options)
         names = parse_pattern(pattern)
         check_written(names)
-        self._tag = "" if given.part is None else part_tag(given.part, given.parts)
+        self._whole, self._tag = names, "" if given.part is None else part_tag(given.part, given.parts)
         if given.part is not None:
             names = part_pattern(names, given.part, given.parts)
         elif given.parts is not None:
@@ -99,9 +100,7 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._state == _CLOSED or os.getpid() != self._pid:
             return
         if kind is None:
@@ -217,12 +216,12 @@ class ShardWriter:
     def _start(self) -> None:
         """Find out what is there to resume, and start the journal."""
         output, last = self._output, None
-        self._done = find_done(output) if self._options.resume else None
+        self._done = self._merged() or (find_done(output) if self._options.resume else None)
         if self._done is not None:
             output.totals.entries += self._done.shards
             self._left = self._done.skipped
         elif self._options.resume:
-            last = take_back(output, self._encoder)
+            last = take_back(output, self._encoder, self._notes)
         if self._done is None and last is None:
             output.journal.start()
         self._full = None if last is None else last.size - TRAILER_SIZE[self._pattern.format]
@@ -230,6 +229,19 @@ class ShardWriter:
             self._last_key = output.totals.entries[-1].last_key
         if self._tag:
             output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
+
+    def _merged(self) -> DatasetFile | None:
+        """Return what is there of a part that was merged already: nothing is to be done for it.
+
+        Raises:
+            OutputExists: It is to be written anew, which would damage the merged dataset.
+        """
+        found = merged_part(self._output.folder, self._whole, self._pattern) if self._tag else None
+        if found is not None and not self._options.resume:
+            where = self._output.folder.full_path(self._whole.dataset_file)
+            remedy = "Give the writers another pattern, or remove that dataset first."
+            raise OutputExists(where, f"{self._tag} was merged into this dataset", remedy=remedy)
+        return found
 
     def _refuse_use(self) -> NoReturn:
         """Say why nothing can be written with a writer."""

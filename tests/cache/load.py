@@ -56,7 +56,7 @@ class Load:
 
 
 def payload(number: int) -> bytes:
-    """Return the bytes of a sample, which its number tells."""
+    """Return the bytes of a sample, which its number decides."""
     return number.to_bytes(8, "little") * (SAMPLE // 8)
 
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import Cache, InvalidRequest
+import shardtool
+from shardtool import Cache, CorruptShard, InvalidRequest
 from shardtool.cache import space
+from shardtool.cache.counts import Counter
+from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from tests.cache.conftest import SHARD, made_shards
-from tests.cache.helpers import copies, python, read_all
+from tests.cache.helpers import KILLING, copies, python, read_all
 from tests.helpers import flip
 
 if TYPE_CHECKING:
@@ -38,6 +41,18 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
 
 
+def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease and a cache that outlive the modules they need, as when a program ends, say nothing."""
+    counter, lock = Counter(Cache(tmp_path / "cache").folder), take_lock(str(tmp_path / "cache" / "lock"), shared=True)
+    assert lock is not None
+    with monkeypatch.context() as ended:
+        ended.setattr(locks, "_exclusive", None)
+        ended.setattr(locks, "os", None)
+        lock.__del__()
+        counter.__del__()
+    lock.close()
+
+
 def test_a_copy_needs_no_source(tmp_path: Path) -> None:
     """What was copied is read from the copy alone, for as long as the sidecars are there."""
     shards = made_shards(tmp_path, 1)
@@ -56,7 +71,7 @@ def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: l
     for number in (0, 1, 2, 0, 3, 4):
         with cache.open(shards[number]) as one:
             assert Path(one.path).read_bytes() == Path(shards[number].path).read_bytes()
-            assert one.cached == (policy != "keep" or number < 3)
+            assert (one.lock is not None) == (policy != "keep" or number < 3)
         assert len(copies(tmp_path / "cache")) <= 3
     assert copies(tmp_path / "cache") == [shards[number].name for number in stay]
     assert len(noting.notes) == (policy == "keep")
@@ -119,7 +134,7 @@ def test_shards_without_sidecars(tmp_path: Path) -> None:
 
 
 def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
-    """What is not the shard that its sidecar tells of becomes no copy: it is read at its own place, and told of."""
+    """What is not the shard that its sidecar describes is not copied: it is read at its own place, with a note."""
     shards = made_shards(tmp_path, 2)
     flip(Path(shards[0].path), 700)
     with Path(shards[1].path).open("ab") as file:
@@ -147,6 +162,30 @@ def test_damaged_copy(tmp_path: Path, shards: Shards, noting: Noting) -> None:
     assert len(noting.notes) == 1
 
 
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
+    """A reader that checks drops a copy with a flipped bit, and reads the shard anew; a damaged source is an error."""
+    with shardtool.ShardWriter(tmp_path / f"out-{{000000..}}.{ending}", max_count=10) as writer:
+        for n in range(20):
+            writer.write({"__key__": f"{n:02}", "bin": b"%02d" % n * 500, "n": n})
+    cache = Cache(tmp_path / "cache", observer=noting)
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    right = [sample["bin"] for sample in opened]
+    (copy, *_) = sorted((tmp_path / "cache" / "copied").glob(f"*-out-000000.{ending}"))
+    flip(copy, copy.read_bytes().index(b"0404") + 99)
+    for other in [shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "cache"))] * others:
+        assert other[0]["bin"] == right[0]  # and it holds the copy
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    assert sorted(map(str, (sample["bin"] for sample in opened.stream(shuffle="full")))) == [*map(str, right)]
+    assert [sample["bin"] for sample in opened] == right
+    (note,) = noting.notes
+    assert note.endswith(f"out-000000.{ending}: its copy is damaged, and is dropped")
+    flip(tmp_path / f"out-000000.{ending}", (tmp_path / f"out-000000.{ending}").read_bytes().index(b"0505") + 99)
+    with pytest.raises(CorruptShard, match="05, bin: the checksum"):
+        shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
+
+
 def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
     """Files that are not the cache's stay, whatever has to be evicted, and a note names them; no link is followed."""
     folder = tmp_path / "cache"
@@ -168,10 +207,15 @@ def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
 
 
 def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version's cache, folders that are links, bounds below a shard, and locks that do not work are refused."""
-    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11.8 kB, the cache 11.8 kB"):
+    """Another version's cache, a file, folders that are links, bounds below a shard, and no locks are refused."""
+    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache 11,775"):
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
-    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected least-used, oldest, keep"):
+    with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
+        Cache(None)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
+        Cache(tmp_path / "file")
+    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
         Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="a URL"):
         Cache("s3://bucket/cache")
@@ -201,21 +245,14 @@ def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkey
     assert read_all(cache, shards[:1]) == [True]
 
 
-_KILLED = """
-import os, signal, sys
+_KILLED = (
+    KILLING
+    + """
+import sys
 from shardtool import Cache
 from shardtool.cache import copying
 from shardtool.dataset.opened import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(function):
-    def both(*given):
-        function(*given)
-        killed()
-    return both
 
 folder, dataset = sys.argv[1:]
 shards = open_dataset(dataset).shards
@@ -235,14 +272,15 @@ for number, (place, name, function) in enumerate(instants):
     found = [one for one in os.scandir(folder + "/copied") if not one.name.startswith(".room-")]
     assert sum(one.stat().st_size for one in found) <= 2 * 11776, found
     with cache.open(shards[number % 3]) as one:
-        assert one.cached and open(one.path, "rb").read() == open(shards[number % 3].path, "rb").read()
+        assert one.lock and open(one.path, "rb").read() == open(shards[number % 3].path, "rb").read()
 cache.open(shards[3]).close()
 cache.open(shards[4]).close()
 assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.tar"}
 """
+)
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:
-    """A copier that is killed at any instant leaves nothing that anybody sees, waits for, or that outlives the next."""
+    """A copier that is killed at any instant leaves nothing that others see, wait for, or that outlives the next."""
     made_shards(tmp_path)
     python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

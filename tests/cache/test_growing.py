@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import threading
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool import Cache, InvalidRequest
+from shardtool import Cache, InvalidRequest, OutputFailed
 from shardtool.cache import writer as writing
 from tests.cache.conftest import made_shards
-from tests.cache.helpers import python, read_all
+from tests.cache.helpers import KILLING, python, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,7 @@ def test_a_block_that_fails(tmp_path: Path) -> None:
 
 
 def test_the_oldest_goes(tmp_path: Path) -> None:
-    """Growing shards, and copies, count in the one bound, and go by the policy; new ones that nobody read go last."""
+    """Growing shards, and copies, count in the one bound, and go by the policy; new ones, read by none, go last."""
     shards = made_shards(tmp_path, 2)
     cache = Cache(tmp_path / "cache", 60_000)
     read_all(cache, shards)
@@ -151,7 +152,7 @@ print(len(cache.refresh()))
 
 
 def test_more_shards_than_descriptors(tmp_path: Path) -> None:
-    """A process that may not open as many files as there are shards is told what to do, and holds none."""
+    """A process that may not open as many files as there are shards gets an error with a remedy, and holds none."""
     refused, taken = python(_FEW, tmp_path).splitlines()
     assert "too many open files. Make larger shards" in refused
     assert taken == "20"
@@ -190,11 +191,15 @@ def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
     [({"part": "a/b"}, "part: 'a/b'"), ({"format": "zip"}, "format: 'zip'"), ({"max_size": "2GB"}, "max_size: 2 GB")],
 )
 def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
-    """A writer whose shards have no name, no format, or no room is refused, and one where nothing is evicted."""
+    """A writer whose shards have no name, format, room or folder is refused, and one where nothing is evicted."""
     with pytest.raises(InvalidRequest, match=problem):
         Cache(tmp_path / "cache", "1GB").writer(**options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="policy='keep': a cache that never makes room"):
         Cache(tmp_path / "cache", "1GB", "keep").writer()
+    cache = Cache(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    with pytest.raises(OutputFailed, match="written: cannot write: no such file"):
+        cache.writer()
 
 
 def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
@@ -210,20 +215,13 @@ def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
     assert numbers_in(cache.refresh()) == [1, 3]
 
 
-_KILLED = """
-import os, signal, sys
+_KILLED = (
+    KILLING
+    + """
+import sys
 from shardtool import Cache
 from shardtool.cache import space, writer
 from shardtool.storage.staging import Folder, StagedFile
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(function):
-    def both(*given):
-        function(*given)
-        killed()
-    return both
 
 folder = sys.argv[1]
 rename = os.rename
@@ -255,6 +253,7 @@ for number, (place, name, function) in enumerate(instants):
     assert {one[-6:] for one in left} == {".index"} and len(left) == len(shards), left
     shards.close()
 """
+)
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:

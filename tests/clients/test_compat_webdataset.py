@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,11 @@ def _run(which: str, folder: Path, samples: list[dict[str, Any]], **options: Any
     """Run one script with either writer; return the shards that `post` was called with."""
     folder.mkdir()
     posted: list[str] = []
-    with _WRITERS[which](str(folder / "out-%04d.tar"), post=posted.append, verbose=0, **options) as sink:
+    with _WRITERS[which](str(folder / "out-%04d.tar"), post=posted.append, **options) as sink:
         for sample in samples:
             sink.write(sample)
         assert sink.total == len(samples)
+        sys.stdout.write(f"{sink.shard} {sink.count} {sink.size} {sink.fname}\n")
     return [Path(path).name for path in posted]
 
 
@@ -55,13 +57,21 @@ def _members(folder: Path) -> list[list[tuple[str, bytes]]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"maxcount": 7}, {"maxcount": 5, "start_shard": 3, "encoder": True, "mtime": None, "compress": False}],
+    [
+        {},
+        {"maxcount": 7.0, "maxsize": float("inf")},
+        {"maxcount": 5, "start_shard": 3, "encoder": True, "mtime": None, "compress": False},
+    ],
 )
-def test_the_same_script(tmp_path: Path, options: dict[str, Any]) -> None:
-    """With the same arguments both give shards of the same names, members and bytes, and call `post` for the same."""
+def test_the_same_script(tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same arguments both give the same shards, call `post` for the same, count and print the same."""
     samples = [_sample(number) for number in range(23)]
-    posted = {which: _run(which, tmp_path / which, samples, **options) for which in _WRITERS}
+    posted, printed = {}, {}
+    for which in _WRITERS:
+        posted[which] = _run(which, tmp_path / which, samples, **options)
+        printed[which] = capsys.readouterr().out.replace(str(tmp_path / which), "")
     assert posted["ours"] == posted["theirs"]
+    assert printed["ours"] == printed["theirs"]
     assert _members(tmp_path / "ours") == _members(tmp_path / "theirs")
     assert shardtool.verify(tmp_path / "ours/out.json").findings == ()
     urls = [str(path) for path in sorted((tmp_path / "ours").glob("*.tar"))]

@@ -197,7 +197,7 @@ def test_values_of_a_batch() -> None:
         keras_sequence(_Listed([np.zeros(3), np.zeros(2)]), 2)[0]
     with pytest.raises(InvalidRequest, match="some lack 'b'"):
         keras_sequence(_Listed([{"a": 1}, {"a": 2, "b": 3}]), 2)[0]
-    with pytest.raises(InvalidRequest, match="batch_size: 0; expected 1 or more"):
+    with pytest.raises(InvalidRequest, match="batch_size: 0; expected a whole number, 1 or more"):
         keras_sequence(_Listed(samples), 0)
 
 

@@ -136,7 +136,7 @@ def test_in_a_loader(photos: Packed) -> None:
 
 def test_options_that_make_no_sense() -> None:
     """Each is refused by name."""
-    with pytest.raises(InvalidRequest, match=r"^size: 0; expected 1 or more"):
+    with pytest.raises(InvalidRequest, match=r"^size: 0; expected a whole number, 1 or more"):
         CenterCrop(0)
     with pytest.raises(InvalidRequest, match=r"^shorter: 100; expected 224 or more"):
         CenterCrop(224, 100)

@@ -182,6 +182,40 @@ def test_errors_name_the_sample(dataset: Any) -> None:
         loader([1, 2], 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^labels: none for the sample"):
         list(loader(dataset, 8, labels={"x": 1}))
+    with pytest.raises(InvalidRequest, match=r"^labels: a list; expected key to label"):
+        loader(dataset, 8, labels=[1, 2])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"^decode: 'pil'; expected fields and their decoders"):
+        MapDataset(dataset, decode="pil")  # type: ignore[arg-type]
+    for wrong in ("out.json", dataset.stream()):
+        with pytest.raises(
+            InvalidRequest, match=r"^the dataset: a \w+; expected a dataset that shardtool.open returned$"
+        ):
+            MapDataset(wrong)
+
+
+@pytest.mark.parametrize("kind", [loader, StreamDataset])
+def test_epochs_that_are_none(dataset: Any, kind: Any) -> None:
+    """A number that is none of an epoch is refused where it is given, and changes nothing."""
+    samples = kind(dataset, 8)
+    for epoch in ("1", -1, 1.0):
+        with pytest.raises(InvalidRequest, match=r"^epoch: .*; expected a whole number, 0 or more"):
+            samples.set_epoch(epoch)
+    samples.set_epoch(np.int64(1))
+    with pytest.raises(InvalidRequest, match=r"^batches: -1"):
+        StreamDataset(dataset, 8).state_at(-1)
+
+
+@pytest.mark.parametrize("kind", [loader, StreamDataset, lambda dataset, _, **options: MapDataset(dataset, **options)])
+def test_what_a_notebook_shows(dataset: Any, kind: Any) -> None:
+    """It shows what is read, and not every label."""
+    assert len(repr(kind(dataset, 8, labels={str(at): at for at in range(1000)}))) < 1000
+
+
+def test_tensors_for_numbers(dataset: Any, photos: Packed) -> None:
+    """A tensor of numbers or keys is as good as a list."""
+    found = [*photos.samples]
+    assert [one["__key__"] for one in dataset[torch.tensor([3, -1])]] == [found[3], found[-1]]
+    assert dataset[torch.tensor(3)]["__key__"] == found[3]
 
 
 def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
@@ -196,6 +230,7 @@ def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
     kept = [key for key, fields in photos.samples.items() if int(fields["cls"]) % 2]
     assert flat(keys(batches)) == kept
     assert batches.skipped.samples == 98 - len(kept) > 0
+    assert not batches.skipped.shards
 
 
 def test_a_program_ends_quietly(photos: Packed) -> None:

@@ -277,8 +277,12 @@ def _failing(match: str, **options: Any) -> None:
 
 def test_options_that_make_no_sense() -> None:
     """Each is refused in one line that names it."""
-    _failing("^depth: 0; expected 1 or more", depth=0)
+    _failing("^depth: 0; expected a whole number, 1 or more", depth=0)
     _failing("^dtype: torch.int32", dtype=torch.int32)
+    _failing("^dtype: 'half'; expected a floating-point dtype", dtype="half")
+    _failing("^mean: 'x'; expected one number", mean="x")
+    with pytest.raises(InvalidRequest, match=r"^loader: a int; expected an iterable"):
+        Prefetcher(5, "cpu")  # type: ignore[arg-type]
     _failing("^std: a value that is not positive", std=0)
     _failing("^std: 2 values; expected 3", mean=MEAN, std=(1, 2))
     _failing("^mean: .*nan", mean=float("nan"))

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from shardtool import SampleFailed
-from shardtool.torch.batches import Rows
+from shardtool.torch.batches import BatchRows
 from shardtool.torch.threads import Work, batches
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_a_program_may_end_in_the_middle(tmp_path: Path) -> None:
 
 
 def _filled(*samples: Any) -> Any:
-    rows = Rows(len(samples), pin=False)
+    rows = BatchRows(len(samples), pin=False)
     for row, sample in reversed([*enumerate(samples)]):
         rows.put(row, sample)
     return rows.batch([f"k{row}" for row in range(len(samples))])

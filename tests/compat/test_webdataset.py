@@ -24,11 +24,11 @@ def test_shards_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """Shards start at the number asked for, `post` gets each once it is there, and their names are printed."""
     posted: list[tuple[str, bool]] = []
     with ShardWriter(
-        _pattern(tmp_path), 2, post=lambda path: posted.append((path, tarfile.is_tarfile(path))), start_shard=4
+        _pattern(tmp_path), 2.0, post=lambda path: posted.append((path, tarfile.is_tarfile(path))), start_shard=4
     ) as sink:
         for n in range(5):
             sink.write({"__key__": f"{n}", "cls": n, "npy": np.arange(n), "_meta": "left out", "txt": "ü"})
-        assert (sink.total, sink.shard) == (5, 7)
+        assert (sink.total, sink.shard, sink.count) == (5, 7, 1)
     names = [str(tmp_path / f"out-{n:03}.tar") for n in (4, 5, 6)]
     assert posted == [(name, True) for name in names]
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == names
@@ -64,7 +64,8 @@ def _read(path: str) -> bytes:
         ({"opener": open}, "opener"), ({"compress": True}, "not compressed"), ({"mtime": 5}, "times in headers"),
         ({"user": "me"}, "no user"), ({"mode": 0o600}, "0644"),
         ({"format": "GNU_FORMAT"}, "ustar"), ({"other": 1}, "other"),
-        ({"encoder": 3}, "encoder"),
+        ({"encoder": 3}, "encoder"), ({"maxcount": 0}, "maxcount: 0; expected a number from 1"),
+        ({"maxsize": float("nan")}, "maxsize: nan"), ({"maxcount": "5"}, "maxcount: '5'"),
     ],
 )  # fmt: skip
 def test_arguments_that_no_shard_can_follow(tmp_path: Path, options: dict[str, Any], said: str) -> None:

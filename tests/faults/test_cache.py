@@ -29,7 +29,7 @@ def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
         (mounted / "other").write_bytes(bytes(16 * 4096))
     full = Cache(mounted / "cache", "1GB", observer=noting)
     held = [full.open(shard) for shard in shards]
-    assert [one.cached for one in held].count(True) == len(copies(mounted / "cache"))
+    assert [one.lock is not None for one in held].count(True) == len(copies(mounted / "cache"))
     assert len(noting.notes) == 1
     assert read_all(full, shards)
 

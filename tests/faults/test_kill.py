@@ -84,6 +84,21 @@ def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
     _resume(folder, bulk)
 
 
+def test_parts_side_by_side_one_of_them_killed(bulk: Bulk, place: Path) -> None:
+    """Parts at once touch nothing of each other; one that is killed is waited for, and resumed to the same bytes."""
+    runs = {part: start(bulk.source, place / "out", *bulk.options, "--part", part) for part in ("1/3", "2/3", "3/3")}
+    assert settles((place / "out" / "out-008.tar").exists, step_s=0.0005)
+    runs["2/3"].signal(signal.SIGKILL, group=True)
+    assert [run.end().code for run in runs.values()] == [0, -signal.SIGKILL, 0]
+    _whole(place / "out", bulk)
+    assert {".out.part1of3", ".out.part3of3"} <= {*hidden(place / "out")}
+    before = identity(place / "out", finished(place / "out"))
+    run = create(bulk.source, place / "out", *bulk.options, "--part", "2/3", "--resume")
+    assert (run.code, run.err) == (0, "")
+    assert identity(place / "out", list(before)) == before
+    assert contents(place / "out") == bulk.expected
+
+
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_method: str) -> None:
     """A worker that was stopped when its parent died ends as soon as it goes on, and never publishes."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.fetch import Fetcher, ReadOptions
+from shardtool.reading.fetch import Fetcher
 from shardtool.reading.open import open as open_data
+from shardtool.reading.options import ReadOptions
 from tests import tfrecords
 from tests.helpers import shards, typed, write_tree
 

@@ -6,6 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,40 @@ def test_other_questions(dataset: Dataset, asked: Any) -> None:
         dataset[asked]
 
 
+def test_arrays_of_other_libraries(dataset: Dataset) -> None:
+    """A column of pandas is as good as a list of its values: of numbers, keys, or a mask."""
+    columns: list[tuple[Any, list[object]]] = [
+        (pd.Series([2, 1]), [SAMPLES[2], SAMPLES[1]]),
+        (pd.Index(KEYS[3:5]), [*SAMPLES[3:5]]),
+        (pd.Series([at == 4 for at in range(COUNT)]), [SAMPLES[4]]),
+    ]
+    for column, expected in columns:
+        assert dataset[column] == expected
+        assert [*dataset.take(column)] == expected
+
+
+def test_names_of_files_for_keys(dataset: Dataset) -> None:
+    """Who gives the name of a file learns the key; who gives numbers for keys, that keys are texts."""
+    with pytest.raises(UnknownKey, match=r"^'a/001.tar.gz': .* Take 'a/001': a key has no ending\.$"):
+        dataset["a/001.tar.gz"]
+    for unknown in ("a/x.txt", "a.b/001", ".txt", ""):
+        with pytest.raises(UnknownKey, match=r"such as those in `\.keys`$"):
+            dataset[unknown]
+    with pytest.raises(InvalidRequest, match=r"^keys: 1; expected texts"):
+        dataset.partition([1, 2])  # type: ignore[list-item]
+
+
+def test_what_it_shows(dataset: Dataset) -> None:
+    """A notebook shows what there is, and what becomes of it."""
+    assert repr(dataset).endswith(": 23 samples in 6 shards, fields bin, txt>")
+    chained = dataset[:9].decode().tuple("bin", "txt").batch(4)
+    assert repr(chained).endswith(": 9 of 23 samples in 6 shards, fields bin, txt; decode; tuple; batch>")
+    stream = chained.stream(seed=3, rank=1, world_size=2)
+    assert repr(stream) == "<Stream: 4 samples, shuffle=True, seed=3, epoch=0, rank 1 of 2; decode; tuple; batch>"
+    mixed = shardtool.mix([dataset, dataset[:4]], [1, 1], stop=8).select("bin")
+    assert repr(mixed) == "<Mixture: 8 samples an epoch; select>"
+
+
 def test_masks_of_another_length(dataset: Dataset) -> None:
     """A mask must say yes or no of every sample."""
     with pytest.raises(IndexError, match="a mask of 2 for 23 samples"):
@@ -108,6 +143,8 @@ def test_where(dataset: Dataset) -> None:
     assert [*dataset.where("bi == 'cow'")] == []
     with pytest.raises(InvalidRequest, match="kind: no such column; expected one of number, bi, key"):
         dataset.where("kind == 1")
+    with pytest.raises(InvalidRequest, match="where: 5; expected a query"):
+        dataset.where(5)  # type: ignore[arg-type]
 
 
 def test_partition(dataset: Dataset) -> None:

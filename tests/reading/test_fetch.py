@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.reading import fetch as fetch_module
+from shardtool.reading import files as files_module
+from shardtool.reading import index as index_module
 from shardtool.reading.catalog import open_catalog
-from shardtool.reading.fetch import Fetcher, ReadOptions
-from tests.helpers import flip, typed
+from shardtool.reading.fetch import Fetcher
+from shardtool.reading.options import ReadOptions
+from shardtool.storage import shared as shared_blocks
+from tests.helpers import flip, shards, typed
 from tests.reading.made_data import SAMPLES, Made, make, numbers, write_examples
 
 if TYPE_CHECKING:
@@ -173,3 +179,41 @@ def test_threads_and_copies_read_the_same(made: Made) -> None:
         found = list(threads.map(fetcher.fetch, jobs))
     assert found == [[made.samples[at] for at in job] for job in jobs]
     assert pickle.loads(pickle.dumps(fetcher)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> None:
+    """Reading one by one keeps no shard open, and no index at hand, that the stores have given back."""
+    if not shared:
+        monkeypatch.setattr(shared_blocks, "_made", lambda: None)
+    for module, name, value in ((index_module, "_ROOM", 1), (files_module, "_MOST_OPEN", 1)):
+        with monkeypatch.context() as limited:
+            limited.setattr(module, name, value)
+            fetcher = own.fetcher()
+            for number in [*range(SAMPLES), *range(SAMPLES)]:
+                assert fetcher.one(number) == own.samples[number]
+                assert len(fetcher._near) <= 1  # noqa: SLF001
+    fetcher = own.fetcher()
+    assert [fetcher.one(number) for number in range(SAMPLES)] == own.samples
+    assert len(fetcher._near) == len(shards(own.path.parent))  # noqa: SLF001
+
+
+@pytest.mark.parametrize(("few", "fields"), [(SAMPLES, None), (1, frozenset({"jpg"}))])
+def test_large_samples_are_read_late(
+    own: Made, monkeypatch: pytest.MonkeyPatch, few: int, fields: frozenset[str] | None
+) -> None:
+    """Large samples are read when they are asked for, one by one or as columns; errors come where they belong."""
+    monkeypatch.setattr(fetch_module, "_FEW", few)
+    asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
+    fetcher = own.fetcher().selecting(fields)
+    early, late = fetcher.read(asked), fetcher.read_late(asked)
+    cut = own.shard(1)
+    os.truncate(cut, 100_000)
+    first, last = (int(at) for at in fetcher.catalog.firsts[1:3])
+    found = [*zip(asked.tolist(), early, late, strict=True)]
+    failed = {number: one for number, _, one in found if isinstance(one, CorruptShard)}
+    assert [one for _, _, one in found if one not in failed.values()] == [
+        one for number, one, _ in found if number not in failed
+    ]
+    assert failed
+    assert all(first <= number < last and one.where == str(cut) for number, one in failed.items())

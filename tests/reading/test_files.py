@@ -42,12 +42,12 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     shards = _shards(tmp_path, 260)
     for most, opened in ((20, files), (usual, OpenFiles(None))):
         for one in [*shards, *shards[:9]]:
-            assert opened.open(one).read([6], [3]) == [b"%03d" % one.number]
+            assert [*opened.open(one).read([6], [3])] == [b"%03d" % one.number]
         assert _open_in(tmp_path) == most
         copy = pickle.loads(pickle.dumps(opened))  # noqa: S301 - our own
         opened.close()
         assert _open_in(tmp_path) == 0
-        assert copy.open(shards[0]).read([0], [5]) == [b"shard"]
+        assert [*copy.open(shards[0]).read([0], [5])] == [b"shard"]
         copy.close()
 
 
@@ -57,7 +57,7 @@ def test_a_file_lives_as_long_as_it_is_read(tmp_path: Path) -> None:
     files = OpenFiles(None)
     file = files.open(shard)
     files.close()
-    assert file.read([0, 6], [5, 3]) == [b"shard", b"000"]
+    assert [*file.read([0, 6], [5, 3])] == [b"shard", b"000"]
     (fd,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if os.path.realpath(one) == shard.path]
     assert not os.get_inheritable(fd)
     del file
@@ -68,7 +68,7 @@ def test_a_shard_that_ends_too_early_is_named(tmp_path: Path) -> None:
     """Bytes past the end are an error that names shard and offset; so is a file of another size, and no file."""
     (shard,) = _shards(tmp_path, 1)
     with pytest.raises(CorruptShard, match="at 9: the shard ends; expected 21 more bytes") as error:
-        OpenFile(shard, None).read([4], [26])
+        [*OpenFile(shard, None).read([4], [26])]
     assert (error.value.where, error.value.offset) == (shard.path, 9)
     with pytest.raises(CorruptShard, match="9 bytes; expected 10"):
         OpenFile(shard, None, 10)
@@ -111,7 +111,7 @@ def test_a_lease_is_held_while_a_shard_is_open(tmp_path: Path) -> None:
     files = OpenFiles(cache)
     file = files.open(shard)
     Path(shard.path).unlink()
-    assert files.open(shard).read([0], [5]) == [b"shard"]
+    assert [*files.open(shard).read([0], [5])] == [b"shard"]
     child = os.fork()
     if not child:
         files.close()

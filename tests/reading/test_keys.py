@@ -96,7 +96,7 @@ def test_a_range_that_lies(tmp_path: Path) -> None:
 
 
 def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of equal hashes are told apart by their bytes."""
+    """Keys of equal hashes are distinguished by their bytes."""
     monkeypatch.setattr(module, "hashes", lambda _, ends: np.zeros(len(ends) - 1, np.uint64))
     monkeypatch.setattr(KeyFinder, "_look_in_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))

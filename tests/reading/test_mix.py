@@ -97,5 +97,10 @@ def test_stages_of_a_mix(folder: Path) -> None:
     stream = shardtool.mix([data, data], [1, 1]).stream(rank=0, world_size=1).select("none", missing="skip")
     assert list(stream) == []
     assert stream.skipped.samples > 0
+    for wrong in ([data, "big.json"], data, [None]):
+        with pytest.raises(InvalidRequest, match=r"dataset \d of the mix: a .*; expected what shardtool.open returned"):
+            shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="weights: 3; expected one for each dataset"):
+        shardtool.mix([data, data], weights=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="mix first"):
         shardtool.mix([data, data.decode()], [1, 1])

@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, create
 from shardtool.errors import CorruptShard, InvalidRequest
-from tests.helpers import ENVIRONMENT, shards, sidecar
+from tests.helpers import ENVIRONMENT, shards, sidecar, write_tree
 from tests.reading.packed import COUNT, key_of, packed, sample_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,28 @@ def test_foreign_shards(folder: Path, ending: str, caplog: pytest.LogCaptureFixt
     assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
     assert [*dataset.where("fields == 1").keys] == [key_of(at) for at in (5, 11, 17)]
     assert dataset.table().to_table(columns=["__key__"]).num_rows == COUNT
+
+
+@pytest.mark.parametrize("what", ["out.json", ".", "index.json"])
+def test_a_program_that_changes_its_folder(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened by a name from one folder is read from any other: many trainers change theirs."""
+    (folder / "index.json").write_text(json.dumps(json.loads((folder / "out.json").read_text()) | {"shardtool": None}))
+    monkeypatch.chdir(folder)
+    opened, read = shardtool.open(what), shardtool.open(what)
+    assert read[3]["__key__"] == key_of(3)
+    assert str(folder) not in repr(opened)
+    monkeypatch.chdir("/")
+    for dataset in (opened, read, pickle.loads(pickle.dumps(read))):  # noqa: S301 - ours
+        assert [*dataset] == SAMPLES
+        assert dataset.table().count_rows() == len(dataset.where("size >= 0")) == COUNT
+
+
+def test_what_shards_without_a_dataset_file_are_called(folder: Path) -> None:
+    """Shards that nothing lists are shown by the first of them, and how many more there are."""
+    (folder / "out.json").unlink()
+    first = shards(folder)[0]
+    assert f"<Dataset {first} and 5 more: 23 samples in 6 shards>" == repr(shardtool.open(folder))
+    assert repr(shardtool.open(first)) == f"<Dataset {first}: 4 samples in 1 shard>"
 
 
 def test_some_sidecars(folder: Path) -> None:
@@ -172,10 +195,26 @@ def test_no_dataset(tmp_path: Path) -> None:
         f"{tmp_path}/out-{{000..}}.tar",
         [],
         f"{tmp_path}/{{split}}.json",
+        "",
+        None,
+        5,
+        b"out.json",
+        [None],
+        [["out.json"]],
     )
     for given in givens:
         with pytest.raises(InvalidRequest, match="expected"):
             shardtool.open(given)
+
+
+def test_what_is_no_name(folder: Path) -> None:
+    """A dataset is not opened again, and not gone through for names; a cache is more than a folder's name."""
+    with pytest.raises(InvalidRequest, match=r"^the dataset: <Dataset .*; expected a dataset file"):
+        shardtool.open(shardtool.open(folder))  # type: ignore[arg-type]
+    for cache in ("cache", folder):
+        with pytest.raises(InvalidRequest, match=r"^cache: .*expected a shardtool.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
+    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[arg-type]
 
 
 def test_a_missing_shard(folder: Path) -> None:
@@ -196,6 +235,24 @@ def test_a_shard_of_another_size(folder: Path) -> None:
     assert dataset[3] == SAMPLES[3]
     with pytest.raises(CorruptShard, match=rf"{shard.name}: .* bytes; expected .*, as (the|its) dataset"):
         dataset[4]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_dataset_that_is_replaced_while_it_is_open(tmp_path: Path, ending: str, *, listed: bool) -> None:
+    """Where another dataset of the same form takes its place, nothing of it is read under the first one's numbers."""
+    pattern = f"{tmp_path}/out-{{0..}}.{ending}"
+    for content in (b"old", b"new"):
+        source = write_tree(tmp_path / content.decode(), {f"{at}.txt": content for at in range(4)})
+        create(source, pattern, CreateOptions(workers=1, max_count=2, if_exists="overwrite"))
+        if not listed:
+            (tmp_path / "out.json").unlink()
+        if content == b"old":
+            dataset = shardtool.open(tmp_path)
+            assert dataset[0]["txt"] == content
+    assert dataset[1]["txt"] == b"old"  # its index is known, and its shard is open
+    with pytest.raises(CorruptShard, match=r"out-1.*: the checksum .*; expected .*Was it replaced\? Open the dataset"):
+        dataset[2]
+    assert shardtool.open(tmp_path)[2]["txt"] == b"new"
 
 
 def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,3 +325,10 @@ def test_a_copied_dataset_has_the_same_fingerprint(folder: Path, tmp_path: Path)
     shutil.copytree(folder, tmp_path / "copy")
     assert shardtool.open(tmp_path / "copy").fingerprint == before.fingerprint
     assert before.fingerprint == json.loads((folder / "out.json").read_text())["shardtool"]["fingerprint"]
+
+
+def test_a_path_is_no_cache(folder: Path, tmp_path: Path) -> None:
+    """The folder of a cache, in place of a `Cache`, is refused at once."""
+    for cache in (str(tmp_path), tmp_path):
+        with pytest.raises(InvalidRequest, match=r"expected a shardtool\.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardtool.errors import InvalidRequest
 from tests.helpers import ENVIRONMENT
 from tests.reading.made_data import SAMPLES, Made, make
 
@@ -54,6 +55,16 @@ def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle:
     assert list(other) == (rest or list(stream))
     if rest:
         assert next(iter(other)) == next(iter(stream))
+
+
+def test_fewer_samples_than_ranks(made: Made) -> None:
+    """Where no rank would read anything, that is an error, and no epoch that is empty. The other ends give all."""
+    dataset = made.open()[:3]
+    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, and ends='drop'. Give ends='pad'"):
+        dataset.stream(rank=0, world_size=4)
+    for ends, count in (("pad", 4), ("uneven", 3)):
+        streams = [dataset.stream(rank=rank, world_size=4, ends=ends) for rank in range(4)]  # type: ignore[arg-type]
+        assert sum(len([*stream]) for stream in streams) == count
 
 
 def test_a_stream_goes_on_after_a_break(made: Made) -> None:
@@ -113,7 +124,7 @@ print("going", flush=True)
 
 
 def test_a_process_ends_with_a_stream_in_its_midst(made: Made) -> None:
-    """Neither the end of the interpreter nor Ctrl-C waits for a reader that nobody asks any more."""
+    """Neither the end of the interpreter nor Ctrl-C waits for a reader that is asked no more."""
     command = [sys.executable, "-c", _UNFINISHED, str(made.path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "going\n", "")

@@ -70,5 +70,5 @@ def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixt
 
 def test_a_policy_must_be_one(own: Made) -> None:
     """A policy for errors that there is not is refused."""
-    with pytest.raises(InvalidRequest, match="'raise' or 'skip'"):
+    with pytest.raises(InvalidRequest, match="one of raise, skip"):
         own.fetcher(on_error="ignore")

@@ -56,3 +56,10 @@ def test_only_these_texts(verb: str, name: str) -> None:
 def test_values_from_json(name: str, value: object, right: bool) -> None:  # noqa: FBT001 - a column of a table
     """A value that a dataset file records fits an option if it is of its type; which text it is, the option checks."""
     assert fits(value, CreateOptions, name) == right
+
+
+@pytest.mark.parametrize(("value", "shown"), [(("a", "b"), "'a,b'"), (["a"], "'a'"), (None, "'...'")])
+def test_several_texts_for_one(value: Any, shown: str) -> None:
+    """Several texts where an option is one, and none where it must be one, are refused, with the text to give."""
+    with pytest.raises(InvalidRequest, match=f"meta: .*; expected one text, such as {shown}"):
+        CreateOptions(meta=value)

@@ -10,7 +10,7 @@ import pytest
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.dataset.feature import Feature
 from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
-from shardtool.tensorflow.records import find_records
+from shardtool.tensorflow.records import RecordOrder, find_records
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -78,9 +78,10 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
         ("c.json", {}, "tar shards; expected TFRecords.*`shardtool reshard .*c.json .*keras_sequence"),
         ("a.json", {"fields": ["jpg"]}, "fields: no jpg; expected some of __key__, cls, txt"),
         ("a.json", {"fields": []}, "fields: none"),
-        ("a.json", {"batch_size": 0}, "batch_size: 0; expected 1 or more"),
-        ("a.json", {"seed": -1}, "seed: -1; expected 0 or more"),
+        ("a.json", {"batch_size": 0}, "batch_size: 0; expected a whole number, 1 or more"),
+        ("a.json", {"seed": -1}, "seed: -1; expected a whole number, 0 or more"),
         ("a.json", {"epoch": -1}, "epoch: -1"),
+        ("a.json", {"epoch": "1"}, "epoch: '1'; expected a whole number"),
         ("a.json", {"shuffle": -1}, "shuffle: -1"),
         ("nothing.json", {}, "nothing.json: no such file"),
         ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot unpack"),
@@ -91,6 +92,13 @@ def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], mess
     shutil.copy(made / "a-0.tfrecord", made / "x.tfrecord.zst")
     with pytest.raises(InvalidRequest, match=message):
         tf_dataset(str(made / given), **options)
+
+
+def test_names_where_a_dataset_is_wanted(made: Path) -> None:
+    """Keras's batches come from an opened dataset: a name of one is refused at once."""
+    for wrong in (str(made / "a.json"), made / "a.json", None):
+        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected what shardtool.open returned"):
+            keras_sequence(wrong, 2)  # type: ignore[arg-type]
 
 
 def test_datasets_that_do_not_go_together(made: Path) -> None:
@@ -121,4 +129,4 @@ def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_buffer_of_a_shuffle(made: Path) -> None:
     """A number is how many samples are shuffled; otherwise all of a small dataset are."""
     found = find_records(str(made / "a.json"), None)
-    assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]
+    assert [found.buffer(RecordOrder(shuffle)) for shuffle in (True, 2, 100)] == [3, 2, 100]

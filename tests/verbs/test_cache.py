@@ -62,7 +62,7 @@ def test_verify(tmp_path: Path) -> None:
 
 
 def test_clear(tmp_path: Path) -> None:
-    """`cache clear` removes what nobody holds, and no foreign file."""
+    """`cache clear` removes what no process holds, and no foreign file."""
     shards, folder = made_shards(tmp_path, 2), tmp_path / "cache"
     cache = Cache(folder)
     read_all(cache, shards)

@@ -113,7 +113,7 @@ def test_merge_names_what_is_missing(tmp_path: Path) -> None:
         writer.write({"__key__": key, "jpg": b""})
     writer.abandon()
     before = read_tree(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); nothing of 0, 5"):
+    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
         merge(pattern)
     assert read_tree(tmp_path) == before
     with pytest.raises(InvalidRequest, match="no part"):
@@ -125,7 +125,7 @@ def test_merge_on_the_command_line(tmp_path: Path) -> None:
     pattern = str(tmp_path / "out-{000000..}.tar")
     _write_part(Path(pattern), 1, 2, 3)
     ran = typed("index", pattern, "--merge")
-    assert (ran.code, "nothing of 0" in ran.err) == (2, True)
+    assert (ran.code, "missing: part0of" in ran.err) == (2, True)
     _write_part(Path(pattern), 0, 2, 2)
     assert typed("index", pattern, "--merge", "--checksum").code == 2
     ran = typed("index", pattern, "--merge", "--export", "dali-webdataset")
@@ -172,6 +172,24 @@ def test_parts_with_names_are_added(tmp_path: Path) -> None:
     assert sorted(read_tree(tmp_path)) == sorted(
         ["out.json", "out.skipped", *(f"{one}.{end}" for one in shards for end in ("index", "tar"))]
     )
+
+
+def test_a_part_that_was_merged_stays(tmp_path: Path) -> None:
+    """A job that runs again after the merge finds its part done, and can neither add to it nor write it anew."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    for part in range(2):
+        _write_part(pattern, part, 2, 5)
+    merge(pattern)
+    before = read_tree(tmp_path)
+    with ShardWriter(pattern, part=1, parts=2, max_count=2, resume=True) as writer:
+        assert (writer.samples, writer.last_key, len(writer.shards)) == (5, "1/4", 3)
+        with pytest.raises(InvalidRequest, match="had ended"):
+            writer.write({"__key__": "new", "jpg": b""})
+    with pytest.raises(OutputExists, match=r"out.json: part1of2 was merged into this dataset"):
+        ShardWriter(pattern, part=1, parts=2, max_count=2, overwrite=True)
+    assert read_tree(tmp_path) == before
+    _write_part(pattern, "more", None, 1)
+    assert merge(pattern).samples == 11
 
 
 @pytest.mark.parametrize("removed", range(4))

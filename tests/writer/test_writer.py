@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,6 +154,43 @@ def test_metadata_whose_type_grows(tmp_path: Path) -> None:
     assert verify(tmp_path / "ours/out.json").findings == ()
 
 
+_NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize(
+    ("first", "fits", "wrong", "said"),
+    [
+        (1, 2, "x", "a value of the type str; expected numbers"),
+        ([1], [1.5], ["a"], r"list<\w+: string>; expected list<\w+: double>"),
+        ({"a": 1}, {"b": [2]}, {"a": "x"}, "struct<a: string>; expected struct<a: int64, b: list<item: int64>>"),
+        (_NOON, _NOON.astimezone(timezone(timedelta(hours=1))), _NOON.replace(tzinfo=None), r"us\]; .*tz=UTC\], as"),
+        (1.5, 2, 2**60, "a column of floats; expected floats, or whole numbers over 2"),
+        (2**60, 2, 1.5, "a column of whole numbers over"),
+        ("x", None, {1: 2}, "expected text"),
+        ({"a": 1}, {}, {1: 2}, "dict key of type str"),
+        (1, 2, [3], "of the type list"),
+    ],
+)
+def test_metadata_that_no_column_holds(
+    tmp_path: Path, cut: int, first: object, fits: object, wrong: object, said: str
+) -> None:
+    """A value that does not go with those of its column is refused at once, in a writer that resumes, too."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    sound: Samples = [({"__key__": key, "n": 1}, {"m": value}) for key, value in (("a", first), ("b", fits))]
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _failing(sound, KeyboardInterrupt), max_count=cut)
+    with ShardWriter(pattern, max_count=cut, resume=True) as writer:
+        for sample, metadata in sound[writer.samples :]:
+            writer.write(sample, metadata)
+        with pytest.raises(InvalidRequest, match=f"c: metadata 'm': .*{said}"):
+            writer.write({"__key__": "c", "n": 1}, {"m": wrong})
+        with pytest.raises(InvalidRequest, match="c: metadata of the type list; expected a dict"):
+            writer.write({"__key__": "c", "n": 1}, [1])  # type: ignore[arg-type]
+        writer.write({"__key__": "c", "n": 1}, {"m": first})
+    assert verify(tmp_path / "out.json").findings == ()
+
+
 def test_values(tmp_path: Path) -> None:
     """Arrays become npy, images what the ending says, numbers of NumPy and Python the same text."""
     from PIL import Image
@@ -191,6 +229,11 @@ def test_values(tmp_path: Path) -> None:
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
         ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),
+        (
+            {"__key__": "b", "jpg": "photos/b.jpg"},
+            "field 'jpg': a value of the type str; expected the bytes of an image",
+        ),
+        ({"__key__": "b", "a.npy": [1, 2]}, "field 'a.npy': a value of the type list; expected a NumPy array"),
         (None, "a dict of its key"),
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
@@ -259,7 +302,7 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
         for n in range(writer.samples, 60):
             if n == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            row = {"n": n, "name": str(n)} if n > 20 else {"n": n}
+            row = {"n": n, "name": str(n), "took": timedelta(n), "tags": [n]} if n > 20 else {"n": n}
             writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7}, row)
 
 
@@ -282,7 +325,7 @@ def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: st
 
 
 def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
-    """What a killed writer left is kept up to the first shard that is not as it was, to the byte."""
+    """What a killed writer left is kept up to the first shard that is not as it was, to the byte; a note says so."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
         _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
@@ -292,9 +335,26 @@ def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
     shard.write_bytes(data)
     with ShardWriter(pattern, max_count=5, resume=True) as writer:
         assert writer.last_key == "a/04"
+        assert writer.notes == [
+            "out-000001.tar is not what its writer has made: it is written again, with all after it"
+        ]
         for sample, _ in _BYTES[5:]:
             writer.write(sample)
     assert verify(tmp_path / "out.json").findings == ()
+
+
+def test_no_journal(tmp_path: Path) -> None:
+    """To resume where shards lie, and nothing tells who made them, is refused: they may be another tool's."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
+    (tmp_path / ".out.writer").write_bytes(b"{\n")
+    before = read_tree(tmp_path)
+    with pytest.raises(OutputExists, match=r"3 shards, and no journal .*; expected .out.writer. .*overwrite=True"):
+        ShardWriter(pattern, max_count=5, resume=True)
+    assert read_tree(tmp_path) == before
+    _write(pattern, _BYTES, max_count=5, overwrite=True)
+    assert verify(tmp_path / "out.json").samples == 30
 
 
 def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -19,9 +20,11 @@ import numpy as np
 
 from shardtool.dataset.payload import content_of
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
+from shardtool.request.choices import check_choice
+from shardtool.values import OnBadSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     Function = Callable[[bytes], object]
 
 Images = Literal["numpy", "pil"]
-OnError = Literal["raise", "skip"]
 Named = Literal["numpy", "pil", "mask", "int", "float", "text", "json", "npy"]
 if TYPE_CHECKING:
     Decoder = Function | Named | None
@@ -74,14 +76,13 @@ class Decode:
     own: tuple[tuple[str, Decoder], ...] = ()
     images: Images = "numpy"
     reduce: tuple[int, int] | None = None
-    on_error: OnError = "raise"
+    on_error: OnBadSample = "raise"
     only: frozenset[str] | None = None
     _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value, values in (("images", self.images, Images), ("on_error", self.on_error, OnError)):
-            if value not in get_args(values):
-                raise InvalidRequest(name, repr(value), expected=" or ".join(get_args(values)))
+        for name, value, values in (("images", self.images, Images), ("on_error", self.on_error, OnBadSample)):
+            check_choice(name, value, values)
         if self.reduce is not None and not (len(self.reduce) == 2 and min(self.reduce) > 0):  # noqa: PLR2004
             raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")
         for name, given in self.own:
@@ -138,6 +139,20 @@ class Decode:
         if name in get_args(Images):
             return partial(_pil if name == "pil" else _numpy, reduce=self.reduce)
         return _BY_NAME.get(name)
+
+
+def own_decoders(given: object) -> tuple[tuple[str, Decoder], ...]:
+    """Return the decoders of a caller, as `Decode` keeps them.
+
+    Raises:
+        InvalidRequest: They are no mapping of field to decoder.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all images"
+        raise InvalidRequest("decode", repr(given), expected=expected)
+    return tuple(given.items())
 
 
 def _failed(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:

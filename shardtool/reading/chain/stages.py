@@ -9,27 +9,25 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn
 
-import numpy as np
-
-from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
-from shardtool.reading.chain.decode import Decode
+from shardtool.errors import InvalidRequest, SampleFailed, listing
+from shardtool.reading.chain.batch import Batch
+from shardtool.reading.chain.decode import Decode, own_decoders
+from shardtool.request.choices import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from shardtool.reading.chain.decode import Decoder, Images, OnError
+    from shardtool.reading.chain.decode import Decoder, Images
+    from shardtool.values import OnBadSample
 
 Missing = Literal["error", "skip", "none"]
 Size = tuple[int, int]
 _OWN = ("__key__", "__padding__")  # what every sample keeps
-_NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ class _Named:
     def __post_init__(self) -> None:
         if not self.names or not all(isinstance(name, str) and name for name in self.names):
             raise InvalidRequest(_call(self), repr(self.names), expected="names of fields, such as 'jpg', 'cls'")
-        if self.missing not in get_args(Missing):
-            raise InvalidRequest("missing", repr(self.missing), expected=" or ".join(get_args(Missing)))
+        check_choice("missing", self.missing, Missing)
         object.__setattr__(self, "_get", itemgetter(*self.names))
 
     @property
@@ -147,29 +144,22 @@ Each = Decode | Map | Select | Tuple
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Makes a batch of so many samples; see `collate`."""
-
-    size: int
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InvalidRequest("batch", str(self.size), expected="1 or more samples")
-
-    def over(self, samples: Iterable[object]) -> Iterator[object]:
-        """Yield batches; the last may be smaller."""
-        samples = iter(samples)
-        while some := list(islice(samples, self.size)):
-            if len(some) == self.size or not self.drop_last:
-                yield collate(some)
-
-
-@dataclass(frozen=True)
 class Stages:
     """What is done to samples, in this order."""
 
     stages: tuple[Each | Batch, ...] = ()
+
+    def __str__(self) -> str:
+        """Return their names, as what describes samples goes on with them."""
+        return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
+
+    @property
+    def wanted(self) -> frozenset[str] | None:
+        """The fields that are looked at, and alternatives of them; None: all."""
+        first = self.stages[0] if self.stages else None
+        if isinstance(first, Decode):
+            return first.only
+        return first.wanted if isinstance(first, _Named) else None
 
     def then(self, stage: Each | Batch) -> Stages:
         """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded."""
@@ -240,7 +230,7 @@ class Chain:
         *,
         images: Images = "numpy",
         reduce: Size | None = None,
-        on_error: OnError = "raise",
+        on_error: OnBadSample = "raise",
     ) -> Self:
         """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; others stay bytes.
 
@@ -254,7 +244,7 @@ class Chain:
 
         See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
-        return self._with(self.stages.then(Decode(tuple((own or {}).items()), images, reduce, on_error)))
+        return self._with(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
 
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""
@@ -280,62 +270,13 @@ class Chain:
         return self._with(self.stages.then(Tuple(fields, missing)))
 
     def batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Make batches of `size` samples: see `reading.chain.stages.collate`.
+        """Make batches of `size` samples: see `reading.chain.batch.collate`.
 
         Args:
             size: Samples of a batch.
             drop_last: Leave out a last batch that is smaller.
         """
         return self._with(self.stages.then(Batch(size, drop_last)))
-
-
-def collate(samples: list[object]) -> object:
-    """Return samples as one batch.
-
-    Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] where its values are
-    arrays of one shape and type, or numbers: int64, float64 or bool. Otherwise it becomes a list.
-
-    Raises:
-        SampleFailed: A sample lacks a field of another, or has another number of values.
-    """
-    first = samples[0]
-    if isinstance(first, dict):
-        for sample in samples:
-            if not isinstance(sample, dict) or sample.keys() != first.keys():
-                raise _unlike(first, sample)
-        return {name: _joined([sample[name] for sample in samples]) for name in first}  # type: ignore[index]
-    if isinstance(first, tuple):
-        for sample in samples:
-            if not isinstance(sample, tuple) or len(sample) != len(first):
-                raise SampleFailed("a batch", "samples of different forms", expected=f"tuples of {len(first)}")
-        return tuple(_joined([sample[at] for sample in samples]) for at in range(len(first)))  # type: ignore[index]
-    return _joined(samples)
-
-
-def _joined(values: list[object]) -> NDArray[np.generic] | list[object]:
-    kinds = {type(value) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else object
-    if kind is np.ndarray:
-        arrays = cast("list[NDArray[np.generic]]", values)
-        return np.stack(arrays) if len({(one.shape, one.dtype) for one in arrays}) == 1 else values
-    if kind in _NUMBERS or issubclass(kind, np.number):
-        try:
-            return np.array(values, _NUMBERS.get(kind))
-        except OverflowError:  # more than 64 bits
-            return values
-    return values
-
-
-def _unlike(first: dict[str, object], sample: object) -> ShardError:
-    """Return the error of samples that make no batch."""
-    if not isinstance(sample, dict):
-        return InvalidRequest("batch", f"a {type(sample).__name__} among samples with fields")
-    name = min(first.keys() ^ sample.keys())
-    where = first if name in sample else sample
-    remedy = f"select({name!r}, ..., missing='none') before batch gives None, missing='skip' leaves such samples out."
-    return SampleFailed(
-        f"sample {where.get('__key__')}", f"no field {name}, as others of its batch have", remedy=remedy
-    )
 
 
 def _each(
@@ -367,7 +308,9 @@ def _through(
 
 
 def _refuse(error: SampleFailed) -> NoReturn:
-    raise error
+    """Raise the error of one sample that was asked for; that a stream leaves it out is no help here."""
+    remedy = "A stream leaves such samples out."
+    raise SampleFailed(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
 
 
 def _name_sample(error: Exception, sample: object) -> None:

@@ -10,6 +10,7 @@ all of that dataset was seen.
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -183,6 +184,8 @@ def _length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) -> int:
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
     """Return weights as whole numbers: exact where these are not large, else to one part in 2^20 of the largest."""
+    if not isinstance(weights, Sized):
+        raise InvalidRequest("weights", repr(weights), expected="one for each dataset")
     if len(weights) != count or not count:
         raise InvalidRequest("weights", f"{len(weights)} for {count} datasets", expected="one for each, and a dataset")
     for weight in weights:

@@ -16,6 +16,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
+from shardtool.request.ranges import check_least
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,11 +51,13 @@ class OrderOptions:
     def __post_init__(self) -> None:
         if not (isinstance(self.shuffle, bool) or self.shuffle == "full"):
             raise InvalidRequest("shuffle", repr(self.shuffle), expected="True, False or 'full'")
-        for name, least in (("seed", None), ("epoch", 0), ("parts", 1), ("window", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or (least is not None and value < least):
-                expected = "a whole number" if least is None else f"a whole number, {least} or more"
-                raise InvalidRequest(name, repr(value), expected=expected)
+        for name in ("seed", "epoch"):
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
+        if type(self.seed) is not int:
+            raise InvalidRequest("seed", repr(self.seed), expected="a whole number")
+        for name, least in (("epoch", 0), ("parts", 1), ("window", 1)):
+            check_least(name, getattr(self, name), least)
 
 
 def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
@@ -69,8 +72,8 @@ def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
         InvalidRequest: The buffer or the parts are no positive numbers.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise InvalidRequest(name, repr(value), expected="a whole number, 1 or more")
+        if value is not None:
+            check_least(name, value)
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean_size))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest
+from shardtool.request.choices import check_choice
+from shardtool.request.ranges import check_least
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,10 +48,9 @@ class Share:
     def __post_init__(self) -> None:
         _check_part("rank", self.rank, "world_size", self.world_size)
         _check_part("worker", self.worker, "workers", self.workers)
-        _check_least("batch_size", self.batch_size, 1)
-        _check_least("origin", self.origin, 0)
-        if self.ends not in get_args(Ends):
-            raise InvalidRequest("ends", repr(self.ends), expected=" or ".join(get_args(Ends)))
+        check_least("batch_size", self.batch_size)
+        check_least("origin", self.origin, 0)
+        check_choice("ends", self.ends, Ends)
 
     def end(self, length: int) -> int:
         """Return the position before which all ranks stop in an epoch of so many samples; `pad`: maybe past it."""
@@ -88,14 +89,9 @@ class Share:
 
 
 def _check_part(name: str, value: object, total_name: str, total: object) -> None:
-    _check_least(total_name, total, 1)
+    check_least(total_name, total)
     if type(value) is not int or not 0 <= value < cast("int", total):
         raise InvalidRequest(name, f"{value!r} of {total}", expected=f"0 to {cast('int', total) - 1}")
-
-
-def _check_least(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise InvalidRequest(name, repr(value), expected=f"a whole number, {least} or more")
 
 
 def default_share(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.reading.chain.stages import Chain, Stages, collate
+from shardtool.reading.chain.batch import collate
+from shardtool.reading.chain.stages import Chain, Stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,6 +127,28 @@ def test_what_is_left_out_is_counted() -> None:
     chain = _listed().decode({"jpg": None}, on_error="skip").tuple("jpg", "cls", missing="skip")
     assert [number for _, number in chain] == [0, 2]
     assert [error.where for error in chain.skipped] == ["sample b", "sample d, field cls"]
+
+
+def test_one_sample_is_never_left_out() -> None:
+    """The error of one that a stream would leave out says so, and not what was asked for already."""
+    chain = _listed().decode({"jpg": None}, on_error="skip")
+    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. A stream leaves such samples out\.$"):
+        chain.stages.apply(_SAMPLES[3])
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda one: one.decode("pil"), "decode: 'pil'; expected fields and their decoders, .* or images='pil'"),
+        (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
+        (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
+        (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
+    ],
+)
+def test_arguments_that_make_no_sense(call: Callable[[Chain], object], found: str) -> None:
+    """They are refused where the chain is made, before a sample is read."""
+    with pytest.raises(InvalidRequest, match=found):
+        call(_listed())
 
 
 def test_one_policy_a_stage() -> None:

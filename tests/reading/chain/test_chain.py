@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+import shardtool
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
+from shardtool.reading import files
 from shardtool.reading.open import open as open_data
 from tests.helpers import write_tree
+from tests.reading.made_data import make
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from shardtool.reading.dataset import Dataset
     from shardtool.reading.stream import Stream
+    from tests.reading.made_data import Made
 
 _SAMPLES = 30
 _BAD = 7  # its class is a word
@@ -131,3 +138,63 @@ def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: 
     with pytest.raises(CorruptShard, match=r"out-000001\.tar"):
         dataset[4]
     assert [sample["__key__"] for sample in dataset[[3, 4, 8]]] == ["03", "08"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Made:
+    """Samples of which each has a label and a picture, and three of four a text."""
+    return make(tmp_path_factory.mktemp("made"), ending)
+
+
+_CHOSEN: list[Callable[[Any], Any]] = [
+    lambda one: one.select("cls"),
+    lambda one: one.tuple("__key__", "jpg"),
+    lambda one: one.decode({"jpg": None}).tuple("cls", "jpg"),
+    lambda one: one.tuple("cls", "txt", missing="none"),
+    lambda one: one.tuple("txt;jpg"),
+    lambda one: one.select("txt", missing="skip").select("txt"),
+    lambda one: one.select("cls", "jpg").map(dict).select("cls"),
+]
+
+
+@pytest.mark.parametrize("chain", _CHOSEN)
+def test_fields_that_are_dropped_make_no_difference(made: Made, chain: Callable[[Any], Any]) -> None:
+    """A sample of chosen fields is what a chain makes of all of its fields: by number, in lists, streams and mixes."""
+    whole, chosen = made.open(), chain(made.open())
+    expected = [*chosen.stages.run(whole, lambda _: None)]
+    assert [*chosen] == expected
+    assert [*pickle.loads(pickle.dumps(chosen))[::-1]] == expected[::-1]  # noqa: S301
+    assert [*chain(whole.stream(shuffle=False))] == expected
+    stream = whole.stream(seed=5)
+    assert [*chosen.stream(seed=5)] == [*chosen.stages.run(stream, lambda _: None)]
+    mixed = shardtool.mix([whole, whole[:9]], weights=[1, 1])
+    assert [*chain(mixed)] == [*chosen.stages.run(mixed, lambda _: None)]
+    if len(expected) == len(whole):
+        assert [chosen[at] for at in range(len(whole))] == expected == chosen[range(len(whole))]
+
+
+def test_a_lacking_field_is_named_with_those_there(made: Made) -> None:
+    """Where a chosen field is missing, the error names all fields of the sample, not only the chosen ones."""
+    at = next(at for at, sample in enumerate(made.samples) if "txt" not in sample)
+    for lacking in (made.open().tuple("cls", "txt"), made.open().select("cls", "jgp")):
+        with pytest.raises(SampleFailed, match=r"no field (txt|jgp); it has cls, jpg"):
+            lacking[at]
+
+
+def test_fields_that_are_dropped_are_not_read(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen first is all that is read: a label costs no picture; and only that is checked."""
+    read = [0]
+
+    def counting(fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        read[0] += len(data)
+        return data
+
+    monkeypatch.setattr(files, "_pread", counting)
+    pictures = sum(len(cast("bytes", sample["jpg"])) for sample in made.samples)
+    costs = []
+    for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).select("cls")):
+        read[0] = 0
+        assert len([*dataset.stream()]) == len([dataset[at] for at in range(len(dataset))])
+        costs.append(read[0])
+    assert costs[0] > 2 * pictures > 10 * max(costs[1:])
