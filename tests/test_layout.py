@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -182,6 +183,12 @@ def test_rooms_are_small() -> None:
     assert folders.pop(root) <= MOST_AT_THE_ROOT
     assert {folder.name: count for folder, count in folders.items() if count > MOST_IN_A_ROOM} == {}
     assert {path.name for path in root.iterdir() if path.is_dir() and path.name != "__pycache__"} < {*ROOMS}
+
+
+def test_rooms_are_described() -> None:
+    """docs/architecture.md has a row for each room, from above."""
+    rows = re.findall(r"^\| `(\w+)/` \|", (REPO / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert rows == [room for room in ROOMS if room not in {"package", "values"}]
 
 
 def test_late_imports_save_something() -> None:

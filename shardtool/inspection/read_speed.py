@@ -16,13 +16,13 @@ import numpy as np
 
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.chain.decode import Decode
-from shardtool.reading.open import open as open_to_read
+from shardtool.reading.dataset import Dataset
+from shardtool.reading.options import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from shardtool.reading.dataset import Dataset
     from shardtool.values import Given
 
     Sample = dict[str, Any]
@@ -132,7 +132,7 @@ def read_speed(given: Given, *, decode: bool = False, seed: int = 0, seconds: fl
     catalog = open_catalog(given)
     full = np.flatnonzero(np.diff(catalog.firsts))
     chosen = full[:: max(1, len(full) // _OPENED)][:_OPENED]
-    dataset = open_to_read(given)
+    dataset = Dataset.of(catalog, ReadOptions())
     opening = _opening(dataset, [int(catalog.firsts[shard]) for shard in chosen])
     measured = partial(_measure, seconds=SECONDS if seconds is None else seconds)
     return ReadSpeed(

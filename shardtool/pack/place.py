@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
 
 
+_UNPACKED = "payloads in a table or a compressed archive, which are unpacked into one file first"
+
+
 def check_memory(request: Request) -> None:
     """Refuse a run that may hold less than its buffers take.
 
@@ -47,7 +50,7 @@ def check_method(request: Request, listed: Listing) -> None:
     """
     spans = listed.entries.spans
     if request.part is not None and spans is not None and (listed.compressed or not spans.files):
-        found = "compressed shards, which can only be read in sequence" if listed.compressed else "payloads in a table"
+        found = "compressed shards, which can only be read in sequence" if listed.compressed else _UNPACKED
         expected, remedy = "payloads that each part can read at their places", "Write it in one run."
         raise InvalidRequest(option("part", request.options.part), found, expected=expected, remedy=remedy)
     if isinstance(request.options, ReshardOptions):

@@ -20,7 +20,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.unfinished import recorded_dots
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, listing
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.storage.shared import JoinedBlocks, SharedBlocks
@@ -157,11 +157,22 @@ def open_catalog(given: Given) -> Catalog:
         InvalidRequest: There are none.
         CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
-    opened = [open_dataset(one, dots="first") for one in given_datasets(given)]
+    opened = [_anywhere(open_dataset(one, dots="first")) for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
     return joined([_catalog(one) for one in opened])
+
+
+def _anywhere(opened: OpenedDataset) -> OpenedDataset:
+    """Return a dataset whose shards are found from any folder, for programs that go to another one."""
+    beside, paths = opened.found.index_folder, (shard.path for shard in opened.shards)
+    if all(map(os.path.isabs, paths if beside is None else (beside, *paths))):
+        return opened
+    here = os.getcwd()
+    beside = None if beside is None else os.path.join(here, beside)
+    shards = (replace(one, path=os.path.join(here, one.path), index_folder=beside) for one in opened.shards)
+    return replace(opened, shards=tuple(shards))
 
 
 def joined(parts: Sequence[Catalog]) -> Catalog:
@@ -193,7 +204,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=opened.found.dataset_file or opened.shards[0].path,
+        name=opened.found.dataset_file or listing([*opened.found.shards], 1),
         shards=tuple(found.shards),
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),

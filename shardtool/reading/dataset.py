@@ -249,6 +249,8 @@ class Dataset(Streamable):
         Raises:
             InvalidRequest: It is no query, or names what is no column.
         """
+        if not isinstance(query, str):
+            raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
         return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
 
     def table(self) -> pads.Dataset:

@@ -77,7 +77,12 @@ def _of_task(environment: Mapping[str, str]) -> Part:
     shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in given.items())
     where, remedy = option("part", SLURM), f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
     if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
-        raise InvalidRequest(where, shown or "no task", expected="the environment of an array's task", remedy=remedy)
+        raise InvalidRequest(
+            where,
+            shown or "no task",
+            expected=f"the environment of an array's task, with {_TASK}ID and {_TASK}COUNT",
+            remedy=remedy,
+        )
     first, step, parts = numbers["MIN"], numbers["STEP"], numbers["COUNT"]
     place, left = divmod(numbers["ID"] - first, step)
     last = numbers.get("MAX", first + (parts - 1) * step)

@@ -49,20 +49,11 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> Noted | N
 
     Raises:
         InvalidRequest: It was asked for something else.
-        OutputExists: There are shards, and nothing tells whose they are.
+        OutputExists: There are shards, and nothing says whose they are.
     """
-    journal = output.journal.read()
-    if journal is None:
-        if shards := [name for name in output.destination.existing if name.endswith(f".{output.pattern.format}")]:
-            found = f"{counted(len(shards), 'shard')}, and no journal of the writer that made them"
-            remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
-            raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
+    noted = _noted(output)
+    if noted is None:
         return None
-    asked, noted = journal
-    if not output.journal.fits(asked):
-        problem = f"a writer that was asked for something else: {_differing(asked)}"
-        remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
-        raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
     kept: list[Noted] = []
     for number, one in enumerate(noted):
         name = output.pattern.shard(number)
@@ -83,6 +74,28 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> Noted | N
         encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
     output.journal.start(kept)
     return kept[-1] if kept else None
+
+
+def _noted(output: Output) -> list[Noted] | None:
+    """Return the shards that the journal lists; None: there is no journal, and no shard.
+
+    Raises:
+        InvalidRequest: Its writer was asked for something else.
+        OutputExists: There are shards, and nothing says whose they are.
+    """
+    journal = output.journal.read()
+    if journal is None:
+        if shards := [name for name in output.destination.existing if name.endswith(f".{output.pattern.format}")]:
+            found = f"{counted(len(shards), 'shard')}, and no journal of the writer that made them"
+            remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
+            raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
+        return None
+    asked, noted = journal
+    if not output.journal.fits(asked):
+        problem = f"a writer that was asked for something else: {_differing(asked)}"
+        remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
+        raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
+    return noted
 
 
 def _sound(output: Output, name: str, noted: Noted) -> Sidecar | None:

@@ -29,6 +29,14 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "out.json"
 
 
+def test_shards_are_walked_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Shards without sidecars are walked for the measurement once."""
+    for path in [dataset, *dataset.parent.glob("*.index")]:
+        path.unlink()
+    assert read_speed(str(dataset.parent), seconds=0).shards == 4
+    assert len([one for one in caplog.records if "walked in" in one.getMessage()]) == 1
+
+
 def test_speeds() -> None:
     """A speed is what was read in a second."""
     assert (_MADE.random.samples_per_s, _MADE.random.bytes_per_s) == (100, 2_000_000)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import tarfile
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -420,7 +421,16 @@ def test_what_no_part_can_do(place: Path, options: dict[str, Any]) -> None:
 
 
 def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
-    """Payloads in a table or in a compressed shard, and two passes, are refused in parts."""
+    """Payloads in a table, a compressed archive or shard, and two passes, are refused in parts; a plain tar is not."""
+    for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
+        with tarfile.open(place / name, mode) as tar:  # type: ignore[call-overload]
+            tar.add(place / "in/c", "c")
+            tar.add(place / "in/b/01.txt", "b/1.txt")
+    for out, part in (("one", None), ("two", "2/2"), ("two", "1/2")):
+        create(place / "a.tar", place / out / "x-{0..}.tar", CreateOptions(max_count=1, part=part))
+    assert read_tree(place / "two") == read_tree(place / "one")
+    with pytest.raises(InvalidRequest, match="a compressed archive, which are unpacked"):
+        create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
     pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
     with pytest.raises(InvalidRequest, match="payloads in a table"):
         create(place / "t.parquet", place / "out/x-{0..}.tar", CreateOptions(binary={"bin": "data"}, part="1/2"))

@@ -143,6 +143,8 @@ def test_where(dataset: Dataset) -> None:
     assert [*dataset.where("bi == 'cow'")] == []
     with pytest.raises(InvalidRequest, match="kind: no such column; expected one of number, bi, key"):
         dataset.where("kind == 1")
+    with pytest.raises(InvalidRequest, match="where: 5; expected a query"):
+        dataset.where(5)  # type: ignore[arg-type]
 
 
 def test_partition(dataset: Dataset) -> None:

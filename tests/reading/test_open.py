@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,28 @@ def test_foreign_shards(folder: Path, ending: str, caplog: pytest.LogCaptureFixt
     assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
     assert [*dataset.where("fields == 1").keys] == [key_of(at) for at in (5, 11, 17)]
     assert dataset.table().to_table(columns=["__key__"]).num_rows == COUNT
+
+
+@pytest.mark.parametrize("what", ["out.json", ".", "index.json"])
+def test_a_program_that_changes_its_folder(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened by a name from one folder is read from any other: many trainers change theirs."""
+    (folder / "index.json").write_text(json.dumps(json.loads((folder / "out.json").read_text()) | {"shardtool": None}))
+    monkeypatch.chdir(folder)
+    opened, read = shardtool.open(what), shardtool.open(what)
+    assert read[3]["__key__"] == key_of(3)
+    assert str(folder) not in repr(opened)
+    monkeypatch.chdir("/")
+    for dataset in (opened, read, pickle.loads(pickle.dumps(read))):  # noqa: S301 - ours
+        assert [*dataset] == SAMPLES
+        assert dataset.table().count_rows() == len(dataset.where("size >= 0")) == COUNT
+
+
+def test_what_shards_without_a_dataset_file_are_called(folder: Path) -> None:
+    """Shards that nothing lists are shown by the first of them, and how many more there are."""
+    (folder / "out.json").unlink()
+    first = shards(folder)[0]
+    assert f"<Dataset {first} and 5 more: 23 samples in 6 shards>" == repr(shardtool.open(folder))
+    assert repr(shardtool.open(first)) == f"<Dataset {first}: 4 samples in 1 shard>"
 
 
 def test_some_sidecars(folder: Path) -> None:

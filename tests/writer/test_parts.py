@@ -113,7 +113,7 @@ def test_merge_names_what_is_missing(tmp_path: Path) -> None:
         writer.write({"__key__": key, "jpg": b""})
     writer.abandon()
     before = read_tree(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); nothing of part0of6, part5of6;"):
+    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
         merge(pattern)
     assert read_tree(tmp_path) == before
     with pytest.raises(InvalidRequest, match="no part"):
@@ -125,7 +125,7 @@ def test_merge_on_the_command_line(tmp_path: Path) -> None:
     pattern = str(tmp_path / "out-{000000..}.tar")
     _write_part(Path(pattern), 1, 2, 3)
     ran = typed("index", pattern, "--merge")
-    assert (ran.code, "nothing of part0of" in ran.err) == (2, True)
+    assert (ran.code, "missing: part0of" in ran.err) == (2, True)
     _write_part(Path(pattern), 0, 2, 2)
     assert typed("index", pattern, "--merge", "--checksum").code == 2
     ran = typed("index", pattern, "--merge", "--export", "dali-webdataset")
