@@ -195,7 +195,7 @@ class Fetcher:
         shard = groups[0].shard
         if not self._plain or sum(len(group.rows) for group in groups) >= len(groups) * _FEW:
             return False
-        with suppress(CorruptShard):  # of which the samples tell
+        with suppress(CorruptShard):  # the samples raise it
             return self._kinds_of(shard, self.store.index(shard)) is not None
         return True
 
@@ -239,7 +239,7 @@ class Fetcher:
     def _each_late(self, groups: list[_Group], numbers: Numbers) -> Each:
         """Return samples that are read one by one, and let the system read them ahead."""
         for shard, rows, _ in groups:
-            with suppress(CorruptShard):  # of which each sample tells, when it is asked for
+            with suppress(CorruptShard):  # each sample raises it, when it is asked for
                 index, file = self.store.index(shard), self._open(shard)
                 starts = index.starts[rows]
                 file.expect(starts, starts + index.sizes[rows])
