@@ -1,7 +1,8 @@
 """What a cache gives and costs: an epoch from a slow source, the next one, and a hit beside an open file.
 
 The source is a folder whose files are read at no more than `--rate` MB/s in all, by a clock in the reading process.
-webdataset's cache, where that is installed, gets the same shards from a command that is throttled alike.
+The caches of webdataset and wids, where these are installed, get the same shards from a command that is throttled
+alike. A trainer that takes `--trainer` MB/s shows what the copying costs that is not hidden behind it.
 
     .venv/bin/python benchmarks/cache.py --size 200MB
 """
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _SAMPLE = 100_000
 _SHARD = "20MB"
 _HITS = 400
+_PARTS = 4  # that the trainer's shuffled stream reads side by side: few, for the dataset has few shards
 _SLACK_S = 0.1  # what a network would have sent while nobody read
 _SLOW_CAT = """
 import sys, time
@@ -52,7 +55,8 @@ class Throttle:
     def passed(self, size: int) -> None:
         """Wait until so many bytes may have passed."""
         self._next_s = max(self._next_s, time.perf_counter() - _SLACK_S) + size / self._rate
-        time.sleep(max(0.0, self._next_s - time.perf_counter()))
+        if (wait_s := self._next_s - time.perf_counter()) > 0:
+            time.sleep(wait_s)
 
     def blocks(self, path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
         """Read a file as `read_blocks` does, but slowly."""
@@ -71,11 +75,11 @@ def made(place: Path, size: int) -> Path:
     return place / "slow" / "out.json"
 
 
-def epoch(dataset: Path, cache: shardtool.Cache | None) -> float:
-    """Return the seconds of an epoch."""
-    start_s = time.perf_counter()
-    for _ in shardtool.open(dataset, cache=cache).stream(seed=1):
-        pass
+def epoch(dataset: Path, cache: shardtool.Cache | None, trainer: float = inf, parts: int = 64) -> float:
+    """Return the seconds of an epoch, for a program that uses so many bytes a second."""
+    start_s, used = time.perf_counter(), Throttle(trainer)
+    for _ in shardtool.open(dataset, cache=cache).stream(seed=1, parts=parts):
+        used.passed(_SAMPLE)
     return time.perf_counter() - start_s
 
 
@@ -92,6 +96,23 @@ def webdataset_epoch(dataset: Path, place: Path, rate: int) -> float:
     reader = wds.WebDataset(urls, cache_dir=str(cache), url_to_name=os.path.basename, shardshuffle=False)
     for _ in reader:
         pass
+    return time.perf_counter() - start_s
+
+
+def wids_epoch(dataset: Path, place: Path, rate: int) -> float:
+    """Return the seconds of an epoch of wids's cache, whose shards a throttled command copies."""
+    import wids
+    from wids import wids_dl
+
+    script = place / "slow_cat.py"
+    script.write_text(_SLOW_CAT)
+    wids_dl.default_cmds["slow"] = f"{sys.executable} -S {script} {rate} $(echo '{{url}}' | cut -c 8-) > '{{local}}'"
+    paths = [shard.path for shard in open_dataset(dataset).shards]
+    shards = [{"url": f"slow://{path}", "nsamples": len(shardtool.open(path))} for path in paths]
+    start_s = time.perf_counter()
+    reader = wids.ShardListDataset(shards, cache_dir=str(place / "wids"), keep=True, transformations=[])
+    for sample in reader:
+        sample[".bin"].read()
     return time.perf_counter() - start_s
 
 
@@ -125,8 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="400MB")
     parser.add_argument("--rate", default="100MB", help="of the slow source, a second")
+    parser.add_argument("--trainer", default="80MB", help="that a trainer uses a second")
     given = parser.parse_args()
-    size, rate = parse_size(given.size), parse_size(given.rate)
+    size, rate, trainer = map(parse_size, (given.size, given.rate, given.trainer))
     place = Path(mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: S108
     try:
         dataset = made(place, size)
@@ -134,8 +156,14 @@ def main() -> None:
         cache = shardtool.Cache(place / "cache", 2 * size)
         rows = [(f"shardtool, epoch {number}", epoch(dataset, cache)) for number in (1, 2)]
         rows.append(("shardtool, no cache, a fast disk", epoch(dataset, None)))
+        trained = shardtool.Cache(place / "trained", 2 * size)
+        for number in (1, 2):
+            name = f"shardtool, epoch {number}, a trainer of {trainer / 1e6:.0f} MB/s"
+            rows.append((name, epoch(dataset, trained, trainer, _PARTS)))
         with suppress(ImportError):
             rows += [(f"webdataset, epoch {number}", webdataset_epoch(dataset, place, rate)) for number in (1, 2)]
+        with suppress(ImportError):
+            rows += [(f"wids, epoch {number}", wids_epoch(dataset, place, rate)) for number in (1, 2)]
         print(f"| {size / 1e6:.0f} MB, source {rate / 1e6:.0f} MB/s | s | MB/s |\n|---|--:|--:|")
         for name, seconds in rows:
             print(f"| {name} | {seconds:.2f} | {size / seconds / 1e6:.0f} |")

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from errno import EMFILE
 from functools import partial
 from typing import TYPE_CHECKING
@@ -83,6 +84,7 @@ class Cache:
         self._pid, self._retry_s = os.getpid(), 0.0
         self._originals: dict[str, Original] = {}
         self._damaged: set[str] = set()
+        self._expected: set[str] = set()  # copied by `expect`, and not opened since
         self._counting = threading.Lock()
         self._counter = Counter(self.folder)
 
@@ -138,6 +140,27 @@ class Cache:
             self._count(passed=1)
             return CachedShard(shard.path)
         return CachedShard(lock.path, lock)
+
+    def expect(self, shard: OpenedShard) -> None:
+        """Copy a shard that is read soon, if it has room without an eviction; what fails is left to `open`."""
+        if self._pid != os.getpid():
+            self._begin()
+        with suppress(NoRoomError, StuckError, CorruptShard, OutputFailed, OSError):
+            original = self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_of(shard))
+            if (lock := leased_copy(self._space, original)) is not None:
+                lock.close()
+            elif original.size <= self.max_bytes and time.monotonic() >= self._retry_s:
+                self._copy_expected(original)
+
+    def _copy_expected(self, original: Original) -> None:
+        self._expected.add(original.name)
+        evicted = None
+        try:
+            lock, evicted = copied(replace(self._space, policy="keep"), original)
+            lock.close()
+        finally:
+            if evicted is None:  # another has copied it, or it could not be copied
+                self._expected.discard(original.name)
 
     def drop(self, shard: OpenedShard) -> None:
         """Remove the copy of a shard, which was found damaged and is held no more: the next `open` makes another.
@@ -219,7 +242,7 @@ class Cache:
         """Return a lease on a shard's copy; None: there is none, and none can be made now."""
         try:
             if (lock := leased_copy(self._space, original)) is not None:
-                self._count(hits=1)
+                self._count_found(original)
                 return lock
             if original.size > self.max_bytes:
                 found = f"{original.path} has {original.size:,} bytes, the cache {self.max_bytes:,}"
@@ -237,9 +260,18 @@ class Cache:
             self._retry_s = time.monotonic() + _AGAIN_S
             self._note_failure(error)
         else:
-            self._count(**({"hits": 1} if evicted is None else {"copies": 1, "evicted": evicted}))
+            if evicted is None:
+                self._count_found(original)
+            else:
+                self._count(copies=1, evicted=evicted)
             return lock
         return None
+
+    def _count_found(self, original: Original) -> None:
+        """Count a copy that is there: one that this process made ahead was no hit."""
+        made = original.name in self._expected
+        self._expected.discard(original.name)
+        self._count(**{"copies" if made else "hits": 1})
 
     def _count(self, **more: int) -> None:
         with self._counting:

@@ -107,6 +107,19 @@ class Fetcher:
         """Bytes of a sample, with all around it; 1 at least."""
         return int(self.catalog.sizes.sum()) // max(1, len(self.catalog)) + 1
 
+    @property
+    def copies(self) -> bool:
+        """Whether shards are copied into a cache before they are read."""
+        return self._files.copies
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
+        for at in np.unique(self.catalog.places(numbers)[0]).tolist():
+            shard = self.catalog.shards[at]
+            if shard.path not in seen:
+                seen.add(shard.path)
+                self._files.expect(shard)
+
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)

@@ -55,7 +55,10 @@ class ShardCache(Protocol):
 
 @runtime_checkable
 class CopyingCache(ShardCache, Protocol):
-    """A cache whose shards have a source, from which they can be copied again."""
+    """A cache whose shards have a source, from which they are copied."""
+
+    def expect(self, shard: OpenedShard) -> None:
+        """Copy a shard that is read soon, where there is room."""
 
     def drop(self, shard: OpenedShard) -> None:
         """Remove the copy of a shard, which was found damaged and is held no more."""
@@ -228,6 +231,16 @@ class OpenFiles:
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
         return OpenFiles, (self._cache,)
+
+    @property
+    def copies(self) -> bool:
+        """Whether shards are copied before they are read."""
+        return isinstance(self._cache, CopyingCache)
+
+    def expect(self, shard: OpenedShard) -> None:
+        """Have a shard copied that is read soon."""
+        if isinstance(self._cache, CopyingCache):
+            self._cache.expect(shard)
 
     def open(self, shard: OpenedShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.

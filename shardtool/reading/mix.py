@@ -87,6 +87,16 @@ class MixedReader:
         total = sum(weight * reader.mean_size for weight, reader in zip(weights, self._readers, strict=True))
         return total // sum(weights)
 
+    @property
+    def copies(self) -> bool:
+        """Whether shards of any dataset are copied into a cache before they are read."""
+        return any(one.copies for one in self._readers)
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
+        for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):
+            one.expect(part, seen)
+
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> MixedReader:
         """Return a reader of some fields."""
         return MixedReader([one.selecting(fields, metadata=metadata) for one in self._readers], self._source)

@@ -39,6 +39,8 @@ Result = TypeVar("Result")
 _TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
+_EXPECTED = 2**30  # bytes before they are read, their shards are copied into a cache: while a large one is copied
+_MOST_EXPECTED = 2**8  # jobs
 
 
 class Reader(Protocol):
@@ -47,6 +49,15 @@ class Reader(Protocol):
     @property
     def mean_size(self) -> int:
         """Bytes of a sample, with all around it; 1 at least."""
+        ...
+
+    @property
+    def copies(self) -> bool:
+        """Whether shards are copied into a cache before they are read."""
+        ...
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
         ...
 
     def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
@@ -154,9 +165,9 @@ class Stream(Chain):
     def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
         current = self._pass = _Pass(self._position)
-        jobs = _jobs(share, current.start, order.length, self._step or order.round)
+        jobs = self._expected(order, _jobs(share, current.start, order.length, self._step or order.round))
         ahead = _STEPS_AHEAD if self._step else 1
-        with closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
+        with closing(jobs), closing(read_ahead(jobs, partial(self._read, order), ahead)) as rounds:
             for positions, (numbers, batch) in rounds:
                 current.positions, current.numbers, current.taken = positions, numbers, 0
                 for current.taken, sample in enumerate(batch, 1):
@@ -244,6 +255,19 @@ class Stream(Chain):
             return numbers, _Padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
+    def _expected(self, order: Order, jobs: Iterator[Numbers]) -> Generator[Numbers]:
+        """Yield jobs, whose shards are copied into a cache meanwhile, where there is one."""
+        if not self._fetcher.copies or self._options.shuffle == "full":  # which wants all shards at once
+            yield from jobs
+            return
+        seen, share = set[str](), self._share
+        size = self._fetcher.mean_size * (self._step or order.round) // (share.world_size * share.workers)
+        yield from expected(
+            jobs,
+            lambda positions: self._fetcher.expect(order.numbers(positions % max(1, order.length)), seen),
+            min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size)),
+        )
+
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
         """Count a damaged sample, or raise its error, and stay in front of it."""
         try:
@@ -319,6 +343,25 @@ def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 
                 yield _first(waiting)
         while waiting:
             yield _first(waiting)
+    finally:
+        if not ending():
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+def expected(jobs: Iterable[Job], expect: Callable[[Job], object], ahead: int) -> Generator[Job]:
+    """Yield jobs, and call `expect` with each, in a thread, so many jobs before; close it, and the thread has ended.
+
+    Nothing waits for `expect`, and an error of it is left to who reads the job.
+    """
+    thread, ending = ThreadPoolExecutor(1, "shardtool-copy"), sys.is_finalizing
+    waiting: deque[Job] = deque()
+    try:
+        for job in jobs:
+            waiting.append(job)
+            thread.submit(expect, job)
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
     finally:
         if not ending():
             thread.shutdown(wait=True, cancel_futures=True)

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from tests.cache.conftest import SHARD, made_shards
 from tests.cache.helpers import KILLING, copies, python, read_all
-from tests.helpers import flip
+from tests.helpers import PATIENCE_S, flip
 
 if TYPE_CHECKING:
     from shardtool.cache.space import Policy
@@ -97,6 +98,43 @@ def test_no_shard_that_is_held_is_evicted(tmp_path: Path, shards: Shards, noting
     assert read_all(cache, shards[2:4]) == [True, True]
     assert copies(tmp_path / "cache") == [shards[1].name, shards[3].name]
     assert len(noting.notes) == 1
+
+
+def test_a_shard_that_is_read_soon(tmp_path: Path) -> None:
+    """A shard that a reader expects is copied if it has room, and evicts none; its first opening counts as the copy."""
+    shards = made_shards(tmp_path / "slow", 4)
+    cache = Cache(tmp_path / "cache", 2 * SHARD)
+    for shard in shards[:3]:
+        cache.expect(shard)
+    assert copies(tmp_path / "cache") == [shard.name for shard in shards[:2]]
+    assert read_all(cache, shards[:2] * 2) == [True] * 4
+    assert (cache.counts.copies, cache.counts.hits, cache.counts.evicted) == (2, 2, 0)
+    cache.expect(shards[0])
+    assert read_all(cache, shards[:1]) == [True]
+    assert (cache.counts.copies, cache.counts.hits) == (2, 3)
+    with open(shards[3].path, "ab") as file:
+        file.write(b"damaged")
+    Cache(tmp_path / "cache", "1GB").expect(shards[3])
+    assert len(copies(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("mixed", [1, 2])
+def test_a_stream_copies_ahead(tmp_path: Path, mixed: int) -> None:
+    """While a program uses one sample, the shards of those that come are copied; what has no room is read in place."""
+    caches, datasets = [], []
+    for at in range(mixed):
+        made_shards(tmp_path / f"slow{at}", 6)
+        caches.append(Cache(tmp_path / f"cache{at}", 4 * SHARD, observer=shardtool.Observer()))
+        datasets.append(shardtool.open(tmp_path / f"slow{at}", cache=caches[-1]))
+    both = datasets[0] if mixed == 1 else shardtool.mix(datasets, [1] * mixed)
+    stream = iter(both.stream(shuffle=True, parts=1, buffer=2, rank=0, world_size=1))
+    next(stream)
+    end_s = time.monotonic() + PATIENCE_S
+    while any(len(copies(cache.folder)) < 4 for cache in caches):
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    assert sum(1 for _ in stream) >= mixed * 40  # a mix ends with the dataset that ends first
+    assert [(cache.counts.copies, cache.counts.evicted) for cache in caches] == [(4, 0)] * mixed
 
 
 def test_all_wait_for_one_copy(tmp_path: Path, shards: Shards) -> None:

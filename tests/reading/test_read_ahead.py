@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from shardtool.reading.stream import read_ahead
+from shardtool.reading.stream import expected, read_ahead
 
 
 def test_results_come_in_order() -> None:
@@ -45,3 +45,22 @@ def test_a_break_ends_the_thread() -> None:
         assert threading.active_count() == before + 1
         break
     assert threading.active_count() == before
+
+
+def test_what_is_expected() -> None:
+    """Each job is given to a thread so many jobs before it comes, whatever that makes of it; the thread ends."""
+    seen: list[int] = []
+
+    def expect(job: int) -> None:
+        seen.append(job)
+        if job == 3:
+            raise ZeroDivisionError
+
+    before, jobs = threading.active_count(), count()
+    coming = expected(jobs, expect, 5)
+    assert [next(coming) for _ in range(7)] == [*range(7)]
+    assert next(jobs) == 12
+    coming.close()
+    assert threading.active_count() == before
+    assert seen == [*range(12)][: len(seen)]
+    assert list(expected(range(4), expect, 9)) == [*range(4)]
