@@ -30,8 +30,11 @@ class Labelled:
         """Return the sample with its label.
 
         Raises:
-            InvalidRequest: There is none for its key.
+            InvalidRequest: There is none for its key, or the sample is no dict.
         """
+        if not isinstance(sample, dict):
+            expected = "samples with a key: give labels to select(...), and make a tuple in transform"
+            raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
         key = sample["__key__"]
         try:
             return {**sample, "label": self.labels[str(key)]}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.reading.dataset import Dataset
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.states import WorkerState, stream_state
@@ -59,8 +59,16 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
 
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch: what a DataLoader calls where it is there."""
-        return [self._stages.apply(sample) for sample in self._bare[list(which)]]
+        """Return the samples of a batch: what a DataLoader calls where it is there.
+
+        Raises:
+            SampleFailed: All are damaged, and left out: a DataLoader can leave out samples, but no batch.
+        """
+        found = self._bare[list(which)]
+        if not found and len(which):
+            remedy = "Take a stream or a loader, which goes on with other samples."
+            raise SampleFailed("a batch", f"all of its {len(which)} samples are damaged", remedy=remedy)
+        return [self._stages.apply(sample) for sample in found]
 
 
 @dataclass(eq=False)

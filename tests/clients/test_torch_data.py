@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -182,6 +183,8 @@ def test_errors_name_the_sample(dataset: Any) -> None:
         loader([1, 2], 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^labels: none for the sample"):
         list(loader(dataset, 8, labels={"x": 1}))
+    with pytest.raises(InvalidRequest, match=r"^labels: a tuple; expected samples with a key"):
+        list(loader(dataset.tuple("cls"), 8, labels={"x": 1}))
     with pytest.raises(InvalidRequest, match=r"^labels: a list; expected key to label"):
         loader(dataset, 8, labels=[1, 2])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^decode: 'pil'; expected fields and their decoders"):
@@ -284,6 +287,18 @@ def test_map_dataset_reads_a_batch_at_once(dataset: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(type(dataset), "__getitem__", noted)
     list(DataLoader(samples, batch_size=25, collate_fn=as_list))
     assert calls == [[*range(start, min(start + 25, 98))] for start in (0, 25, 50, 75)]
+
+
+def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> None:
+    """A DataLoader by number goes on without damaged samples, but of a batch of nothing else it says so."""
+    shutil.copytree(photos.folder, tmp_path / "set")
+    dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").select("cls").decode()
+    min((tmp_path / "set").glob("*.tar")).unlink()
+    lost = int(dataset.fetcher.catalog.firsts[1])
+    rest = DataLoader(MapDataset(dataset[lost - 2 :]), 8)
+    assert len(flat(keys(rest))) == 98 - lost
+    with pytest.raises(SampleFailed, match=r"^a batch: all of its 2 samples are damaged"):
+        next(iter(DataLoader(MapDataset(dataset), 2)))
 
 
 def test_distributed_sampler(dataset: Any, photos: Packed) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -83,7 +83,7 @@ class Decode:
     def __post_init__(self) -> None:
         for name, value, values in (("images", self.images, Images), ("on_error", self.on_error, OnBadSample)):
             check_choice(name, value, values)
-        if self.reduce is not None and not (len(self.reduce) == 2 and min(self.reduce) > 0):  # noqa: PLR2004
+        if self.reduce is not None and not _is_size(self.reduce):
             raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")
         for name, given in self.own:
             if given is not None and not callable(given) and given not in get_args(Named):
@@ -152,7 +152,14 @@ def own_decoders(given: object) -> tuple[tuple[str, Decoder], ...]:
     if not isinstance(given, Mapping):
         expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all images"
         raise InvalidRequest("decode", repr(given), expected=expected)
-    return tuple(given.items())
+    return tuple((str(name).removeprefix("."), decoder) for name, decoder in given.items())
+
+
+def _is_size(given: object) -> bool:
+    """Tell whether something is a width and a height."""
+    if not isinstance(given, Sequence) or len(given) != 2:  # noqa: PLR2004
+        return False
+    return all(isinstance(one, (int, np.integer)) and one > 0 for one in given)
 
 
 def _failed(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:

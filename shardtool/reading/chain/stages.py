@@ -162,8 +162,14 @@ class Stages:
         return first.wanted if isinstance(first, _Named) else None
 
     def then(self, stage: Each | Batch) -> Stages:
-        """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded."""
+        """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded.
+
+        Raises:
+            InvalidRequest: It would decode batches.
+        """
         before = self.stages
+        if isinstance(stage, Decode) and any(isinstance(one, Batch) for one in before):
+            raise InvalidRequest("decode", "given after batch", expected="samples: decode first, then batch")
         if isinstance(stage, _Named) and before and isinstance(before[-1], Decode):
             before = (*before[:-1], replace(before[-1], only=stage.wanted))
         return Stages((*before, stage))

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.reading.chain.decode import Decode
+from shardtool.reading.chain.decode import Decode, own_decoders
 from tests.helpers import ENVIRONMENT
 from tests.transform.test_image import (
     LAID,
@@ -337,6 +337,11 @@ def test_any_bytes(field: str, data: st.DataObject) -> None:
     changed = start[:at] + data.draw(st.binary(max_size=8)) + start[at + data.draw(st.integers(0, 8)) :]
     with suppress(SampleFailed):
         decoded(field, changed)
+
+
+def test_endings_with_a_dot() -> None:
+    """An ending may be given as files have it."""
+    assert own_decoders({".jpg": None, "seg.png": "mask"}) == (("jpg", None), ("seg.png", "mask"))
 
 
 def _length(data: bytes) -> int:

@@ -141,6 +141,9 @@ def test_one_sample_is_never_left_out() -> None:
     [
         (lambda one: one.decode("pil"), "decode: 'pil'; expected fields and their decoders, .* or images='pil'"),
         (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
+        (lambda one: one.decode(reduce=224), "reduce: 224; expected width and height"),
+        (lambda one: one.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
+        (lambda one: one.batch(3).decode(), "decode: given after batch; expected samples: decode first, then batch"),
         (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
         (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
     ],
