@@ -120,12 +120,10 @@ class Fetcher:
                 seen.add(shard.path)
                 self._files.expect(shard)
 
-    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
+    def selecting(self, fields: frozenset[str] | None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        wanted = self.options.metadata if metadata is None else metadata
-        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
-        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
+        vars(found).update(vars(self) | {"options": replace(self.options, fields=fields), "_kinds": {}})
         return found
 
     def reading_only(self, fields: frozenset[str] | None) -> Fetcher:

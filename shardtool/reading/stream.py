@@ -60,10 +60,6 @@ class Reader(Protocol):
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
         ...
 
-    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
-        """Return a reader of some fields."""
-        ...
-
     def reading_only(self, fields: frozenset[str] | None) -> Reader:
         """Return a reader that need not read other fields than these; None: all are looked at."""
         ...
