@@ -15,7 +15,7 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import LATE, Rows, single_sample
+from shardtool.reading.payloads import LATE, ShardRows, single_sample
 from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
     from shardtool.reading.options import ReadOptions
-    from shardtool.reading.payloads import Plan
-    from shardtool.reading.samples import Batch, Part, Sample
+    from shardtool.reading.payloads import PayloadSpans
+    from shardtool.reading.samples import Batch, Sample, ShardPart
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
@@ -227,7 +227,7 @@ class Fetcher:
             return self.read(numbers)
         if self._reads_alone(groups) and self.options.fields is None and self.mean_size >= LATE:
             return self._each_late(groups, numbers)
-        plans: list[Plan] = []
+        plans: list[PayloadSpans] = []
         for group in groups:
             try:
                 rows = self._rows(group)
@@ -290,7 +290,7 @@ class Fetcher:
     def _open(self, shard: int) -> OpenFile:
         return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
-    def _part(self, group: _Group) -> Part:
+    def _part(self, group: _Group) -> ShardPart:
         """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
         if (known := self._broken.get(group.shard)) is not None:
             return failed_part(group.places, known)
@@ -305,11 +305,11 @@ class Fetcher:
             return failed_part(group.places, error)
         return found
 
-    def _rows(self, group: _Group) -> Rows:
+    def _rows(self, group: _Group) -> ShardRows:
         index, file = self.store.index(group.shard), self._open(group.shard)
         kinds = self._kinds_of(group.shard, index)
         metadata = self.store.metadata(group.shard) if self.options.metadata else None
-        return Rows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
+        return ShardRows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
 
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.

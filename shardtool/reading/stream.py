@@ -87,8 +87,9 @@ class Streamable(Chain):
     def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
-    def _with(self, stages: Stages) -> Self:
-        found = super()._with(stages)
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
         found.fetcher = self.fetcher.reading_only(stages.wanted)
         return found
 
@@ -122,7 +123,7 @@ class Streamable(Chain):
             found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
         stream = Stream(self.fetcher, self.source, options, share)
-        return stream._with(self.stages)  # noqa: SLF001 - of the chain
+        return stream.with_stages(self.stages)
 
 
 class Stream(Chain):
@@ -140,8 +141,9 @@ class Stream(Chain):
         self.skipped = Skipped()
         self._pass = _Pass(0)
 
-    def _with(self, stages: Stages) -> Self:
-        found = super()._with(stages)
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
         vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
         return found
 
@@ -223,7 +225,7 @@ class Stream(Chain):
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
         divided._pass = _Pass(position)
-        return divided._with(self.stages)
+        return divided.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)
