@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.ahead import expected, read_ahead
 from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order.orders import OrderOptions, window_of
@@ -21,8 +19,7 @@ from shardtool.reading.order.state import StreamState
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Generator, Iterator
 
     from numpy.typing import NDArray
     from typing_extensions import Self
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.int64]
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 _TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
@@ -319,52 +314,3 @@ class _Pass:
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
         self.positions = self.numbers = np.zeros(0, np.int64)
-
-
-def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:
-    """Yield each job and what `read` makes of it in a thread, in order; close it, and the thread has ended.
-
-    An error of `read` is raised where its result would be, behind all earlier ones.
-
-    Args:
-        jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
-        read: Reads a job; called in one thread.
-        ahead: How many results are made before they are wanted.
-    """
-    thread = ThreadPoolExecutor(1, "shardtool-read")
-    ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
-    waiting: deque[tuple[Job, Future[Result]]] = deque()
-    try:
-        for job in jobs:
-            waiting.append((job, thread.submit(read, job)))
-            if len(waiting) > ahead:
-                yield _first(waiting)
-        while waiting:
-            yield _first(waiting)
-    finally:
-        if not ending():
-            thread.shutdown(wait=True, cancel_futures=True)
-
-
-def expected(jobs: Iterable[Job], expect: Callable[[Job], object], ahead: int) -> Generator[Job]:
-    """Yield jobs, and call `expect` with each, in a thread, so many jobs before; close it, and the thread has ended.
-
-    Nothing waits for `expect`, and an error of it is left to who reads the job.
-    """
-    thread, ending = ThreadPoolExecutor(1, "shardtool-copy"), sys.is_finalizing
-    waiting: deque[Job] = deque()
-    try:
-        for job in jobs:
-            waiting.append(job)
-            thread.submit(expect, job)
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
-    finally:
-        if not ending():
-            thread.shutdown(wait=True, cancel_futures=True)
-
-
-def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:
-    job, result = waiting.popleft()
-    return job, result.result()
