@@ -154,11 +154,8 @@ def look(before: Destination) -> Destination:
     elif found.appends:
         found = replace(found, append=_find_append(found))
     elif found.existing and found.if_exists == "error":
-        finish = (
-            "."
-            if pattern.dataset_file in found.existing
-            else f", or finish that run with {option('if_exists', 'resume')}."
-        )
+        ended = pattern.dataset_file in found.existing
+        finish = "." if ended else f", or finish that run with {option('if_exists', 'resume')}."
         what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
         raise OutputExists(where, what, remedy=f"Choose another name, or {option('if_exists', 'overwrite')}{finish}")
     if not found.resumes and found.if_exists != "overwrite":

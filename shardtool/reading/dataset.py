@@ -212,7 +212,7 @@ class Dataset(Streamable):
         catalog, chosen = self.fetcher.catalog, self._chosen
         if chosen is None:
             found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
-            return found._with(self.stages)  # noqa: SLF001 - of this class
+            return found.with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 

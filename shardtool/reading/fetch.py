@@ -15,7 +15,7 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.reading.files import OpenFiles, keep_freed_memory
 from shardtool.reading.index import IndexStore
-from shardtool.reading.payloads import LATE, Rows, single_sample
+from shardtool.reading.payloads import LATE, ShardRows, single_sample
 from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardtool.reading.catalog import Catalog
     from shardtool.reading.files import OpenFile
     from shardtool.reading.options import ReadOptions
-    from shardtool.reading.payloads import Plan
-    from shardtool.reading.samples import Batch, Part, Sample
+    from shardtool.reading.payloads import PayloadSpans
+    from shardtool.reading.samples import Batch, Sample, ShardPart
     from shardtool.reading.shard_index import ShardIndex
     from shardtool.values import Kind
 
@@ -120,12 +120,10 @@ class Fetcher:
                 seen.add(shard.path)
                 self._files.expect(shard)
 
-    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Fetcher:
+    def selecting(self, fields: frozenset[str] | None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        wanted = self.options.metadata if metadata is None else metadata
-        options, plain = replace(self.options, fields=fields, metadata=wanted), not (self.options.check or wanted)
-        vars(found).update(vars(self) | {"options": options, "_kinds": {}, "_plain": plain})
+        vars(found).update(vars(self) | {"options": replace(self.options, fields=fields), "_kinds": {}})
         return found
 
     def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
@@ -208,7 +206,7 @@ class Fetcher:
         shard = groups[0].shard
         if not self._plain or sum(len(group.rows) for group in groups) >= len(groups) * _FEW:
             return False
-        with suppress(CorruptShard):  # of which the samples tell
+        with suppress(CorruptShard):  # the samples raise it
             return self._kinds_of(shard, self.store.index(shard)) is not None
         return True
 
@@ -229,7 +227,7 @@ class Fetcher:
             return self.read(numbers)
         if self._reads_alone(groups) and self.options.fields is None and self.mean_size >= LATE:
             return self._each_late(groups, numbers)
-        plans: list[Plan] = []
+        plans: list[PayloadSpans] = []
         for group in groups:
             try:
                 rows = self._rows(group)
@@ -252,7 +250,7 @@ class Fetcher:
     def _each_late(self, groups: list[_Group], numbers: Numbers) -> Each:
         """Return samples that are read one by one, and let the system read them ahead."""
         for shard, rows, _ in groups:
-            with suppress(CorruptShard):  # of which each sample tells, when it is asked for
+            with suppress(CorruptShard):  # each sample raises it, when it is asked for
                 index, file = self.store.index(shard), self._open(shard)
                 starts = index.starts[rows]
                 file.expect(starts, starts + index.sizes[rows])
@@ -292,7 +290,7 @@ class Fetcher:
     def _open(self, shard: int) -> OpenFile:
         return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
 
-    def _part(self, group: _Group) -> Part:
+    def _part(self, group: _Group) -> ShardPart:
         """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
         if (known := self._broken.get(group.shard)) is not None:
             return failed_part(group.places, known)
@@ -307,11 +305,11 @@ class Fetcher:
             return failed_part(group.places, error)
         return found
 
-    def _rows(self, group: _Group) -> Rows:
+    def _rows(self, group: _Group) -> ShardRows:
         index, file = self.store.index(group.shard), self._open(group.shard)
         kinds = self._kinds_of(group.shard, index)
         metadata = self.store.metadata(group.shard) if self.options.metadata else None
-        return Rows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
+        return ShardRows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
 
     def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
         """Return which fields of a shard are numbers; None: its records must be parsed.

@@ -97,10 +97,6 @@ class MixedReader:
         for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):
             one.expect(part, seen)
 
-    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> MixedReader:
-        """Return a reader of some fields."""
-        return MixedReader([one.selecting(fields, metadata=metadata) for one in self._readers], self._source)
-
     def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
         """Return a reader of these fields, where every sample of a dataset has them."""
         return MixedReader([one.reading_only(fields) for one in self._readers], self._source)

@@ -17,7 +17,7 @@ from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY, read_at
-from shardtool.reading.samples import Part, number_reader, values_of_record
+from shardtool.reading.samples import ShardPart, number_reader, values_of_record
 from shardtool.wording import call
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Layout(NamedTuple):
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
-class Plan(NamedTuple):
+class PayloadSpans(NamedTuple):
     """Where the payloads of samples of a shard lie.
 
     Attributes:
@@ -93,7 +93,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class ShardRows:
     """Some samples of a shard, to be read.
 
     Attributes:
@@ -119,11 +119,11 @@ class Rows:
     metadata: pa.Table | None = None
     _errors: dict[int, ShardError] = field(default_factory=dict)
 
-    def samples(self) -> Part:
+    def samples(self) -> ShardPart:
         """Return the samples, by the least reading that shows what they hold."""
         return self.payloads() if self.kinds is not None else self.records()
 
-    def payloads(self) -> Part:
+    def payloads(self) -> ShardPart:
         """Return the samples, by reading the payloads that are wanted."""
         layout, names = self._layout(), self.index.names
         values: list[object] = [*self._read(layout)]
@@ -132,9 +132,9 @@ class Rows:
         found = tuple([names[code] for code in codes.tolist()])
         self._put_numbers(layout, values, found if alike else None)
         counts = None if alike else layout.counts.tolist()
-        return Part(self.places, self._keys(), found, counts, values, self._metadata(), self._errors)
+        return ShardPart(self.places, self._keys(), found, counts, values, self._metadata(), self._errors)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> PayloadSpans | None:
         """Return where the payloads lie, and let the system read them ahead; None: they are small, or not alike."""
         layout, names = self._layout(), self.index.names
         if self.kinds is None or not layout.alike or int(layout.lengths.sum()) < LATE * len(self.rows):
@@ -143,9 +143,9 @@ class Rows:
         offsets, lengths = (column.reshape(len(self.rows), -1) for column in (layout.offsets, layout.lengths))
         self.file.expect(offsets.min(axis=1), (offsets + lengths).max(axis=1))
         found: list[Kind] = [self.kinds.get(name, "bytes") for name in fields]
-        return Plan(self.places, self._keys(), self.file, fields, found, np.stack([offsets, lengths], axis=2))
+        return PayloadSpans(self.places, self._keys(), self.file, fields, found, np.stack([offsets, lengths], axis=2))
 
-    def records(self) -> Part:
+    def records(self) -> ShardPart:
         """Return the samples, by reading their records of TFRecord and parsing them."""
         if self.options.check:
             for _ in self._read(self._layout()):
@@ -157,7 +157,7 @@ class Rows:
             names += taken
             counts.append(len(taken))
             values += taken.values()
-        return Part(self.places, keys, tuple(names), counts, values, self._metadata(), self._errors)
+        return ShardPart(self.places, keys, tuple(names), counts, values, self._metadata(), self._errors)
 
     def _record(self, at: int, key: str) -> Iterator[tuple[str, object]]:
         start, size = int(self.index.starts[self.rows[at]]), int(self.index.sizes[self.rows[at]])

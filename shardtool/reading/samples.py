@@ -42,7 +42,7 @@ class Batch(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """Samples of one shard, in file order.
 
     Attributes:
@@ -79,10 +79,10 @@ class Part:
             yield sample
 
 
-def failed_part(places: NDArray[np.int64], error: ShardError) -> Part:
+def failed_part(places: NDArray[np.int64], error: ShardError) -> ShardPart:
     """Return samples none of which could be read."""
     nothing = [""] * len(places)
-    return Part(places, nothing, (), None, (), errors=dict.fromkeys(range(len(places)), error))
+    return ShardPart(places, nothing, (), None, (), errors=dict.fromkeys(range(len(places)), error))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Alike:
                 yield dict(zip(names, row, strict=True))
 
 
-def join(parts: list[Part], count: int) -> Batch:
+def join(parts: list[ShardPart], count: int) -> Batch:
     """Return the samples of several shards, in the order of their places."""
     if not parts:
         return []
@@ -130,7 +130,7 @@ def join(parts: list[Part], count: int) -> Batch:
     return found
 
 
-def _alike(parts: list[Part]) -> Alike:
+def _alike(parts: list[ShardPart]) -> Alike:
     names, metadata = parts[0].names, tuple(parts[0].columns)
     width = len(names)
     keys = [key for part in parts for key in part.keys]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
+from shardtool.reading.ahead import expected, read_ahead
 from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order.orders import OrderOptions, window_of
@@ -21,8 +19,7 @@ from shardtool.reading.order.state import StreamState
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Generator, Iterator
 
     from numpy.typing import NDArray
     from typing_extensions import Self
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.int64]
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 _TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
 _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
@@ -58,10 +53,6 @@ class Reader(Protocol):
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
-        ...
-
-    def selecting(self, fields: frozenset[str] | None, *, metadata: bool | None = None) -> Reader:
-        """Return a reader of some fields."""
         ...
 
     def reading_only(self, fields: frozenset[str] | None) -> Reader:
@@ -91,8 +82,9 @@ class Streamable(Chain):
     def __init__(self, fetcher: Reader, source: Ordered) -> None:
         self.fetcher, self.source = fetcher, source
 
-    def _with(self, stages: Stages) -> Self:
-        found = super()._with(stages)
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
         found.fetcher = self.fetcher.reading_only(stages.wanted)
         return found
 
@@ -126,7 +118,7 @@ class Streamable(Chain):
             found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
         stream = Stream(self.fetcher, self.source, options, share)
-        return stream._with(self.stages)  # noqa: SLF001 - of the chain
+        return stream.with_stages(self.stages)
 
 
 class Stream(Chain):
@@ -144,8 +136,9 @@ class Stream(Chain):
         self.skipped = Skipped()
         self._pass = _Pass(0)
 
-    def _with(self, stages: Stages) -> Self:
-        found = super()._with(stages)
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
         vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
         return found
 
@@ -227,7 +220,7 @@ class Stream(Chain):
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self._fetcher, self._source, self._options, share)
         divided._pass = _Pass(position)
-        return divided._with(self.stages)
+        return divided.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)
@@ -321,52 +314,3 @@ class _Pass:
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
         self.positions = self.numbers = np.zeros(0, np.int64)
-
-
-def read_ahead(jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1) -> Generator[tuple[Job, Result]]:
-    """Yield each job and what `read` makes of it in a thread, in order; close it, and the thread has ended.
-
-    An error of `read` is raised where its result would be, behind all earlier ones.
-
-    Args:
-        jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
-        read: Reads a job; called in one thread.
-        ahead: How many results are made before they are wanted.
-    """
-    thread = ThreadPoolExecutor(1, "shardtool-read")
-    ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
-    waiting: deque[tuple[Job, Future[Result]]] = deque()
-    try:
-        for job in jobs:
-            waiting.append((job, thread.submit(read, job)))
-            if len(waiting) > ahead:
-                yield _first(waiting)
-        while waiting:
-            yield _first(waiting)
-    finally:
-        if not ending():
-            thread.shutdown(wait=True, cancel_futures=True)
-
-
-def expected(jobs: Iterable[Job], expect: Callable[[Job], object], ahead: int) -> Generator[Job]:
-    """Yield jobs, and call `expect` with each, in a thread, so many jobs before; close it, and the thread has ended.
-
-    Nothing waits for `expect`, and an error of it is left to who reads the job.
-    """
-    thread, ending = ThreadPoolExecutor(1, "shardtool-copy"), sys.is_finalizing
-    waiting: deque[Job] = deque()
-    try:
-        for job in jobs:
-            waiting.append(job)
-            thread.submit(expect, job)
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
-    finally:
-        if not ending():
-            thread.shutdown(wait=True, cancel_futures=True)
-
-
-def _first(waiting: deque[tuple[Job, Future[Result]]]) -> tuple[Job, Result]:
-    job, result = waiting.popleft()
-    return job, result.result()

@@ -165,7 +165,6 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
     fetcher = Fetcher(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
     found = fetcher.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
-    assert "width" not in fetcher.selecting(None, metadata=False).fetch(numbers([1]))[0]
     (tmp_path / "out-001.index").unlink()
     lost = Fetcher(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
     assert [one["width"] for one in lost] == [0, None]

@@ -224,7 +224,7 @@ class Chain:
 
     stages: Stages = Stages()
 
-    def _with(self, stages: Stages) -> Self:
+    def with_stages(self, stages: Stages) -> Self:
         """Return a copy with other stages."""
         found = copy(self)
         found.stages = stages
@@ -250,11 +250,11 @@ class Chain:
 
         See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
-        return self._with(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
+        return self.with_stages(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
 
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""
-        return self._with(self.stages.then(Map(function)))
+        return self.with_stages(self.stages.then(Map(function)))
 
     def select(self, *fields: str, missing: Missing = "error") -> Self:
         """Keep these fields.
@@ -264,7 +264,7 @@ class Chain:
             missing: What becomes of a sample that lacks one: `error`, `skip` (a stream leaves it out, and counts it),
                 or `none`: the field is None.
         """
-        return self._with(self.stages.then(Select(fields, missing)))
+        return self.with_stages(self.stages.then(Select(fields, missing)))
 
     def tuple(self, *fields: str, missing: Missing = "error") -> Self:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` takes jpg, or else png.
@@ -273,7 +273,7 @@ class Chain:
             fields: Their names, or alternatives.
             missing: As for `select`.
         """
-        return self._with(self.stages.then(Tuple(fields, missing)))
+        return self.with_stages(self.stages.then(Tuple(fields, missing)))
 
     def batch(self, size: int, *, drop_last: bool = False) -> Self:
         """Make batches of `size` samples: see `reading.chain.batch.collate`.
@@ -282,7 +282,7 @@ class Chain:
             size: Samples of a batch.
             drop_last: Leave out a last batch that is smaller.
         """
-        return self._with(self.stages.then(Batch(size, drop_last)))
+        return self.with_stages(self.stages.then(Batch(size, drop_last)))
 
 
 def _each(

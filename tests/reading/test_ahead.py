@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from shardtool.reading.stream import expected, read_ahead
+from shardtool.reading.ahead import expected, read_ahead
 
 
 def test_results_come_in_order() -> None:
