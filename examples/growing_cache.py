@@ -11,7 +11,7 @@ import numpy as np
 
 import shardtool
 
-BOUND, SHARD, EPOCHS = "6MB", "200kB", 4
+BOUND, SHARD, EPOCHS = "3MB", "200kB", 4
 
 
 def sample(folder, part):
@@ -53,7 +53,7 @@ def train_torch(folder):
         return {"point": np.frombuffer(one["point"], np.float32).copy(), "side": np.float32(one["side"])}
 
     def train(cache):
-        samples = 0
+        samples, total = 0, 0.0
         for batch in loader(shardtool.open(cache).map(numbers), 64, shuffle=True):
             found = model(torch.as_tensor(batch["point"]))[:, 0]
             loss = torch.nn.functional.binary_cross_entropy_with_logits(found, torch.as_tensor(batch["side"]))
@@ -61,7 +61,8 @@ def train_torch(folder):
             loss.backward()
             optimizer.step()
             samples += len(found)
-        return samples, loss.item()
+            total += loss.item() * len(found)
+        return samples, total / samples
 
     epochs("PyTorch", folder, train)
 
@@ -86,11 +87,12 @@ def train_tensorflow(folder):
         return tf.size(given["side"]), loss
 
     def train(cache):
-        samples = 0
+        samples, total = 0, 0.0
         for records in tf.data.TFRecordDataset(cache.paths()).shuffle(2000).batch(64):
             count, loss = step(records)
             samples += int(count)
-        return samples, float(loss)
+            total += float(loss) * int(count)
+        return samples, total / samples
 
     epochs("TensorFlow", folder, train)
 
