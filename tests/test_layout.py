@@ -200,4 +200,9 @@ def test_late_imports_save_something() -> None:
 def test_tests_mirror_the_package() -> None:
     """Each folder of tests is one of the package's, or one of those that look at all of it."""
     folders = {path.relative_to(REPO / "tests").parent for path in (REPO / "tests").rglob("test_*.py")}
-    assert {str(one) for one in folders if not (REPO / "shardtool" / one).is_dir()} == {"clients", "faults", "jobs"}
+    assert {str(one) for one in folders if not (REPO / "shardtool" / one).is_dir()} == {
+        "clients",
+        "faults",
+        "jobs",
+        "servers",
+    }
