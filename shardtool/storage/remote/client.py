@@ -72,17 +72,18 @@ def send(
         AccessRefused: We may not.
         StoreFailed: Anything else.
     """
-    import urllib3
+    connections = pool()
+    from urllib3.exceptions import HTTPError
 
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     target = signed(address, method)
     for _ in range(_MOST_REDIRECTS + 1):
         try:
-            answer = pool().request(
+            answer = connections.request(
                 method, target, headers=all_headers, body=body, preload_content=False, decode_content=False,
                 redirect=False, retries=False,
             )  # fmt: skip
-        except urllib3.exceptions.HTTPError as error:
+        except HTTPError as error:
             raise lost(address, error) from None
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
             break

@@ -76,9 +76,9 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
     at = parse_address(address)
     if at.scheme in WEB:
         raise InvalidRequest(shown(address), "a folder on the web", expected="files: a web server does not list them")
+    store, _ = store_of(at.scheme, at.host)
     import obstore
 
-    store, _ = store_of(at.scheme, at.host)
     prefix = at.key.rstrip("/")
     if not below:
         found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None))
@@ -104,10 +104,10 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
         AccessRefused: We may not.
         StoreFailed: It fails time and again.
     """
-    import obstore
-
     at = parse_address(address)
     store, _ = store_of(at.scheme, at.host)
+    import obstore
+
     mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
     answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
     return answer["e_tag"] or ""
@@ -122,10 +122,10 @@ def delete(folder: str, keys: Sequence[str]) -> None:
     """
     if not keys:
         return
-    import obstore
-
     at = parse_address(folder)
     store, _ = store_of(at.scheme, at.host)
+    import obstore
+
     for first in range(0, len(keys), _PAGE):
         some = list(keys[first : first + _PAGE])
         try:
