@@ -28,10 +28,11 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing",
+    "multiprocessing", "urllib3", "obstore", "boto3",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",
+    "email.utils",
     "importlib",
     "json",
     "lzma",
