@@ -1,7 +1,7 @@
 """One object, read at any place: what comes back is what was asked for, of one version of it, or an error.
 
 Every range is a request of its own; the answer must say that it is just that range, and be of the version that the
-first answer had. What is cut is asked for again from there on. An object has no position: threads may read it side by side.
+first answer had. What is cut is asked for again from there on. An object has no position: threads may read it at once.
 """
 
 from __future__ import annotations
