@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
+from shardtool.storage.remote.azure import signed_name
 from shardtool.storage.remote.failures import store_failures
 from shardtool.storage.remote.retry import retried
 from shardtool.storage.remote.stores import store_of
@@ -61,8 +62,10 @@ def signed(address: str, method: str) -> str:
         return f"{plain}/{quote(at.key)}"
     import obstore
 
+    key = quote(at.key) if at.scheme == "gs" else at.key  # obstore 0.12 escapes those of the others only
     with store_failures(address):
-        return str(obstore.sign(store, cast("Any", method), at.key, _SIGNED_FOR))
+        url = str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
+        return signed_name(url, at) if at.scheme == "az" and quote(key) != key else url
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
@@ -86,9 +89,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
             yield Listed(folder.rstrip("/"), -1, "", 0)
         yield from (_one(meta) for meta in found["objects"])
         return
-    pages: Any = obstore.list(store, prefix or None, chunk_size=_PAGE)
-    while page := _asked(address, lambda: next(pages, None)):
-        yield from (_one(meta) for meta in page)
+    yield from _all_below(address, lambda last: obstore.list(store, prefix or None, offset=last, chunk_size=_PAGE))
 
 
 def put(address: str, data: bytes, expected: str | None = None) -> str:
@@ -109,6 +110,11 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
     import obstore
 
     mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
+    if expected and at.scheme == "gs":  # Google's conditions are of generations, which only the store knows
+        now = _asked(address, lambda: obstore.head(store, at.key))
+        if now["e_tag"] != expected:
+            raise FileExistsError(17, "changed meanwhile", shown(address))
+        mode["version"] = now["version"]
     answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
     return answer["e_tag"] or ""
 
@@ -134,6 +140,23 @@ def delete(folder: str, keys: Sequence[str]) -> None:
             for key in some:
                 with suppress(FileNotFoundError):
                     _asked(folder, partial(obstore.delete, store, key))
+
+
+def _all_below(address: str, begin: Callable[[str | None], Any]) -> Iterator[Listed]:
+    """Yield all that a listing gives; one that fails has ended, and is begun again behind what it gave last."""
+    pages, last = begin(None), None
+
+    def following() -> Any:
+        nonlocal pages
+        try:
+            return next(pages, None)
+        except BaseException:
+            pages = begin(last)
+            raise
+
+    while page := _asked(address, following):
+        last = page[-1]["path"]
+        yield from (_one(meta) for meta in page)
 
 
 def _one(meta: Any) -> Listed:
