@@ -201,6 +201,9 @@ class PackedFile:
         path: Where it is.
         packing: How it is compressed; None: as its name, or its first bytes, tell.
 
+    Attributes:
+        packed_size: Bytes of the file.
+
     Raises:
         CorruptShard: It is no plain file, or cannot be opened.
     """
@@ -211,7 +214,7 @@ class PackedFile:
         self.path, self.size = path, -1
         packing = packing or shard_kind(path).packing
         with ShardFile(path) as plain:  # opens no FIFO
-            file = plain.stream()
+            self.packed_size, file = plain.size, plain.stream()
         self._stream: _Stream
         try:
             xz = packing == "xz"
