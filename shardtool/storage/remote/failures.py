@@ -59,9 +59,9 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
             return StoreFailed(where, "there is no such bucket")
         if status in BUSY:
             return Passing(f"the store answers {status}")
-        return StoreFailed(
-            where, f"the store answers {status}", remedy="Is it the region, or the endpoint, of the bucket?"
-        )
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return AccessRefused(where, f"the store answers {status}", remedy=_CHECK)
+        return StoreFailed(where, f"the store answers {status}", remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
 
 
