@@ -18,8 +18,8 @@ from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.shard_names import is_packed_name, is_shard_name
+from shardtool.storage.folders import open_folder
 from shardtool.storage.reading import names_in, read_head
-from shardtool.storage.staging import open_folder
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
