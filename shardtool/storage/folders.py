@@ -52,7 +52,7 @@ class OutputFolder(Protocol):
     def stage(self, name: str) -> StagedOutput:
         """Start a small file that will be called `name`."""
 
-    def write(self, name: str, fill: Callable[[Sink], Made], size: int | None, mtime_ns: int) -> tuple[Made, Staged]:
+    def write(self, name: str, fill: Callable[[Sink], Made], size: int | None, mtime_ns: int, /) -> tuple[Made, Staged]:
         """Write a file of any size by `fill`, which may be called again; return what it has returned, and the file."""
 
     def publish(self, *staged: Staged) -> None:

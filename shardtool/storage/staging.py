@@ -225,19 +225,15 @@ class Folder:
         """
         return StagedFile(staged_path(self, name), name)
 
-    def write(  # a store needs the size
-        self,
-        name: str,
-        fill: Callable[[Sink], Made],
-        size: int | None,
-        mtime_ns: int,
+    def write(
+        self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
     ) -> tuple[Made, Staged]:
         """Stage a file; return what `fill`, which writes it, has returned, and the file.
 
         Args:
             name: Its final name.
             fill: Writes it.
-            size: How many bytes it will have; None: that is not known.
+            _size: How many bytes it will have; None: that is not known.
             mtime_ns: What becomes its modification time.
 
         Raises:

@@ -94,14 +94,16 @@ class RemoteFolder:
         """Start a small file that will be called `name`."""
         return StagedObject(name)
 
-    def write(self, name: str, fill: Callable[[Sink], Made], size: int | None, mtime_ns: int) -> tuple[Made, Staged]:
+    def write(
+        self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
+    ) -> tuple[Made, Staged]:
         """Write a file, which is visible then; return what `fill`, which writes it, has returned, and the file.
 
         Args:
             name: Its name.
             fill: Writes it; it may be called again.
             size: How many bytes it will have; None: that is not known, and it goes into a temporary file first.
-            mtime_ns: Of no use here.
+            _mtime_ns: Of no use here: the store says when an object was written.
 
         Raises:
             OutputFailed: It cannot be written.
