@@ -33,7 +33,7 @@ NAMES = ["plain.tar", "a b#ü?%.tar", "100%25.tar", "+&=;:@,$!'()*.tar", "日本
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait little between tries, and for an answer."""
     monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20))
-    monkeypatch.setattr(client, "_READ_S", 2)
+    monkeypatch.setattr(client, "_READ_S", 0.5)
 
 
 @pytest.fixture(params=STORES)
