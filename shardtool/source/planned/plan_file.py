@@ -40,8 +40,8 @@ from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing
 from shardtool.source.planned.checks import check_paths
 from shardtool.source.planned.columns import DIVIDES, Shape, read_entries, tables
+from shardtool.storage.folders import open_folder
 from shardtool.storage.reading import open_plain
-from shardtool.storage.staging import open_folder
 from shardtool.values import Number, show_size
 from shardtool.wording import option
 
