@@ -36,7 +36,12 @@ Said = TypeVar("Said")
 _REACH_S = 5.0  # for a cluster's port to answer
 _ANSWER_S = 60.0  # for each node to start a worker, which imports Ray first
 _SCHEMES = ("", "ray")
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "GRPC_VERBOSITY": "NONE"}
+_SETTINGS = {  # where the environment does not say otherwise
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of its own future
+    "RAY_gcs_server_port_wait_time_s": "1",  # attempts at a cluster that does not answer, each of half a minute
+    "GRPC_VERBOSITY": "NONE",
+}
 
 
 _START = "Start one (`ray start --head`), or give the address of one that runs."
@@ -72,7 +77,7 @@ class Cluster:
                 raise InvalidRequest(option("address", address), found, remedy=remedy)
             return
         _check_answers(address)
-        for name, value in _QUIET.items():
+        for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         try:
             with _own_signals():
