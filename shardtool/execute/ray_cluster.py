@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
@@ -34,14 +35,9 @@ if TYPE_CHECKING:
 
 Said = TypeVar("Said")
 _REACH_S = 5.0  # for a cluster's port to answer
+_LOOK_S = 1.0  # between looks at which nodes are still there
 _ANSWER_S = 60.0  # for each node to start a worker, which imports Ray first
 _SCHEMES = ("", "ray")
-_SETTINGS = {  # where the environment does not say otherwise
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of its own future
-    "RAY_gcs_server_port_wait_time_s": "1",  # attempts at a cluster that does not answer, each of half a minute
-    "GRPC_VERBOSITY": "NONE",
-}
 
 
 _START = "Start one (`ray start --head`), or give the address of one that runs."
@@ -77,8 +73,6 @@ class Cluster:
                 raise InvalidRequest(option("address", address), found, remedy=remedy)
             return
         _check_answers(address)
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
         try:
             with _own_signals():
                 ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
@@ -138,13 +132,18 @@ class Cluster:
         for node in nodes:
             where = NodeAffinitySchedulingStrategy(node.key, soft=False)
             asked[remote.options(scheduling_strategy=where).remote(*given)] = node
-        done, late = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
-        for ref in late:
-            raise WorkerDied(asked[ref].name, f"no answer for {_ANSWER_S:.0f} s", remedy="Is it overloaded?")
-        found = []
-        for ref in done:
-            with suppress(*_GONE):  # such a node runs no tasks either
-                found.append((asked[ref], ray.get(ref)))
+        found, latest = [], time.monotonic() + _ANSWER_S
+        while asked:
+            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_LOOK_S)
+            for ref in done:
+                with suppress(*_GONE):  # such a node runs no tasks either
+                    found.append((asked[ref], ray.get(ref)))
+                del asked[ref]
+            if asked and not done:  # Ray may wait for a node that it has given up
+                alive = self.nodes()
+                asked = {ref: node for ref, node in asked.items() if node in alive}
+            for late in asked.values() if time.monotonic() > latest else ():
+                raise WorkerDied(late.name, f"no answer for {_ANSWER_S:.0f} s", remedy="Is it overloaded?")
         return found
 
 

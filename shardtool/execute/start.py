@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.errors import InvalidRequest
@@ -11,6 +12,14 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.values import Executor, StartMethod
+
+_SETTINGS = {  # of Ray, which looks at them when it is imported; where the environment does not say otherwise
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of its own future
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # print nothing of the nodes' logs, for which stdout is not meant
+    "RAY_gcs_server_port_wait_time_s": "1",  # attempts at a cluster that does not answer, each of half a minute
+    "GRPC_VERBOSITY": "NONE",
+}
 
 
 class Asked(Protocol):
@@ -51,6 +60,8 @@ def start_pool(asked: Asked, again: str = "Run the same command again.") -> Pool
     """
     if asked.executor == "local":
         return LocalPool(asked.workers or cores(), asked.start_method, again)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         from shardtool.execute.ray_pool import RayPool
     except ModuleNotFoundError as error:
