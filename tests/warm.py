@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 POSSIBLE = sys.platform == "linux"
-_FRAMEWORKS = ("shardtool.torch", "shardtool.tensorflow", "shardtool.execute.ray_", "shardtool.ray")  # not here
+_FRAMEWORKS = (
     "shardtool.torch",
     "shardtool.tensorflow",
     "shardtool.execute.ray_",

@@ -177,16 +177,13 @@ def test_a_node_that_is_lost(nodes: Nodes, source: Path) -> None:
     same_as_here(source, folder)
 
 
-def test_a_node_that_was_taken_for_dead(nodes: Nodes, source: Path) -> None:
+@pytest.mark.usefixtures("nodes")
+def test_a_worker_that_was_taken_for_dead(source: Path) -> None:
     """An attempt that goes on beside the one that took its place harms neither that one's file nor the dataset."""
-    nodes.need(2)
-    flags = asks(source, "stop-raylet", *range(24))
-    nodes.list_in(flags)
+    flags = asks(source, "go-on", 10)
     folder = pack(source, "out")
-    assert (flags / "killed").exists()
     assert (flags / "again").exists()
-    late = [one for one in folder.iterdir() if one.name.endswith(".part")]  # of the node that was taken for dead
-    for one in late:
+    for one in folder.glob(".*.part"):  # the first attempt may be the last to end, and no run is there to clean up
         one.unlink()
     same_as_here(source, folder)
 
@@ -217,7 +214,7 @@ def test_the_driver_dies(nodes: Nodes, source: Path) -> None:
     again = tool(*words, "--resume", "--json", nodes=nodes)
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 0
-    assert '"kept": 10' in said
+    assert json.loads(said)["kept"] == 10
     same_as_here(source, folder)
 
 
@@ -225,7 +222,8 @@ def wait_for_shards(driver: subprocess.Popen[str], folder: Path, count: int) -> 
     """Wait until a driver has published so many shards, half a minute at most."""
     latest = time.monotonic() + 30
     while len([*folder.glob("out-*.tar")]) < count:
-        assert time.monotonic() < latest and driver.poll() is None, driver.communicate()
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < latest
         time.sleep(0.05)
 
 
