@@ -24,7 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shardtool._version import __version__
 from shardtool.errors import InvalidRequest, WorkerDied, reason
 from shardtool.execute.ray_task import Surroundings, look, see
-from shardtool.storage.staging import open_folder
+from shardtool.storage.remote.address import is_url
+from shardtool.storage.staging import local_folder
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Cluster:
             InvalidRequest: There are such.
             WorkerDied: One does not answer.
         """
+        if needs.output is not None and is_url(needs.output):
+            return  # a store is the same from everywhere
         here = [seen for seen in (see(os.path.abspath(path)) for path in needs.paths) if seen.is_there]
         paths = tuple(one.path for one in here)
         with _marker(needs.output) as marker:
@@ -198,7 +201,7 @@ def _marker(output: str | None) -> Iterator[str]:
     if output is None:
         yield ""
         return
-    folder = open_folder(os.path.abspath(output))
+    folder = local_folder(os.path.abspath(output))
     with folder.stage(f"{token_hex(8)}.node") as file:
         try:
             yield file.path
