@@ -41,7 +41,7 @@ _ANSWER_S = 60.0  # for each node to start a worker, which imports Ray first
 _SCHEMES = ("", "ray")
 
 
-_START = "Start one (`ray start --head`), or give the address of one that runs."
+_START = "Start one with `ray start`, or give the address of one that runs."
 _GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
@@ -177,8 +177,10 @@ def _problems(view: View, here: list[Seen], needs: Needs) -> Iterator[tuple[str,
     elif not view.writable:
         yield f"{needs.output or '.'}: no permission to write", "a folder that every node may write to"
     if view.function:
-        place = f"{option('map', needs.function)}: {view.function}"
-        yield place, "a module that is installed on each node, or lies in a folder that all of them share"
+        yield (
+            f"{needs.function}: {view.function}",
+            "a module that is installed on each node, or lies in a folder that all of them share",
+        )
 
 
 def _shown(seen: Seen) -> str:
