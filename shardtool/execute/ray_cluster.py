@@ -177,10 +177,8 @@ def _problems(view: View, here: list[Seen], needs: Needs) -> Iterator[tuple[str,
     elif not view.writable:
         yield f"{needs.output or '.'}: no permission to write", "a folder that every node may write to"
     if view.function:
-        yield (
-            f"{needs.function}: {view.function}",
-            "a module that is installed on each node, or lies in a folder that all of them share",
-        )
+        expected = "a module that is installed on each node, or lies in a folder that all of them share"
+        yield f"{needs.function}: {view.function}", expected
 
 
 def _shown(seen: Seen) -> str:
