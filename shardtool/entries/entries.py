@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.values import placed, to_bytes, to_text
+from shardtool.values import LINK, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,6 +169,14 @@ class Entries:
     def place(self, row: int) -> bytes:
         """Return where the file of a row is read."""
         return self.root + placed(self.path(row), self.folders)
+
+    def files(self) -> tuple[bytes, ...]:
+        """Return some of the files that payloads lie in: the first, one in the middle, the last."""
+        lie = np.flatnonzero(self.rows.kind <= LINK)
+        found = [self.place(int(lie[at])) for at in (0, len(lie) // 2, -1)] if len(lie) else []
+        spans = () if self.spans is None else self.spans.files
+        found += [spans[at].path for at in (0, len(spans) // 2, -1)] if spans else []
+        return tuple(dict.fromkeys(found))
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""
