@@ -121,6 +121,8 @@ class _Exchange:
                 head = await read_head(from_server)
             if self._do == "lost":
                 raise _Lost
+            if self._do == "hang":
+                await asyncio.sleep(_FOREVER_S)
             return await self._give_back(head, from_server, writer)
         finally:
             to_server.close()
