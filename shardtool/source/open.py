@@ -9,6 +9,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.shard_names import format_of
 from shardtool.source.advice import check_archive, check_folder, check_not_shards
+from shardtool.storage.places import is_url
 from shardtool.storage.reading import entries_in
 from shardtool.wording import option
 
@@ -68,7 +69,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     check_not_shards(sources)
     for one in sources or [None]:
         is_path = isinstance(one, str | os.PathLike)
-        if not is_path or not os.path.isdir(one):
+        if not is_path or not _may_be_folder(os.fspath(one)):
             where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
@@ -82,6 +83,13 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     from shardtool.source.folder.several import FoldersSource
 
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
+
+
+def _may_be_folder(path: str) -> bool:
+    if not is_url(path):
+        return os.path.isdir(path)
+    check_folder(path)
+    return True
 
 
 def _archive(source: object) -> tuple[str, str] | None:

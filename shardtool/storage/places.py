@@ -7,17 +7,34 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.storage import reading
 from shardtool.storage.remote import address
-from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.objects import listed
+from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    FileFact = os.stat_result | ObjectFact
+
+is_url, is_web = address.is_url, address.is_web
 
 
 def join(folder: str, name: str) -> str:
     """Return the path or address of `name`, a plain one, in a folder."""
     return address.join(folder, name) if is_url(folder) else os.path.join(folder, name)
+
+
+def check_scheme(where: str) -> None:
+    """Check that an address is of a scheme that is known, and names a bucket or a server.
+
+    Raises:
+        InvalidRequest: It is not, or does not.
+    """
+    address.parse_address(where)
 
 
 def folder_of(path: str) -> str:
@@ -121,3 +138,66 @@ def read_tail(path: str, limit: int) -> bytes:
         return reading.read_tail(path, limit)
     blob = open_blob(path)
     return blob.read(max(0, blob.size - limit), limit)
+
+
+class FoundObject(NamedTuple):
+    """An object below an address.
+
+    Attributes:
+        path: Where it lies, counted from there.
+        size: Bytes.
+        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
+        changed_ns: When it was written, by the store's clock.
+    """
+
+    path: str
+    size: int
+    version: int
+    changed_ns: int
+
+
+def objects_below(folder: str) -> Iterator[FoundObject]:
+    """Yield the objects below an address, at any depth, in the store's order, as they are listed.
+
+    Folders are none, but an empty object that stands for one is there, without the slash at its end.
+
+    Raises:
+        ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
+    """
+    above = len(address.parse_address(folder).key.rstrip("/"))
+    for one in listed(folder, below=True):
+        if path := one.key[above:].lstrip("/"):
+            yield FoundObject(path, one.size, version_number(one.version), one.changed_ns)
+
+
+def inside(folder: str, root: bytes) -> bytes | None:
+    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
+    if not is_place(root):
+        return None if is_url(folder) else reading.inside(folder, root)
+    below = os.fsencode(folder).rstrip(b"/") + b"/"
+    return below[len(root) :] if below.startswith(root) else None
+
+
+def is_place(path: bytes) -> bool:
+    """Tell whether the path of a source's file is an address."""
+    return b"://" in path and is_url(os.fsdecode(path))
+
+
+def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]:
+    """Fill `into` from the start of a file; see `storage.reading.read_file`. Of an object the facts hold its version.
+
+    Raises:
+        OSError: It cannot be opened or read.
+        ShardError: A store or a server cannot be asked.
+    """
+    return read_object(os.fsdecode(path), into) if is_place(path) else reading.read_file(path, into, flags)
+
+
+def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | FileFact]:
+    """Read a file of any size block by block; see `storage.reading.read_blocks`.
+
+    Raises:
+        OSError: It cannot be opened or read.
+        ShardError: A store or a server cannot be asked.
+    """
+    return object_blocks(os.fsdecode(path), into) if is_place(path) else reading.read_blocks(path, into, flags)

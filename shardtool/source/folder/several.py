@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
-from shardtool.source.folder.source import FolderSource, left_behind_notes, open_tree
-from shardtool.storage.reading import identity
+from shardtool.source.folder.source import FolderSource, identity_of, left_behind_notes, open_tree
+from shardtool.storage.places import is_url
 from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -131,7 +131,7 @@ class FoldersSource(FolderSource):
                 changed_ns=np.concatenate([one.changed_ns for one in rows]),
                 paths=Names.parse(b"".join(paths)),
             ),
-            identity=" ".join(identity(tree.root) for tree in self._trees),
+            identity=" ".join(map(identity_of, self._trees)),
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )
 
@@ -174,7 +174,7 @@ def _label(sources: Sequence[str]) -> list[bytes]:
     Raises:
         InvalidRequest: One of them lies in another, or is named twice.
     """
-    real = [os.fsencode(os.path.realpath(source)) for source in sources]
+    real = [os.fsencode(one if is_url(one) else os.path.realpath(one)) for one in sources]
     for (one, inner), (other, outer) in permutations(zip(sources, real, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):
             found = f"the same folder as {other}" if inner == outer else f"lies in {other}"

@@ -13,10 +13,12 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
 from shardtool.source.advice import shards_note
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
+from shardtool.source.folder.objects import ObjectTree
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.source.selecting import Selection
-from shardtool.storage.reading import inside, source_root
-from shardtool.values import counted
+from shardtool.storage import places
+from shardtool.storage.reading import identity, source_root
+from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class FolderSource(Source):
     may_skip_names = True
 
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
-        self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
+        self._name = _name_of(source)
         self._source, self._options = source, options
         self._tree = open_tree(source, options, outputs)
 
@@ -84,6 +86,8 @@ class FolderSource(Source):
         from shardtool.source.folder.samples import collect
 
         entries, skipped = collect(self._tree.root, parts)
+        if isinstance(self._tree, ObjectTree):
+            entries = replace(entries, identity=identity_of(self._tree))
         return entries, skipped, left_behind_notes(parts)
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
@@ -139,17 +143,31 @@ def _import_heavy() -> None:
         importlib.import_module(name)
 
 
-def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree:
+def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree | ObjectTree:
     """Return a source folder, in which outputs are passed over.
 
     Raises:
         InvalidRequest: There is no such folder.
     """
-    root = source_root(source)
-    places = [(inside(pattern.folder, root), pattern) for pattern in outputs]
-    own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
+    is_remote = places.is_url(source)
+    root = to_bytes(source.rstrip("/")) + b"/" if is_remote else source_root(source)
+    below = [(places.inside(pattern.folder, root), pattern) for pattern in outputs]
+    own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
-    return Tree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
+    rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)
+    return ObjectTree(root, rules) if is_remote else Tree(root, rules)
+
+
+def identity_of(tree: Tree | ObjectTree) -> str:
+    """Return what tells a folder from any other."""
+    return to_text(tree.root) if isinstance(tree, ObjectTree) else identity(tree.root)
+
+
+def _name_of(source: str) -> str:
+    """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
+    if places.is_url(source):
+        return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
+    return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
