@@ -17,8 +17,8 @@ from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once
 from shardtool.source.payloads import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
-from shardtool.storage.places import read_blocks
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
+from shardtool.storage.sources import read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.storage.places import is_place
+from shardtool.storage.sources import is_place
 from shardtool.values import placed, to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Entries:
 
     @property
     def is_remote(self) -> bool:
-        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `places`)."""
+        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `sources`)."""
         return any(map(is_place, (self.root, *self.folders.values())))
 
     @property

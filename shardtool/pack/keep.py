@@ -21,7 +21,7 @@ from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import fingerprint
-from shardtool.storage.reading import identity
+from shardtool.storage.sources import identity
 from shardtool.values import SPAN, output_text
 from shardtool.write.task import Compare, Keep, Write
 

@@ -24,8 +24,8 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
-from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once, show_time
+from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
+from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
@@ -34,10 +34,10 @@ from shardtool.publish.old_dataset import Done
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import Made, ShardResult, ShardTask, Work
+from shardtool.write.task import Made, ShardResult, ShardTask, Work, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -93,8 +93,10 @@ class Packing:
         self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(samples, int(plan.sizes[shards.start : shards.stop].sum()), len(shards))
         while True:
-            self._consumed = {}
-            for _, result in pool.map(pack_shard, self._tasks(), self._progress):
+            self._consumed, again = {}, []
+            for _, result in pool.map(pack_shard, self._tasks(self._shards), self._progress):
+                again.append(result.shard) if result.wrong else self._publish(result)
+            for _, result in pool.map(pack_shard, self._tasks(again, write=True), self._progress):
                 self._publish(result)
             rest = self._rest()
             if not len(rest):
@@ -127,27 +129,29 @@ class Packing:
             tuple(self.misread.values()),
         )
 
-    def _tasks(self) -> Iterator[ShardTask]:
+    def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
+        """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
             work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
-        for shard in self._shards:
+        for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
-            decision = decide(planned, self.output, manner)
+            decision = Decision(Write()) if write else decide(planned, self.output, manner)
+            if isinstance(decision.todo, Write):
+                self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, manner.options.on_error
-            how = mtime_of_shard(planned, self.mtime_ns), decision.todo, work, reads
+            mtime_ns, size = mtime_of_shard(planned, self.mtime_ns), None if work else int(plan.sizes[shard])
+            how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
         if self.manner.transform and self.manner.transform.function:
             return 1
-        if self._round.entries.is_remote:
-            return REMOTE_READS
         file_s = opening_s(self._round.entries)
         reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
         if reads > 1:
@@ -210,9 +214,8 @@ class Packing:
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
-            mtime_ns = mtime_of_shard(planned, self.mtime_ns)
-            if result.compared and is_newer(planned, mtime_ns):  # not while the clocks may differ by more
-                self.output.folder.set_time(name, mtime_ns)  # so that the next run trusts it
+            if result.compared and is_newer(planned, self.mtime_ns):  # not while the clocks may differ by more
+                self.output.folder.set_time(name, self.mtime_ns)  # so that the next run trusts it
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))

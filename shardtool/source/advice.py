@@ -11,7 +11,8 @@ from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
-from shardtool.storage.places import base_name, check_scheme, is_url, is_web
+from shardtool.storage.places import base_name, is_url, is_web
+from shardtool.storage.sources import check_scheme
 from shardtool.values import counted
 from shardtool.wording import either, option
 

@@ -20,7 +20,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.source.payloads import Files, Spans
-from shardtool.storage import places
+from shardtool.storage import places, sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool | None
 _MOST, _MOST_SCALARS = 2**24, 2**20  # bytes of a payload, and of what is taken of it
 LONG_TEXT = 2**15  # letters: longer texts are no metadata, such as the images that labelme keeps in its JSON
-_AT_ONCE = 32  # objects of a store that are read at the same time
 _WHOLE = 2**63  # whole numbers beyond fit into no column
 _KINDS = {str: "text", int: "number", float: "number", bool: "truth", list: "list"}
 
@@ -120,21 +119,15 @@ def _problem(error: Exception) -> str:
 
 
 def _of_files(task: Files) -> Iterator[bytes | OSError]:
-    if any(map(places.is_place, task.paths)):
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for first in range(0, len(task.paths), _AT_ONCE):
-                some = slice(first, first + _AT_ONCE)
-                yield from threads.map(_of_file, task.paths[some], task.links[some])
-    else:
-        yield from map(_of_file, task.paths, task.links)
+    pairs = zip(task.paths, task.links, strict=True)
+    return sources.at_once(_of_file, pairs) if any(map(sources.is_place, task.paths)) else map(_of_file, pairs)
 
 
-def _of_file(path: bytes, link: int) -> bytes | OSError:
+def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
+    path, link = one
     try:
-        if places.is_place(path):
-            return places.read_small(os.fsdecode(path), _MOST)
+        if sources.is_place(path):
+            return places.read_small(sources.address_of(path), _MOST)
         return read_small(os.fsdecode(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
     except OSError as error:
         return error

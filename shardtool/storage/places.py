@@ -7,18 +7,19 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeVar
 
+from shardtool.errors import AccessRefused
 from shardtool.storage import reading
 from shardtool.storage.remote import address
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.objects import listed
-from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
+from shardtool.storage.remote.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    FileFact = os.stat_result | ObjectFact
+Result = TypeVar("Result")
 
 is_url, is_web = address.is_url, address.is_web
 
@@ -26,15 +27,6 @@ is_url, is_web = address.is_url, address.is_web
 def join(folder: str, name: str) -> str:
     """Return the path or address of `name`, a plain one, in a folder."""
     return address.join(folder, name) if is_url(folder) else os.path.join(folder, name)
-
-
-def check_scheme(where: str) -> None:
-    """Check that an address is of a scheme that is known, and names a bucket or a server.
-
-    Raises:
-        InvalidRequest: It is not, or does not.
-    """
-    address.parse_address(where)
 
 
 def folder_of(path: str) -> str:
@@ -76,6 +68,21 @@ def plain_size(path: str) -> int | None:
         return None
 
 
+def plain_sizes(paths: Iterable[str]) -> list[int | None]:
+    """Return the same for many, which are asked for at once where they lie elsewhere.
+
+    Raises:
+        ShardError: A store or a server cannot be asked.
+    """
+    return list(for_each(plain_size, paths))
+
+
+def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
+    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
+    paths = list(paths)
+    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
+
+
 def is_folder(path: str) -> bool:
     """Tell whether a path leads to a folder, or whether a store has something below an address.
 
@@ -100,6 +107,30 @@ def list_folder(folder: str) -> list[str]:
     return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
 
 
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return reading.names_in(folder)
+    return [] if is_web(folder) else sorted(list_folder(folder))
+
+
+def folders_in(folder: str) -> list[str]:
+    """Return the names of the folders in a folder, in no order; not of links.
+
+    Raises:
+        OSError: It cannot be listed.
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return [one.name for one in reading.entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
+    prefix = address.parse_address(folder).key.rstrip("/")
+    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.is_folder]
+
+
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """Return a whole file that must be small; see `storage.reading.read_small`.
 
@@ -112,6 +143,20 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     blob = open_blob(path)
     reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
     return blob.read(0, blob.size)
+
+
+def read_beside(path: str) -> bytes | None:
+    """Return a small file that may be there; None where it cannot be read, or a store says that we may not.
+
+    That it says also of what is not there, to those who may read and not list.
+
+    Raises:
+        ShardError: A store or a server fails.
+    """
+    try:
+        return read_small(path)
+    except (OSError, AccessRefused):
+        return None
 
 
 def read_head(path: str, limit: int) -> tuple[bytes, int]:
@@ -138,66 +183,3 @@ def read_tail(path: str, limit: int) -> bytes:
         return reading.read_tail(path, limit)
     blob = open_blob(path)
     return blob.read(max(0, blob.size - limit), limit)
-
-
-class FoundObject(NamedTuple):
-    """An object below an address.
-
-    Attributes:
-        path: Where it lies, counted from there.
-        size: Bytes.
-        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
-        changed_ns: When it was written, by the store's clock.
-    """
-
-    path: str
-    size: int
-    version: int
-    changed_ns: int
-
-
-def objects_below(folder: str) -> Iterator[FoundObject]:
-    """Yield the objects below an address, at any depth, in the store's order, as they are listed.
-
-    Folders are none, but an empty object that stands for one is there, without the slash at its end.
-
-    Raises:
-        ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
-    """
-    above = len(address.parse_address(folder).key.rstrip("/"))
-    for one in listed(folder, below=True):
-        if path := one.key[above:].lstrip("/"):
-            yield FoundObject(path, one.size, version_number(one.version), one.changed_ns)
-
-
-def inside(folder: str, root: bytes) -> bytes | None:
-    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
-    if not is_place(root):
-        return None if is_url(folder) else reading.inside(folder, root)
-    below = os.fsencode(folder).rstrip(b"/") + b"/"
-    return below[len(root) :] if below.startswith(root) else None
-
-
-def is_place(path: bytes) -> bool:
-    """Tell whether the path of a source's file is an address."""
-    return b"://" in path and is_url(os.fsdecode(path))
-
-
-def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]:
-    """Fill `into` from the start of a file; see `storage.reading.read_file`. Of an object the facts hold its version.
-
-    Raises:
-        OSError: It cannot be opened or read.
-        ShardError: A store or a server cannot be asked.
-    """
-    return read_object(os.fsdecode(path), into) if is_place(path) else reading.read_file(path, into, flags)
-
-
-def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | FileFact]:
-    """Read a file of any size block by block; see `storage.reading.read_blocks`.
-
-    Raises:
-        OSError: It cannot be opened or read.
-        ShardError: A store or a server cannot be asked.
-    """
-    return object_blocks(os.fsdecode(path), into) if is_place(path) else reading.read_blocks(path, into, flags)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
-from shardtool.storage import places
+from shardtool.storage import sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, placed, to_text
 from shardtool.wording import option
@@ -95,7 +95,7 @@ class Packer:
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
-        read = places.read_file if any(map(places.is_place, (self.root, *samples.folders.values()))) else read_file
+        read = sources.read_file if any(map(sources.is_place, (self.root, *samples.folders.values()))) else read_file
         self.ahead = ReadAhead(self._planned_files(), task.reads, read) if task.reads > 1 else None
         self.read_file = self.ahead.read if self.ahead else read
         self.file_of_row: list[int] = []
@@ -194,7 +194,7 @@ class Packer:
         if self.ahead and (blocks := self.ahead.blocks(whole, size, flags, view)):
             yield from blocks
             return
-        for got in places.read_blocks(whole, view, flags):
+        for got in sources.read_blocks(whole, view, flags):
             if not isinstance(got, int):
                 if done != size or got.st_size != size or got.st_mtime_ns != self.mtimes[row]:
                     raise changed(path, size, done, got)
@@ -303,7 +303,7 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     return Failed(path, code, reason(error))
 
 
-def changed(path: bytes, planned: int, got: int, fact: places.FileFact) -> Failed:
+def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> Failed:
     """Return the failure of a file that is not what the plan saw."""
     if fact.st_size != planned:
         message = f"changed while it was packed: {planned:,} bytes in the plan, {fact.st_size:,} now"

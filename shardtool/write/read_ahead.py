@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from shardtool.storage.places import FileFact
+    from shardtool.storage.sources import FileFact
 
     Read = tuple[int, FileFact]
     ReadFile = Callable[[bytes, memoryview, int], Read]
@@ -53,7 +53,7 @@ class ReadAhead:
     Args:
         files: All that may be asked for, in order.
         at_once: How many are read at the same time.
-        read_file: Reads one: that of `storage.reading`, or of `storage.places`.
+        read_file: Reads one: that of `storage.reading`, or of `storage.sources`.
     """
 
     def __init__(self, files: Iterator[PlannedFile], at_once: int, read_file: ReadFile) -> None:

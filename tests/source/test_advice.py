@@ -94,11 +94,11 @@ def test_a_folder_of_shards(place: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])
 def test_a_dataset_that_is_none(verb: str, place: Path) -> None:
-    """What reads shards says what makes them of a folder of other files, and where a URL must go."""
+    """What reads shards says what makes them of a folder of other files, and which addresses there are."""
     more = ["new/r-{0..}.tar"] if verb == "reshard" else []
     assert (
         "imgs: no shards in it; expected files that end in .tar" in (ran := typed(verb, "imgs", *more, cwd=place)).err
     )
     assert (ran.code, "`shardtool create` makes shards of other files." in ran.err) == (2, True)
-    ran = typed(verb, "s3://bucket/x.json", *more, cwd=place)
-    assert (ran.code, "a URL; expected local files. Copy them to this machine first." in ran.err) == (2, True)
+    ran = typed(verb, "s4://bucket/x.json", *more, cwd=place)
+    assert (ran.code, "the scheme s4://; expected a path, or s3://" in ran.err) == (2, True)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.source.folder.scan import ALWAYS, ScanPart, ScanRules, add_names, no_field, pass_over
-from shardtool.storage import places
+from shardtool.storage.sources import objects_below
 from shardtool.values import FILE, split_name, to_bytes, to_text
 
 if TYPE_CHECKING:
     from shardtool.execute.local import LocalPool
     from shardtool.request.observer import Observer
-    from shardtool.storage.places import FoundObject
+    from shardtool.storage.sources import FoundObject
 
 _PAGE = 1000  # objects between two reports
 
@@ -39,7 +39,7 @@ class ObjectTree:
             StoreFailed: The store fails time and again.
         """
         found, number = _Found(self.rules), 0
-        for number, one in enumerate(places.objects_below(to_text(self.root)), 1):
+        for number, one in enumerate(objects_below(to_text(self.root)), 1):
             found.add(one)
             if number % _PAGE == 0:
                 observer.listed(_PAGE)

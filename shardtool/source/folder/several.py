@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
-from shardtool.source.folder.source import FolderSource, identity_of, left_behind_notes, open_tree
+from shardtool.source.folder.source import FolderSource, left_behind_notes, open_tree
 from shardtool.storage.places import is_url
+from shardtool.storage.sources import identity
 from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -44,7 +45,7 @@ class FoldersSource(FolderSource):
     def __init__(self, sources: Sequence[str], options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._options, outputs = options, [*outputs]
         self._trees = [open_tree(source, options, outputs) for source in sources]
-        self._labels = _label(sources)
+        self._labels = label(sources)
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
@@ -131,7 +132,7 @@ class FoldersSource(FolderSource):
                 changed_ns=np.concatenate([one.changed_ns for one in rows]),
                 paths=Names.parse(b"".join(paths)),
             ),
-            identity=" ".join(map(identity_of, self._trees)),
+            identity=" ".join(identity(tree.root) for tree in self._trees),
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )
 
@@ -168,7 +169,7 @@ class FoldersSource(FolderSource):
         return f"{what}: {named} ({'; '.join(counts)}; {flag('complete')} refuses them)"
 
 
-def _label(sources: Sequence[str]) -> list[bytes]:
+def label(sources: Sequence[str]) -> list[bytes]:
     """Return a name for each folder: the last part of its path, and where two share that, the parts before too.
 
     Raises:

@@ -16,9 +16,10 @@ from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.objects import ObjectTree
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.source.selecting import Selection
-from shardtool.storage import places
-from shardtool.storage.reading import identity, source_root
-from shardtool.values import counted, to_bytes, to_text
+from shardtool.storage import sources
+from shardtool.storage.places import is_url
+from shardtool.storage.reading import source_root
+from shardtool.values import counted, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ class FolderSource(Source):
         from shardtool.source.folder.samples import collect
 
         entries, skipped = collect(self._tree.root, parts)
-        if isinstance(self._tree, ObjectTree):
-            entries = replace(entries, identity=identity_of(self._tree))
         return entries, skipped, left_behind_notes(parts)
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
@@ -149,23 +148,18 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
     Raises:
         InvalidRequest: There is no such folder.
     """
-    is_remote = places.is_url(source)
-    root = to_bytes(source.rstrip("/")) + b"/" if is_remote else source_root(source)
-    below = [(places.inside(pattern.folder, root), pattern) for pattern in outputs]
+    is_remote = is_url(source)
+    root = sources.source_root(source) if is_remote else source_root(source)
+    below = [(sources.inside(pattern.folder, root), pattern) for pattern in outputs]
     own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
     rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)
     return ObjectTree(root, rules) if is_remote else Tree(root, rules)
 
 
-def identity_of(tree: Tree | ObjectTree) -> str:
-    """Return what tells a folder from any other."""
-    return to_text(tree.root) if isinstance(tree, ObjectTree) else identity(tree.root)
-
-
 def _name_of(source: str) -> str:
     """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
-    if places.is_url(source):
+    if is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 

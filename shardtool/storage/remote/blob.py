@@ -36,6 +36,7 @@ class Blob:
         address: Where it is.
         size: Its bytes.
         version: Its ETag; empty where the server gives none.
+        ranges: Whether the server gives parts of it.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -45,7 +46,7 @@ class Blob:
 
     def __init__(self, address: str) -> None:
         self.address, self._where = address, shown(address)
-        self.size, self.version, self._ranges = retried(self._where, self._look)
+        self.size, self.version, self.ranges = retried(self._where, self._look)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on: fewer only at the end of the object.
@@ -117,12 +118,12 @@ class Blob:
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
         whole = offset == 0 and end == self.size
-        if not self._ranges and not whole:
+        if not self.ranges and not whole:
             raise StoreFailed(
                 self._where, "the server gives whole files only", expected="ranges (HTTP Range requests)",
                 remedy="Copy the files first: `shardtool copy`.",
             )  # fmt: skip
-        headers = {"Range": f"bytes={offset}-{end - 1}"} if self._ranges else {}
+        headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
         if self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -139,7 +140,7 @@ class Blob:
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
         if answer.headers.get("ETag", "") != self.version:
             raise self._changed()
-        if answer.status == HTTPStatus.OK and not self._ranges:
+        if answer.status == HTTPStatus.OK and not self.ranges:
             if answer.headers.get("Content-Length") != str(self.size):
                 raise self._changed()
             return
