@@ -13,6 +13,12 @@ from shardtool.storage.remote import address
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.objects import listed
+from shardtool.storage.remote.stores import use_endpoint
+
+__all__ = [
+    "base_name", "folder_of", "is_file", "is_folder", "is_url", "is_web", "join", "list_folder", "open_blob",
+    "plain_size", "read_head", "read_small", "read_tail", "use_endpoint",
+]  # fmt: skip
 
 
 def join(folder: str, name: str) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LEASE_S = 300  # how long a lock holds that is not renewed
 _RENEW_S = 45
 UNLOCKED = "SHARDTOOL_UNLOCKED"  # an environment variable: stores that ignore conditions are written all the same
+_END_S = 10  # that a renewal which is under way is waited for
 _SUFFIX = ".lock"
 _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
@@ -137,7 +138,7 @@ class Lease:
     def end(self) -> None:
         """Give it back."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_END_S)
         if self.lost is None:
             with suppress(ShardError, OSError):  # it ends by itself
                 found = _read(self._address)
