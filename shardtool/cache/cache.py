@@ -29,9 +29,9 @@ from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from shardtool.cache.names import Original
     from shardtool.dataset.opened import OpenedShard
     from shardtool.request.observer import Observer
+    from shardtool.storage.copying import Original
     from shardtool.storage.locks import Lock
 
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again

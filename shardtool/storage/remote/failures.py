@@ -63,7 +63,10 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
         code = _code_in(message.encode())
         if code in _EXPIRED:
             return _expired(where, status, code)
-        return StoreFailed(where, f"the store answers {status} {code}".rstrip(), remedy=WRONG_PLACE)
+        said = f"the store answers {status} {code}".rstrip()
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return AccessRefused(where, said, remedy=_CHECK)
+        return StoreFailed(where, said, remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
 
 
