@@ -26,7 +26,7 @@ from shardtool.errors import InvalidRequest, OutputExists, ShardError, printable
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import writing
-from shardtool.storage.remote.objects import delete, listed, put
+from shardtool.storage.remote.objects import delete, listed, put, version_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -270,7 +270,7 @@ def _read(address: str) -> _Found | None:
     data = answer.read(_MOST)
     answer.drain_conn()
     answer.release_conn()
-    return _Found(parse_holder(data), answer.headers.get("ETag", ""), age_s(answer.headers))
+    return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
 
 
 def _refused(address: str, found: _Found) -> OutputExists:

@@ -35,9 +35,14 @@ def use_endpoint(url: str) -> None:
     os.environ[ENDPOINT] = url
 
 
+def endpoint_of_all() -> str:
+    """Return the server that `use_endpoint` names; empty: none."""
+    return os.environ.get(ENDPOINT, "")
+
+
 def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
     """Return the store of a bucket, and its plain address where requests are not signed."""
-    return _made(scheme, bucket, os.environ.get(ENDPOINT, ""))
+    return _made(scheme, bucket, endpoint_of_all())
 
 
 @functools.lru_cache(maxsize=256)
