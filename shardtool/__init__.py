@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
     from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
+    from shardtool.storage.places import use_endpoint
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import export
     from shardtool.verbs.index import index
@@ -83,6 +84,7 @@ __all__ = [
     "open",
     "reshard",
     "reshard_dry_run",
+    "use_endpoint",
     "verify",
 ]
 
@@ -117,6 +119,7 @@ _MODULES = {
     "merge": "writer.merge",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
+    "use_endpoint": "storage.places",
     "verify": "verbs.verify",
 }
 
