@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.storage.places import open_blob
-from shardtool.storage.reading import READ_FOLLOWING, read_blocks
+from shardtool.storage.reading import READ_FOLLOWING, file_stat, read_blocks
 from shardtool.storage.remote.address import is_url
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Original:
 
 
 def checked_copy(
-    folder: Folder, original: Original, took: Callable[[int], None] = lambda _: None, mtime_ns: int | None = None
+    folder: Folder, original: Original, took: Callable[[int], None] = lambda _: None, *, keep_time: bool = False
 ) -> Staged:
     """Stage a copy of a file that has the bytes that its index says.
 
@@ -53,7 +53,7 @@ def checked_copy(
         folder: Where the copy goes.
         original: What is copied.
         took: Called with the bytes of each block.
-        mtime_ns: What becomes the copy's modification time; None: now.
+        keep_time: Whether the modification time of a local file becomes that of its copy.
 
     Raises:
         CorruptShard: It has other bytes, also when it is read again.
@@ -61,6 +61,7 @@ def checked_copy(
         OSError: It cannot be read.
         ShardError: A store or a server cannot be asked.
     """
+    mtime_ns = file_stat(original.path).st_mtime_ns if keep_time and not is_url(original.path) else None
     for last in range(_TRIES):
         with folder.stage(original.name) as file:
             size = crc = 0

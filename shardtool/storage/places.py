@@ -7,12 +7,18 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from shardtool.storage import reading
 from shardtool.storage.remote import address
-from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.objects import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+is_url, is_web = address.is_url, address.is_web
 
 
 def join(folder: str, name: str) -> str:
@@ -28,6 +34,13 @@ def folder_of(path: str) -> str:
 def base_name(path: str) -> str:
     """Return the plain name of something in its folder."""
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
+
+
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two texts mean one folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one or ".") == os.path.realpath(other or ".")
 
 
 def open_blob(where: str) -> Blob:
@@ -57,6 +70,25 @@ def plain_size(path: str) -> int | None:
         return open_blob(path).size
     except FileNotFoundError:
         return None
+
+
+def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
+    """Return the bytes of those of `names` that are plain files in a folder; of a store by one listing.
+
+    Returns:
+        Bytes by name; None: the folder is on the web, where each file must be asked for.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if is_web(folder):
+        return None
+    if is_url(folder):
+        above = len(address.parse_address(folder).key.rstrip("/"))
+        found = {one.key[above:].lstrip("/"): one.size for one in listed(folder) if not one.is_folder}
+        return {name: found[name] for name in names if name in found}
+    sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def is_folder(path: str) -> bool:
