@@ -25,7 +25,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.skipped_file import read_skipped
-from shardtool.storage.reading import read_small
+from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import FILE, INLINE, counted, output_text, to_bytes
 from shardtool.wording import option
 
@@ -61,7 +61,7 @@ class Comparison:
     def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
         self.made = recorded_run(subject.file, options)
-        outputs = [parse_pattern([os.path.join(subject.found.folder, case.name) for case in subject.cases])]
+        outputs = [parse_pattern([join(subject.found.folder, case.name) for case in subject.cases])]
         self.source = open_again(self.made, options.source, outputs)
         self.findings = Findings()
 
@@ -159,7 +159,7 @@ class Comparison:
     @property
     def _name(self) -> str:
         found = self.subject.found
-        return output_text(os.path.basename(found.dataset_file or "") or found.folder or ".")
+        return output_text(base_name(found.dataset_file or "") or found.folder or ".")
 
     def _skipped_keys(self) -> set[str]:
         """Return the keys that the dataset's list of what was left out has."""
@@ -168,7 +168,7 @@ class Comparison:
             return set()
         try:
             name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            rows = read_skipped(read_small(os.path.join(self.subject.found.folder, name)), name)
+            rows = read_skipped(read_small(join(self.subject.found.folder, name)), name)
             return {row.key for row in rows}
         except (OSError, CorruptShard):
             self.findings.unchecked.append("what was left out: its list cannot be read")

@@ -24,7 +24,7 @@ from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import read_small, read_tail
+from shardtool.storage.places import read_small, read_tail
 from shardtool.values import counted
 from shardtool.wording import call, made_again
 

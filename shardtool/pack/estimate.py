@@ -15,7 +15,7 @@ from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.plan.shuffle import shuffled
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.write.task import ShardTask, Work, Write
 from shardtool.write.transformed import measure_samples
 

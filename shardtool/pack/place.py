@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.execute.local import cores
 from shardtool.request.reshard_options import ReshardOptions
-from shardtool.storage.staging import open_folder
+from shardtool.storage.staging import local_folder
 from shardtool.values import parse_size
 from shardtool.wording import option
 
@@ -68,8 +68,9 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
     if not isinstance(options, ReshardOptions) or request.part is not None:
         return None
     first = targets[0].pattern
-    folder = open_folder(first.folder if options.temp_dir is None else os.fspath(options.temp_dir))
-    whose = os.path.realpath(os.path.join(first.folder, first.base))
+    output = targets[0].output.folder
+    folder = output.temporary if options.temp_dir is None else local_folder(os.fspath(options.temp_dir))
+    whose = os.path.realpath(os.path.join(first.folder, first.base)) if output.hides else output.full_path(first.base)
     return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 
 
@@ -96,6 +97,6 @@ def arrange_payloads(
     if method.name != "scatter":
         return plans
     folder, name = temporary
-    besides = to_write if folder.shares_space(samples.targets[0].output.folder) else 0
+    besides = to_write if folder.shares_space(samples.targets[0].output.folder.path) else 0
     room = SpoolRoom(folder, name, memory, workers, besides)
     return scatter(plans, room, pool, notes.observer, on_error=options.on_error)

@@ -24,7 +24,7 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes, own_shards
+from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, new_sizes, own_shards
 from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
@@ -34,10 +34,10 @@ from shardtool.publish.old_dataset import Done
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import Made, ShardResult, ShardTask, Work
+from shardtool.write.task import Made, ShardResult, ShardTask, Work, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -93,8 +93,10 @@ class Packing:
         self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(samples, int(plan.sizes[shards.start : shards.stop].sum()), len(shards))
         while True:
-            self._consumed = {}
-            for _, result in pool.map(pack_shard, self._tasks(), self._progress):
+            self._consumed, again = {}, []
+            for _, result in pool.map(pack_shard, self._tasks(self._shards), self._progress):
+                again.append(result.shard) if result.wrong else self._publish(result)
+            for _, result in pool.map(pack_shard, self._tasks(again, write=True), self._progress):
                 self._publish(result)
             rest = self._rest()
             if not len(rest):
@@ -127,19 +129,22 @@ class Packing:
             tuple(self.misread.values()),
         )
 
-    def _tasks(self) -> Iterator[ShardTask]:
+    def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
+        """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
             work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
-        for shard in self._shards:
+        for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
-            decision = decide(planned, self.output, manner)
+            decision = Decision(Write()) if write else decide(planned, self.output, manner)
+            if isinstance(decision.todo, Write):
+                self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, manner.options.on_error
-            how = self.mtime_ns, decision.todo, work, reads
+            how = self.mtime_ns, decision.todo, work, reads, None if work else int(plan.sizes[shard])
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
 
     def _reads(self) -> int:

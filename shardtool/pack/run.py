@@ -102,13 +102,16 @@ def plan_dataset(
     notes = Notes(observer or Observer())
     with start_pool(options) as pool:
         request = read_request(output, options, dry=True)
-        _, samples = _open_and_list(request, source, pool, notes)
+        opened, samples = _open_and_list(request, source, pool, notes)
 
         from shardtool.pack.plans import check_output, plan_shards
         from shardtool.pack.result import dry_result
+        from shardtool.source.planned.source import RecordedSource
 
         samples = check_output(request, samples, notes)
         plans = plan_shards(request, samples, pool, notes)
+        if isinstance(opened, RecordedSource):
+            notes.add(opened.write())
     return dry_result(request, samples, plans, notes)
 
 

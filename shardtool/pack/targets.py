@@ -12,7 +12,7 @@ from shardtool.publish.destination import Destination, look
 from shardtool.publish.part_file import Own, check_divided_alike
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.stale_indexes import StaleIndexes
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from shardtool.dataset.unfinished import check_finished, recorded_dots
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name
+from shardtool.storage.folders import open_folder
 from shardtool.storage.reading import dangling, plain_size, read_small
-from shardtool.storage.staging import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import Found
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import IndexOptions
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import Dots, Given
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
@@ -53,7 +53,7 @@ class IndexTarget:
     pattern: ShardPattern
     size: int
     format: str
-    folder: Folder
+    folder: OutputFolder
     shards_folder: str
     dataset_file: str
     old: DatasetFile | None
@@ -187,7 +187,7 @@ def _below(folder: str, shards: list[str]) -> str:
     return name
 
 
-def _check_rivals(folder: Folder, names: list[str], own: set[str]) -> None:
+def _check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None:
     """Refuse a folder in which other shards have sidecars of these names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]

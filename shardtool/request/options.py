@@ -47,7 +47,7 @@ _OF_FOLDERS = (
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only",
 }  # fmt: skip
 
 
@@ -255,6 +255,8 @@ class CreateOptions(SelectingOptions):
         map: A function of a module, or its name `package.module:function`: called with each sample. The run records
             the name, and workers import it.
         on_duplicate: To append: a sample whose key the dataset has is an `error`, or stays what it was `first`.
+        plan: A file that `plan_only` wrote for the same source and options: the source is not listed again.
+        plan_only: Of a dry run: the plan is written to this file, for runs and parts that go by it.
     """
 
     include: tuple[str, ...] = ()
@@ -284,6 +286,8 @@ class CreateOptions(SelectingOptions):
     probe: bool = False
     map: Function | None = None
     on_duplicate: OnKnown = "error"
+    plan: Folder | None = None
+    plan_only: Folder | None = None
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
@@ -298,6 +302,13 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option("split_from_folder"), f"used with {option(others[0])}", expected="one of them")
         asked_by = f"{option('label_from_folder')} or {option('classes')}"
         check_classes_from(self.classes_from, asked_by, self.label_from_folder or self.classes)
+        self._check_plan_only()
+
+    def _check_plan_only(self) -> None:
+        wrong = {"plan": self.plan is not None, "part": self.part is not None, "stat": not self.stat}
+        other = next((name for name, given in wrong.items() if given), None)
+        if self.plan_only is not None and other:
+            raise InvalidRequest(option("plan_only"), f"used with {option(other)}", expected="one of them")
 
     def _check_on_duplicate(self) -> None:
         if self.on_duplicate == "error":

@@ -7,16 +7,19 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from shardtool.errors import AccessRefused
 from shardtool.storage import reading
 from shardtool.storage.remote import address
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.objects import listed
+from shardtool.storage.remote.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+Result = TypeVar("Result")
 
 is_url, is_web = address.is_url, address.is_web
 
@@ -91,6 +94,21 @@ def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
+def plain_sizes(paths: Iterable[str]) -> list[int | None]:
+    """Return the same for many, which are asked for at once where they lie elsewhere.
+
+    Raises:
+        ShardError: A store or a server cannot be asked.
+    """
+    return list(for_each(plain_size, paths))
+
+
+def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
+    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
+    paths = list(paths)
+    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
+
+
 def is_folder(path: str) -> bool:
     """Tell whether a path leads to a folder, or whether a store has something below an address.
 
@@ -115,6 +133,30 @@ def list_folder(folder: str) -> list[str]:
     return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
 
 
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return reading.names_in(folder)
+    return [] if is_web(folder) else sorted(list_folder(folder))
+
+
+def folders_in(folder: str) -> list[str]:
+    """Return the names of the folders in a folder, in no order; not of links.
+
+    Raises:
+        OSError: It cannot be listed.
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return [one.name for one in reading.entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
+    prefix = address.parse_address(folder).key.rstrip("/")
+    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.is_folder]
+
+
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """Return a whole file that must be small; see `storage.reading.read_small`.
 
@@ -127,6 +169,20 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     blob = open_blob(path)
     reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
     return blob.read(0, blob.size)
+
+
+def read_beside(path: str) -> bytes | None:
+    """Return a small file that may be there; None where it cannot be read, or a store says that we may not.
+
+    That it says also of what is not there, to those who may read and not list.
+
+    Raises:
+        ShardError: A store or a server fails.
+    """
+    try:
+        return read_small(path)
+    except (OSError, AccessRefused):
+        return None
 
 
 def read_head(path: str, limit: int) -> tuple[bytes, int]:

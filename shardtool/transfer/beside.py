@@ -17,15 +17,16 @@ from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.shard_names import is_packed_name
+from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_file, is_web, join, list_folder, read_head, read_small
-from shardtool.storage.staging import open_folder, write_whole
+from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardtool.request.observer import Notes
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
     from shardtool.transfer.goal import Goal
     from shardtool.transfer.origin import Origin, Pair
 
@@ -119,7 +120,7 @@ def _read(path: str, limit: int) -> bytes:
         return b""
 
 
-def _put(folder: Folder, path: str, data: bytes) -> bool:
+def _put(folder: OutputFolder, path: str, data: bytes) -> bool:
     """Write a file where there is none of its name; return whether that was done."""
     below, name = os.path.split(path)
     if below:

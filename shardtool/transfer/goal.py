@@ -1,12 +1,15 @@
 """Where a copy goes: what is there already, what of it is right, and whether the rest may be touched.
 
-Nothing is changed here. What is there is right if it has the bytes that the source's dataset file says: all of them are
-read. A copy takes the place of nothing else, unless that was asked for; only shards that the dataset file there lists
-are removed, for only they are known to be the dataset's.
+Nothing is changed here. What is there is right if it has the bytes that the source's dataset file says: of a folder of
+a file system, all of them are read. In a store a shard is right if it has the right size, its sidecar, which comes
+after the whole of a shard, has the right bytes, and the MD5 that the store says of it is that of the source, as far as
+both are to be had without reading an object. A copy takes the place of nothing else, unless that was asked for; only
+shards that the dataset file there lists are removed, for only they are known to be the dataset's.
 """
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +17,9 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.errors import CorruptShard, OutputExists, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import open_folder
+from shardtool.storage.copying import blocks_of
+from shardtool.storage.folders import open_folder
+from shardtool.storage.places import folder_of, is_url, is_web
 from shardtool.transfer.origin import local_name
 from shardtool.values import counted
 from shardtool.wording import flag
@@ -24,7 +29,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.storage.copying import Original
-    from shardtool.storage.staging import FileFact, Folder
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
     from shardtool.transfer.origin import Origin, Pair
     from shardtool.transfer.threads import Meter
 
@@ -46,12 +52,12 @@ class Goal:
     """
 
     origin: Origin
-    folder: Folder
-    below: Folder
+    folder: OutputFolder
+    below: OutputFolder
     facts: tuple[Mapping[str, FileFact], Mapping[str, FileFact]]
     data: bytes | None
     old: DatasetFile | None
-    old_below: Folder
+    old_below: OutputFolder
 
     @property
     def dataset_file(self) -> str:
@@ -156,10 +162,12 @@ def look(origin: Origin, where: str) -> Goal:
 def state_of(goal: Goal, pair: Pair, meter: Meter) -> State:
     """Return what is there of a shard and its sidecar."""
     sidecar = _is_right(goal.folder, goal.facts[0], pair.sidecar, meter)
-    shard = _is_right(goal.below, goal.facts[1], pair.shard, meter)
-    if shard and pair.shard.crc is None:  # its sidecar came after the whole of it
-        shard = bool(sidecar)
-    return State(shard, sidecar)
+    fact = goal.facts[1].get(pair.shard.name)
+    if fact is None or fact.size != pair.shard.size:
+        return State(None if fact is None else False, sidecar)
+    if goal.below.hides and pair.shard.crc is not None:
+        return State(_is_right(goal.below, goal.facts[1], pair.shard, meter), sidecar)
+    return State(bool(sidecar) and _is_same_object(goal.below, pair.shard, meter), sidecar)
 
 
 def decide(goal: Goal, states: Mapping[str, State], *, overwrite: bool) -> Todo:
@@ -210,15 +218,13 @@ def _content(entry: ShardEntry) -> tuple[object, ...]:
     return entry.name, entry.size, entry.crc, entry.sidecar_size, entry.sidecar_crc
 
 
-def _is_right(folder: Folder, facts: Mapping[str, FileFact], original: Original, meter: Meter) -> bool | None:
+def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Original, meter: Meter) -> bool | None:
     """Tell whether a file has the bytes that it should have; None: there is none."""
     fact = facts.get(original.name)
     if fact is None:
         return None
     if fact.size != original.size:
         return False
-    if original.crc is None:
-        return True
     crc, buffer = 0, memoryview(bytearray(_BLOCK))
     with suppress(OSError):  # a link, or what cannot be read
         for got in folder.blocks(original.name, buffer):
@@ -229,7 +235,21 @@ def _is_right(folder: Folder, facts: Mapping[str, FileFact], original: Original,
     return False
 
 
-def _below(folder: Folder, names: str) -> Folder:
+def _is_same_object(folder: OutputFolder, original: Original, meter: Meter) -> bool:
+    """Tell whether the MD5 of an object, where its store says it, is that of the original, where that can be known."""
+    there = folder.md5(original.name)
+    if there is None or is_web(original.path):
+        return True
+    if is_url(original.path):
+        return open_folder(folder_of(original.path)).md5(original.name) in (None, there)
+    md5 = hashlib.md5(usedforsecurity=False)
+    for block in blocks_of(original.path):
+        md5.update(block)
+        meter.took(len(block))
+    return md5.hexdigest() == there
+
+
+def _below(folder: OutputFolder, names: str) -> OutputFolder:
     """Return the folder of the shards, which is no link that leads elsewhere."""
     for name in names.split("/") if names else ():
         fact = folder.facts([name]).get(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, OutputFailed, listing, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.results import CopiedDataset
 from shardtool.storage.copying import checked_copy
@@ -93,8 +93,12 @@ def _state_in(goal: Goal, pair: Pair, meter: Meter) -> State:
 
 
 def _check_space(goal: Goal, todo: Todo) -> None:
+    largest = goal.below.largest()
+    if largest is not None and (too_large := [pair for pair, _ in todo.all if pair.shard.size > largest]):
+        found, expected = show_size(too_large[0].shard.size), f"{show_size(largest)} at most, as stores take at once"
+        raise InvalidRequest(too_large[0].shard.path, found, expected=expected, remedy="`reshard` makes smaller ones.")
     need, free = int(todo.size * _SPACE_FOR_INDEXES), goal.folder.free_bytes()
-    if need > free:
+    if free is not None and need > free:
         found = f"{show_size(free)} free, {show_size(need)} needed; nothing was copied"
         raise OutputFailed(goal.folder.path or ".", found, remedy="Make space, then run the same command.")
 
@@ -116,7 +120,10 @@ class _Carrier:
         observer, todo = self._notes.observer, self.todo
         samples = sum(pair.samples for pair, _ in todo.all)
         observer.start(samples, todo.size, len(todo.all))
-        waits = set() if self.goal.has_grown else {pair.shard.name for pair, _ in todo.replaced}
+        waits: set[str] = set()
+        if not self.goal.has_grown:
+            waits = {pair.shard.name for pair, _ in todo.replaced if self.goal.folder.hides}
+            self._withdraw()
         for (pair, _), staged in side_by_side(self._staged, todo.all, self._threads, observer):
             if self._beside is not None and staged[0]:
                 self._beside.compare(pair.shard.name, read_small(pair.sidecar.path), written=True)
@@ -127,6 +134,26 @@ class _Carrier:
             observer.advance(pair.samples, 0, 1)
             observer.log(pair.shard.name)
         self._finish()
+
+    def _withdraw(self) -> None:
+        """Where a shard is seen at once, have nothing lead to those that are replaced or removed; else that waits."""
+        goal = self.goal
+        if not goal.folder.hides:
+            self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
+            goal.folder.remove([goal.origin.name])
+            for pair, _ in self.todo.replaced:
+                if self._beside is not None:
+                    self._beside.drop(pair.shard.name)
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove what only the old dataset file lists, and what leads to it."""
+        if self._beside is not None:
+            self._beside.keep_only([one.name for one in self.goal.origin.file.shards])
+            self._beside.remove()
+        gone, gone_shards = self.goal.removed()
+        self.goal.folder.remove(gone)
+        self.goal.old_below.remove(gone_shards)
 
     def _staged(self, task: tuple[Pair, State], meter: Meter) -> tuple[list[Staged], list[Staged]]:
         """Copy a shard and its sidecar, under temporary names; what is right already stays."""
@@ -164,23 +191,17 @@ class _Carrier:
     def _finish(self) -> None:
         """Publish what waits, remove what only the old dataset file lists, and publish the new one."""
         goal, origin = self.goal, self.goal.origin
-        gone, gone_shards = goal.removed()
         first = []
         if origin.skipped and not _has(goal, origin.skipped_name, origin.skipped):
             first.append(write_whole(goal.folder, origin.skipped_name, origin.skipped))
         if goal.data == origin.data and not first:
             return
         last = write_whole(goal.folder, origin.name, origin.data)
-        if not goal.has_grown:
-            if self._beside is not None:
-                self._beside.keep_only([one.name for one in origin.file.shards])
+        if not goal.has_grown and goal.folder.hides:
             goal.folder.remove([origin.name])
+            self._remove_old()
         self._publish(self._waiting)
-        if first:
-            goal.folder.publish(*first)
-        goal.folder.remove(gone)
-        goal.old_below.remove(gone_shards)
-        goal.folder.publish(last)
+        goal.folder.publish(*first, last)
 
 
 def _has(goal: Goal, name: str, data: bytes) -> bool:

@@ -16,7 +16,7 @@ from shardtool.publish.exporter import Exporter, index_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions
 from shardtool.request.results import ExportResult
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.wording import either
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.storage.backup import KeptFiles
 from shardtool.storage.reading import read_small
-from shardtool.storage.staging import open_folder, write_whole
+from shardtool.storage.staging import local_folder, write_whole
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Mending:
         self.by_file: dict[str, set[str]] = {}
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
-        self.folder: Folder = open_folder(seen.found.folder)
+        self.folder: Folder = local_folder(seen.found.folder)
         self.done: list[str] = []
         self.left: list[str] = []
         self.changed = False

@@ -44,7 +44,7 @@ class FoldersSource(FolderSource):
     def __init__(self, sources: Sequence[str], options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._options, outputs = options, [*outputs]
         self._trees = [open_tree(source, options, outputs) for source in sources]
-        self._labels = _label(sources)
+        self._labels = label(sources)
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
@@ -168,7 +168,7 @@ class FoldersSource(FolderSource):
         return f"{what}: {named} ({'; '.join(counts)}; {flag('complete')} refuses them)"
 
 
-def _label(sources: Sequence[str]) -> list[bytes]:
+def label(sources: Sequence[str]) -> list[bytes]:
     """Return a name for each folder: the last part of its path, and where two share that, the parts before too.
 
     Raises:
