@@ -506,6 +506,26 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """How to copy a dataset.
+
+    Attributes:
+        overwrite: Replace another dataset of the same name, and other files of its names. What is right stays, what is
+            missing is copied, and shards that were appended are added without it.
+        dry_run: Only compare, and say what would be copied.
+        workers: Shards at a time; None: 4.
+    """
+
+    overwrite: bool = False
+    dry_run: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True)
 class InspectOptions:
     """How to look at a dataset.
 

@@ -43,6 +43,13 @@ def base_name(path: str) -> str:
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
 
 
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two texts mean one folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one or ".") == os.path.realpath(other or ".")
+
+
 def open_blob(where: str, size: int | None = None) -> Blob:
     """Return an object at an address, to be read at any place.
 
@@ -74,6 +81,25 @@ def plain_size(path: str) -> int | None:
         return open_blob(path).size
     except FileNotFoundError:
         return None
+
+
+def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
+    """Return the bytes of those of `names` that are plain files in a folder; of a store by one listing.
+
+    Returns:
+        Bytes by name; None: the folder is on the web, where each file must be asked for.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if is_web(folder):
+        return None
+    if is_url(folder):
+        above = len(address.parse_address(folder).key.rstrip("/"))
+        found = {one.key[above:].lstrip("/"): one.size for one in listed(folder) if not one.is_folder}
+        return {name: found[name] for name in names if name in found}
+    sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
