@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import StartMethod
 
-    Progress = Callable[[int, int, int], None]
+    Progress = Callable[..., None]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
