@@ -699,15 +699,15 @@ def servers(folder: Path, megabytes: int) -> Iterator[dict[str, str]]:
         f"http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;\n"
         f"server {{ listen 127.0.0.1:{ports['nginx']}; root {folder}; }} }}\n"
     )
-    python, serve = sys.executable, str(HERE / "remote_server.py")
+    python, serve = sys.executable, "benchmarks.remote_server"
     commands = (
         ["nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "log")],
         [python, "-m", "moto.server", "-p", str(ports["moto"])],
-        [python, serve, str(ports["slow"]), str(big), str(DELAY_MS)],
-        [python, serve, str(ports["fast"]), str(big), "0"],
+        [python, "-m", serve, str(ports["slow"]), str(big), str(DELAY_MS)],
+        [python, "-m", serve, str(ports["fast"]), str(big), "0"],
     )
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [subprocess.Popen(command, **quiet) for command in commands]  # type: ignore[call-overload]
+    started = [subprocess.Popen(command, cwd=HERE.parent, **quiet) for command in commands]  # type: ignore[call-overload]
     try:
         for port in ports.values():
             _wait(port)

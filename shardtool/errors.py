@@ -6,7 +6,8 @@ survive the way out of a worker process.
 
 The children of `ShardError` differ in whose fault it is, which the exit code says to a script: the
 request's (`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel
-run's (`OutputExists`), or the machine's (`OutputFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is none
+run's (`OutputExists`), or the machine's and the network's
+(`OutputFailed`, `StoreFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is none
 of them: what deals with an error of the data must not take a mistake in the code for one.
 """
 
@@ -25,6 +26,9 @@ _REPORT_IT = "This is a mistake in shardtool: please report it, with what -v pri
 _LONGEST = 500  # characters of another library's message
 _NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]+", re.IGNORECASE)
 
 
 def printable(text: str | bytes) -> str:
@@ -46,6 +50,11 @@ def printable(text: str | bytes) -> str:
     return _CONTROL.sub(escape, text)
 
 
+def without_secrets(text: str) -> str:
+    """Return a text in which no URL shows a user, a password or a query: each may let others in."""
+    return _QUERY.sub(r"\1?...", _USER.sub(r"\1", text)) if "://" in text else text
+
+
 class PlainError(Exception):
     """The base of all errors, with what every one says.
 
@@ -62,11 +71,11 @@ class PlainError(Exception):
 
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", detail: str = "") -> None:
         super().__init__(where, found)
-        self.where = printable(where)
-        self.found = printable(found)
-        self.expected = printable(expected)
-        self.remedy = printable(remedy)
-        self.detail = "\n".join(printable(line) for line in detail.splitlines())
+        self.where = without_secrets(printable(where))
+        self.found = without_secrets(printable(found))
+        self.expected = without_secrets(printable(expected))
+        self.remedy = without_secrets(printable(remedy))
+        self.detail = "\n".join(without_secrets(printable(line)) for line in detail.splitlines())
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}"
@@ -154,6 +163,19 @@ class OutputFailed(ShardError):
 
     code = "output-failed"
     exit_code = 7
+
+
+class StoreFailed(ShardError):
+    """A store or a server cannot be reached, or fails, time and again."""
+
+    code = "store-failed"
+    exit_code = 7
+
+
+class AccessRefused(StoreFailed):
+    """A store or a server does not let us in: nothing is asked of it again."""
+
+    code = "access-refused"
 
 
 class WorkerDied(ShardError):

@@ -28,10 +28,11 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing", "aiohttp",
+    "multiprocessing", "urllib3", "obstore", "boto3", "aiohttp",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",
+    "email.utils",
     "importlib",
     "json",
     "lzma",
@@ -200,4 +201,9 @@ def test_late_imports_save_something() -> None:
 def test_tests_mirror_the_package() -> None:
     """Each folder of tests is one of the package's, or one of those that look at all of it."""
     folders = {path.relative_to(REPO / "tests").parent for path in (REPO / "tests").rglob("test_*.py")}
-    assert {str(one) for one in folders if not (REPO / "shardtool" / one).is_dir()} == {"clients", "faults", "jobs"}
+    assert {str(one) for one in folders if not (REPO / "shardtool" / one).is_dir()} == {
+        "clients",
+        "faults",
+        "jobs",
+        "servers",
+    }

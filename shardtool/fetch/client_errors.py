@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 import aiohttp
@@ -12,9 +10,7 @@ import aiohttp
 from shardtool.errors import is_out_of_memory
 from shardtool.fetch.failure import FetchFailed
 from shardtool.skipped import SkipCode, http_code
-
-_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-
+from shardtool.storage.remote.failures import BUSY, retry_after
 
 _Kinds = tuple[type[Exception], ...]
 _MEANINGS: tuple[tuple[_Kinds, SkipCode, str, bool], ...] = (  # the first that fits; whether it may pass
@@ -37,11 +33,11 @@ class RefusedAddress(OSError):
         super().__init__("refused: not an address of the public internet")
 
 
-def failure_of_status(status: int, retry_after: str) -> FetchFailed:
-    """Return the failure that a status other than 200 means; `retry_after` is the header of that name."""
+def failure_of_status(status: int, asked: str) -> FetchFailed:
+    """Return the failure that a status other than 200 means; `asked` is its Retry-After."""
     known = {one.value: one.phrase for one in HTTPStatus}
     message = f"the server answered {status} {known.get(status, '')}".rstrip()
-    return FetchFailed(http_code(status), message, may_pass=status in _MAY_PASS, wait_s=_seconds(retry_after))
+    return FetchFailed(http_code(status), message, may_pass=status in BUSY, wait_s=retry_after(asked) or 0)
 
 
 def failure_of(error: Exception, timeout_s: float) -> FetchFailed:
@@ -61,13 +57,3 @@ def failure_of(error: Exception, timeout_s: float) -> FetchFailed:
         if isinstance(error, kinds):
             return FetchFailed(code, message, may_pass=may_pass)
     return FetchFailed("bad-response", "an answer that is no HTTP, or has far too long headers")
-
-
-def _seconds(retry_after: str) -> float:
-    """Return how long a server asks to wait: a number of seconds, or until a date."""
-    if retry_after.strip().isdecimal():
-        return float(retry_after)
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0

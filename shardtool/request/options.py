@@ -341,11 +341,6 @@ class CreateOptions(SelectingOptions):
         pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
         parse_size(self.max_file_size)
         share("max_failed", self.max_failed)
-        if not self.urls:
-            defaults = {one.name: one.default for one in fields(self)}
-            for name in _OF_URLS:
-                if getattr(self, name) != defaults[name]:
-                    raise InvalidRequest(option(name), "no URLs to fetch", expected=option("urls", "jpg=COLUMN"))
         if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
             raise InvalidRequest(option("user_agent"), repr(self.user_agent[:100]), expected="a line of ASCII")
         if self.retry_failed and "resume" not in self.if_exists:
@@ -379,6 +374,9 @@ class CreateOptions(SelectingOptions):
             if getattr(self, name) != defaults[name]:
                 found, other = ("a manifest", "a folder") if manifest else ("a folder", "a manifest")
                 raise InvalidRequest(option(name), f"the source is {found}", expected=f"{other}, or not this option")
+        for name in _OF_URLS if manifest and not self.urls else ():
+            if getattr(self, name) != defaults[name]:
+                raise InvalidRequest(option(name), "no URLs to fetch", expected=option("urls", {"jpg": "COLUMN"}))
 
     def of_split(self) -> SplitOptions | None:
         """Return how samples are divided; None: they are not."""

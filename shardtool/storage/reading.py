@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
@@ -130,11 +130,20 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
     """
     fd, fact = open_plain(path, flags)
     with open(fd, "rb") as file:
-        if fact.st_size > limit:
-            raise OSError(errno.EFBIG, f"{fact.st_size:,} bytes, too large", path)
-        if fact.st_size > _LARGE and os.pread(fd, len(ending), fact.st_size - len(ending)) != ending:
-            raise OSError(errno.EINVAL, "not what its name says", path)
+        check_small(path, fact.st_size, limit, lambda: os.pread(fd, len(ending), fact.st_size - len(ending)), ending)
         return file.read()
+
+
+def check_small(path: str, size: int, limit: int, read_end: Callable[[], bytes], ending: bytes) -> None:
+    """Check that a file which is to be read whole is not too large, and ends as it must where it is large.
+
+    Raises:
+        OSError: It is, or does not.
+    """
+    if size > limit:
+        raise OSError(errno.EFBIG, f"{size:,} bytes, too large", path)
+    if size > _LARGE and read_end() != ending:
+        raise OSError(errno.EINVAL, "not what its name says", path)
 
 
 def read_head(path: str, limit: int) -> tuple[bytes, int]:

@@ -47,21 +47,29 @@ def _plain(images: torch.Tensor) -> torch.Tensor:
 
 
 class Reusing:
-    """A loader that gives the same memory each time, and spoils it before it fills it for the next batch."""
+    """A loader that gives the same memory each time, and spoils it before it fills it for the next batch.
+
+    Its images are drawn beforehand: it takes far less time for a batch than the kernels that are to run meanwhile.
+    """
 
     def __init__(self, batches: int, *, pinned: bool = False, large: bool = False) -> None:
         shape = (64, 128, 128, 3) if large else (4, 6, 5, 3)
         self._buffer = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        self._batches = batches
+        self._made = [_images(number, shape) for number in range(batches)]
 
     def __len__(self) -> int:
-        return self._batches
+        return len(self._made)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number in range(self._batches):
-            self._buffer.copy_(_images(number, tuple(self._buffer.shape)))
+        for number, images in enumerate(self._made):
+            self._buffer.copy_(images)
             yield {"jpg": self._buffer, "__key__": [f"{number}"]}
             self._buffer.fill_(255)
+
+
+def _sums(batches: int) -> list[int]:
+    """Return the sum of each of the large batches."""
+    return [int(_images(number, (64, 128, 128, 3)).sum(dtype=torch.int64)) for number in range(batches)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -118,8 +126,14 @@ def test_no_batch_is_read_before_it_has_arrived(*, pinned: bool) -> None:
     for batch in Prefetcher(loader, "cuda"):
         torch.cuda._sleep(20_000_000)  # noqa: SLF001 - a kernel of known length
         sums.append(batch["jpg"].sum(dtype=torch.int64))
-    expected = [_images(number, (64, 128, 128, 3)).sum(dtype=torch.int64) for number in range(12)]
-    assert [int(one) for one in sums] == [int(one) for one in expected]
+    assert [int(one) for one in sums] == _sums(12)
+
+
+@needs_gpu
+def test_a_batch_that_is_read_at_once_is_waited_for() -> None:
+    """A batch whose copy has only begun when it is handed out is whole to the kernel that reads it next."""
+    batches = Prefetcher(Reusing(12, pinned=True, large=True), "cuda", depth=1)
+    assert [int(one) for one in [batch["jpg"].sum(dtype=torch.int64) for batch in batches]] == _sums(12)
 
 
 @needs_gpu

@@ -1,0 +1,123 @@
+"""What is read by name, wherever it lies: a path of the file system, or an address of a store or of the web.
+
+Those who read datasets ask here. Names are texts: `join`, `folder_of` and `base_name` take them apart and put them
+together, by the rules of what they are. For a path each function is the one of `storage.reading`, or of `os.path`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from shardtool.storage import reading
+from shardtool.storage.remote import address
+from shardtool.storage.remote.address import is_url, is_web
+from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.objects import listed
+
+
+def join(folder: str, name: str) -> str:
+    """Return the path or address of `name`, a plain one, in a folder."""
+    return address.join(folder, name) if is_url(folder) else os.path.join(folder, name)
+
+
+def folder_of(path: str) -> str:
+    """Return the folder that something lies in; "" is the current one."""
+    return address.split(path)[0] if is_url(path) else os.path.dirname(path)
+
+
+def base_name(path: str) -> str:
+    """Return the plain name of something in its folder."""
+    return address.split(path)[1] if is_url(path) else os.path.basename(path)
+
+
+def open_blob(where: str) -> Blob:
+    """Return an object at an address, to be read at any place.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: It cannot be read.
+    """
+    return Blob(where)
+
+
+def is_file(path: str) -> bool:
+    """Tell whether a path or an address leads to a plain file."""
+    return plain_size(path) is not None
+
+
+def plain_size(path: str) -> int | None:
+    """Return the bytes of the plain file that a path or an address leads to; None where it leads to none.
+
+    Raises:
+        ShardError: A store or a server cannot be asked.
+    """
+    if not is_url(path):
+        return reading.plain_size(path)
+    try:
+        return open_blob(path).size
+    except FileNotFoundError:
+        return None
+
+
+def is_folder(path: str) -> bool:
+    """Tell whether a path leads to a folder, or whether a store has something below an address.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(path):
+        return os.path.isdir(path)
+    return not is_web(path) and bool(list_folder(path))
+
+
+def list_folder(folder: str) -> list[str]:
+    """Return the names of all that lies directly in a folder, in no order; "" is the current one.
+
+    Raises:
+        OSError: It cannot be listed.
+        ShardError: A store cannot be asked, or it is an address of the web, where nothing is listed.
+    """
+    if not is_url(folder):
+        return reading.list_folder(folder)
+    prefix = address.parse_address(folder).key.rstrip("/")
+    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
+
+
+def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
+    """Return a whole file that must be small; see `storage.reading.read_small`.
+
+    Raises:
+        OSError: It cannot be read, or is too large.
+        ShardError: A store or a server cannot be asked.
+    """
+    if not is_url(path):
+        return reading.read_small(path, limit, ending=ending)
+    blob = open_blob(path)
+    reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
+    return blob.read(0, blob.size)
+
+
+def read_head(path: str, limit: int) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and how many it has.
+
+    Raises:
+        OSError: It cannot be read.
+        ShardError: A store or a server cannot be asked.
+    """
+    if not is_url(path):
+        return reading.read_head(path, limit)
+    blob = open_blob(path)
+    return blob.read(0, limit), blob.size
+
+
+def read_tail(path: str, limit: int) -> bytes:
+    """Return the last bytes of a file.
+
+    Raises:
+        OSError: It cannot be read.
+        ShardError: A store or a server cannot be asked.
+    """
+    if not is_url(path):
+        return reading.read_tail(path, limit)
+    blob = open_blob(path)
+    return blob.read(max(0, blob.size - limit), limit)

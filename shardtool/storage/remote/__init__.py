@@ -1,0 +1,1 @@
+"""Objects in stores and behind HTTP: addresses, requests, and what lies there."""

@@ -1,0 +1,100 @@
+"""Addresses of what lies elsewhere: `s3://BUCKET/KEY`, `gs://`, `az://CONTAINER/KEY`, `http(s)://`.
+
+Everywhere in the program an address is a text, as paths are; this module takes it apart and puts it together. A key of
+a store is written as it is (`s3://b/a b#1.tar`), a path of the web percent-encoded, as in a browser
+(`https://h/a%20b%231.tar`); a query (`?token`) of the web stays with what lies beside.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from shardtool.errors import InvalidRequest, without_secrets
+
+STORES = ("s3", "gs", "az")
+WEB = ("http", "https")
+SCHEMES = (*STORES, *WEB)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+
+
+class Address(NamedTuple):
+    """An address, taken apart.
+
+    Attributes:
+        scheme: One of `SCHEMES`.
+        host: The bucket, the container, or the server with its port.
+        key: The path in it, without a slash in front; of the web, still percent-encoded.
+        query: What follows `?` in an address of the web, with the `?`; else empty.
+    """
+
+    scheme: str
+    host: str
+    key: str
+    query: str = ""
+
+    def text(self) -> str:
+        """Return it as one text."""
+        return f"{self.scheme}://{self.host}{'/' if self.key else ''}{self.key}{self.query}"
+
+
+def is_url(text: str) -> bool:
+    """Tell whether a text is a URL of any scheme, rather than a path."""
+    return _URL.match(text) is not None
+
+
+def is_web(text: str) -> bool:
+    """Tell whether a text is an address of the web."""
+    found = _URL.match(text)
+    return found is not None and found[1].lower() in WEB
+
+
+def parse_address(text: str) -> Address:
+    """Take an address apart.
+
+    Raises:
+        InvalidRequest: It is of a scheme that is not known, or names no bucket or server.
+    """
+    found = _URL.match(text)
+    scheme, rest = (found[1].lower(), found[2]) if found else ("", text)
+    if scheme not in SCHEMES:
+        near = difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
+        remedy = f"Did you mean {near[0]}://?" if near else ""
+        raise InvalidRequest(
+            text, f"the scheme {scheme}://", expected=f"a path, or {'://, '.join(SCHEMES)}://", remedy=remedy
+        )
+    host, _, key = rest.partition("/")
+    query = ""
+    if scheme in WEB:
+        key = key.partition("#")[0]
+        key, mark, asked = key.partition("?")
+        query = mark + asked
+    if not host:
+        raise InvalidRequest(
+            text, "nothing behind ://", expected="a bucket" if scheme in STORES else "the name of a server"
+        )
+    return Address(scheme, host, key, query)
+
+
+def shown(text: str) -> str:
+    """Return an address without what may be secret: user, password and query."""
+    return without_secrets(text)
+
+
+def join(folder: str, name: str) -> str:
+    """Return the address of `name`, plain text that may have slashes, in a folder's address."""
+    if not name:
+        return folder
+    at = parse_address(folder)
+    name = quote(name) if at.scheme in WEB else name
+    above = at.key.rstrip("/")
+    return at._replace(key=f"{above}/{name}" if above else name).text()
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return the address of the folder that something lies in, and its plain name: the opposite of `join`."""
+    at = parse_address(text)
+    above, _, name = at.key.rpartition("/")
+    return at._replace(key=above).text(), unquote(name) if at.scheme in WEB else name

@@ -1,0 +1,183 @@
+"""One object, read at any place: what comes back is what was asked for, of one version of it, or an error.
+
+Every range is a request of its own; the answer must say that it is just that range, and be of the version that the
+first answer had. What is cut is asked for again from there on. An object has no position: threads may read it at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from shardtool.errors import StoreFailed
+from shardtool.storage.remote.address import shown
+from shardtool.storage.remote.client import send
+from shardtool.storage.remote.failures import lost
+from shardtool.storage.remote.retry import Attempts, Passing, retried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import urllib3
+
+PIECE = 2**20
+_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+
+
+class Blob:
+    """An object in a store or behind HTTP, as it was when this was made.
+
+    Args:
+        address: Where it is.
+
+    Attributes:
+        address: Where it is.
+        size: Its bytes.
+        version: Its ETag; empty where the server gives none.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address, self._where = address, shown(address)
+        self.size, self.version, self._ranges = retried(self._where, self._look)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on: fewer only at the end of the object.
+
+        Raises:
+            OSError: It is another one by now, or it is gone.
+            AccessRefused: We may not read it any more.
+            StoreFailed: The server fails time and again, or knows no ranges.
+        """
+        pieces = list(self.pieces(offset, length))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def pieces(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from `offset` on, some MB at a time at most, by one request where nothing fails.
+
+        Args:
+            offset: Where to start.
+            length: How many bytes at most; None: all.
+
+        Raises:
+            OSError: It is another one by now, or it is gone.
+            AccessRefused: We may not read it any more.
+            StoreFailed: The server fails time and again, or knows no ranges.
+        """
+        end = self.size if length is None else min(self.size, offset + length)
+        attempts = Attempts(self._where)
+        while offset < end:
+            try:
+                for piece in _body(self._opened(offset, end), self.address, end - offset):
+                    offset += len(piece)
+                    attempts.progress()
+                    yield piece
+            except Passing as error:
+                attempts.failed(error)
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Fill `view` from `offset` on; return how much there was.
+
+        Raises:
+            OSError: It is another one by now, or it is gone.
+            AccessRefused: We may not read it any more.
+            StoreFailed: The server fails time and again, or knows no ranges.
+        """
+        done = 0
+        for piece in self.pieces(offset, len(view)):
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+        return done
+
+    def _look(self) -> tuple[int, str, bool]:
+        """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
+        answer = send("GET", self.address, {"Range": "bytes=0-0"})
+        if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            _drop(answer)
+            answer = send("GET", self.address)  # an empty object, where not all servers say so
+        _drop(answer) if "Content-Range" in answer.headers else answer.close()  # the body may be the whole object
+        version = answer.headers.get("ETag", "")
+        if "Content-Range" in answer.headers:
+            if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
+                return int(where[3]), version, True
+            raise StoreFailed(self._where, "an answer that does not say which range it is")
+        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
+        length = answer.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise StoreFailed(self._where, "the server does not say how large it is")
+        return int(length), version, False
+
+    def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
+        """Return the answer to a request for a range, checked; its body is not read yet."""
+        whole = offset == 0 and end == self.size
+        if not self._ranges and not whole:
+            raise StoreFailed(
+                self._where, "the server gives whole files only", expected="ranges (HTTP Range requests)",
+                remedy="Copy the files first: `shardtool copy`.",
+            )  # fmt: skip
+        headers = {"Range": f"bytes={offset}-{end - 1}"} if self._ranges else {}
+        if self.version and not self.version.startswith("W/"):
+            headers["If-Match"] = self.version
+        try:
+            answer = send("GET", self.address, headers)
+        except FileExistsError:
+            raise self._changed() from None
+        try:
+            self._check(answer, offset, end)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
+        if answer.headers.get("ETag", "") != self.version:
+            raise self._changed()
+        if answer.status == HTTPStatus.OK and not self._ranges:
+            if answer.headers.get("Content-Length") != str(self.size):
+                raise self._changed()
+            return
+        said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
+        found = _RANGE.fullmatch(said)
+        if found and int(found[3]) != self.size:
+            raise self._changed()
+        asked = f"bytes {offset}-{end - 1}/{self.size}"
+        if not found or said != asked:
+            raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
+
+    def _changed(self) -> OSError:
+        return OSError(errno.ESTALE, "changed while it was read", self._where)
+
+
+def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterator[bytes]:
+    """Yield the body of an answer, which must have `length` bytes.
+
+    Raises:
+        Passing: It ends early.
+    """
+    from urllib3.exceptions import HTTPError
+
+    got, whole = 0, False
+    try:
+        while got < length and (piece := answer.read(min(PIECE, length - got))):
+            got += len(piece)
+            yield piece
+        whole = got == length
+    except HTTPError as error:
+        raise lost(address, error) from None
+    finally:
+        answer.release_conn() if whole else answer.close()
+    if not whole:
+        raise Passing(f"the answer ends {length - got:,} bytes early")
+
+
+def _drop(answer: urllib3.BaseHTTPResponse) -> None:
+    """Read what little an answer holds, so that its connection can be used again."""
+    answer.drain_conn()
+    answer.release_conn()

@@ -1,0 +1,128 @@
+"""Requests over HTTP, signed where a store wants that: urllib3, with a pool of connections for each process.
+
+Connections belong to the process that made them, so that a forked child makes its own. No message of urllib3 is shown
+or chained: it holds the address that was asked for, and that may be signed (decision 017).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin
+
+from shardtool.errors import StoreFailed, without_secrets
+from shardtool.storage.remote.address import is_web, shown
+from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal
+from shardtool.storage.remote.objects import signed
+from shardtool.storage.remote.retry import retried
+from shardtool.storage.remote.stores import not_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import urllib3
+
+MOST_CONNECTIONS = 64  # that are kept for one server
+_CONNECT_S, _READ_S = 10, 60
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 5
+_USER_AGENT = "shardtool"
+
+
+@functools.lru_cache(maxsize=1)
+def _pool_of(_pid: int) -> urllib3.PoolManager:
+    import urllib3
+
+    timeout = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
+    return urllib3.PoolManager(maxsize=MOST_CONNECTIONS, retries=False, timeout=timeout)
+
+
+def pool() -> urllib3.PoolManager:
+    """Return this process's connections.
+
+    Raises:
+        InvalidRequest: urllib3 is not installed.
+    """
+    try:
+        return _pool_of(os.getpid())
+    except ImportError:
+        raise not_installed("urllib3") from None
+
+
+def send(
+    method: str, address: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+) -> urllib3.BaseHTTPResponse:
+    """Make one request, and follow redirects; the body of the answer is not read yet.
+
+    Args:
+        method: Of HTTP.
+        address: Of the object.
+        headers: More of them.
+        body: What to send.
+
+    Returns:
+        The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Give its connection back
+        by `release_conn`, or `close` it.
+
+    Raises:
+        Passing: What may pass: ask again.
+        FileNotFoundError: There is no such object.
+        FileExistsError: The condition in the headers does not hold.
+        AccessRefused: We may not.
+        StoreFailed: Anything else.
+    """
+    connections = pool()
+    from urllib3.exceptions import HTTPError
+
+    all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+    target = signed(address, method)
+    for _ in range(_MOST_REDIRECTS + 1):
+        try:
+            answer = connections.request(
+                method, target, headers=all_headers, body=body, preload_content=False, decode_content=False,
+                redirect=False, retries=False,
+            )  # fmt: skip
+        except HTTPError as error:
+            raise lost(address, error) from None
+        if answer.status not in _REDIRECTS or "Location" not in answer.headers:
+            break
+        answer.drain_conn()
+        answer.release_conn()
+        target = _redirected(address, target, answer.headers["Location"])
+    else:
+        raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
+    if answer.status in (200, 201, 204, 206, 416):
+        return answer
+    answer.close()
+    raise refusal(address, method, answer)
+
+
+def request(
+    method: str, address: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+) -> urllib3.BaseHTTPResponse:
+    """Make a request as `send` does, again and again where that may help; the answer has no body, or a short one.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        FileExistsError: The condition in the headers does not hold.
+        AccessRefused: We may not.
+        StoreFailed: It failed time and again.
+    """
+    return retried(shown(address), lambda: send(method, address, headers, body))
+
+
+def _redirected(address: str, now: str, location: str) -> str:
+    """Return where a redirect leads: never from https to http, and from a store nowhere, for requests are signed."""
+    there = urljoin(now, location)
+    if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
+        raise StoreFailed(shown(address), f"redirected to {_in_message(there)}", expected="an address of https")
+    if not is_web(address):
+        found = f"redirected to {_in_message(there)}"
+        raise StoreFailed(shown(address), found, remedy=WRONG_PLACE)
+    return there
+
+
+def _in_message(url: str) -> str:
+    """Return a server's URL for a message: without what may be secret, and not at any length."""
+    return without_secrets(url)[:200]

@@ -1,0 +1,109 @@
+"""What libraries and servers say that went wrong, as errors of ours.
+
+None of their own messages is shown or chained: they hold signed addresses, keys and passwords (measured: decision
+017). So each call is made where the address is known, and named by that.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from shardtool.errors import AccessRefused, InvalidRequest, StoreFailed
+from shardtool.storage.remote.address import shown
+from shardtool.storage.remote.retry import Passing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import urllib3
+
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
+_CHECK = "Check the credentials and the permissions."
+
+
+@contextmanager
+def store_failures(address: str) -> Iterator[None]:
+    """Turn what obstore says, which may hold secrets, into our errors."""
+    from obstore import exceptions as theirs
+
+    where = shown(address)
+    try:
+        yield
+    except (theirs.NotFoundError, FileNotFoundError):
+        raise FileNotFoundError(2, "no such object", where) from None
+    except (theirs.AlreadyExistsError, theirs.PreconditionError):
+        raise FileExistsError(17, "changed meanwhile, or there already", where) from None
+    except (theirs.PermissionDeniedError, theirs.UnauthenticatedError):
+        raise AccessRefused(where, "the store does not allow it", remedy=_CHECK) from None
+    except theirs.NotSupportedError:
+        raise StoreFailed(where, "the store cannot do what is asked") from None
+    except theirs.InvalidPathError:
+        found = "a name with an empty part, or . or .."
+        raise StoreFailed(where, found, expected="names without `//`, `/./` and `/../`") from None
+    except theirs.GenericError as error:
+        raise _generic(where, str(error)) from None
+    except (theirs.BaseError, ValueError, TypeError):
+        raise InvalidRequest(where, "no valid address or settings of a store") from None
+
+
+def _generic(where: str, message: str) -> Passing | StoreFailed:
+    """Return what obstore means by an error of no kind: by words that hold no secret."""
+    if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
+        status = int(found[1] or found[2])
+        if status == HTTPStatus.NOT_FOUND:
+            return StoreFailed(where, "there is no such bucket")
+        if status in BUSY:
+            return Passing(f"the store answers {status}")
+        return StoreFailed(
+            where, f"the store answers {status}", remedy="Is it the region, or the endpoint, of the bucket?"
+        )
+    return Passing("the store cannot be reached")
+
+
+def lost(address: str, error: Exception) -> Passing | StoreFailed:
+    """Return what is said of a request that got no answer, or a part of one."""
+    from urllib3 import exceptions
+
+    if isinstance(error, exceptions.SSLError):
+        return StoreFailed(shown(address), "the server's certificate is not trusted, or it speaks no TLS")
+    if isinstance(error, exceptions.LocationValueError):
+        return StoreFailed(shown(address), "no valid address")
+    passing = {
+        exceptions.NameResolutionError: "the name of the server is not known",
+        exceptions.NewConnectionError: "the server refuses the connection",
+        exceptions.ConnectTimeoutError: "no connection in time",
+        exceptions.ReadTimeoutError: "no answer in time",
+    }
+    return Passing(next((said for kind, said in passing.items() if isinstance(error, kind)), "the connection was lost"))
+
+
+def refusal(address: str, method: str, answer: urllib3.BaseHTTPResponse) -> Exception:
+    """Return what an answer of another status than was hoped for means."""
+    status, where = answer.status, shown(address)
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+        return FileNotFoundError(2, "no such object", where)
+    if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
+        return FileExistsError(17, "changed meanwhile, or there already", where)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        found = f"the server answers {status}: not allowed, or not there"
+        return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
+    if status in BUSY:
+        return Passing(f"the server answers {status}", retry_after(answer.headers.get("Retry-After", "")))
+    return StoreFailed(where, f"the server answers {status}", expected="200 or 206")
+
+
+def retry_after(text: str) -> float | None:
+    """Return the seconds that a server asks us to wait: a number, or a date."""
+    from email.utils import parsedate_to_datetime
+
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

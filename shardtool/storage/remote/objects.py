@@ -1,0 +1,150 @@
+"""Stores of objects: S3 and what speaks like it, Google Cloud Storage, Azure; by obstore (decision 017).
+
+A forked child may call `signed` and nothing else of this module: what obstore needs for requests, a fork has lost. No
+message of obstore is shown or chained: it may hold secrets.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import quote
+
+from shardtool.errors import InvalidRequest
+from shardtool.storage.remote.address import WEB, parse_address, shown
+from shardtool.storage.remote.failures import store_failures
+from shardtool.storage.remote.retry import retried
+from shardtool.storage.remote.stores import store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_SIGNED_FOR = timedelta(hours=1)
+_PAGE = 1000
+
+
+class Listed(NamedTuple):
+    """What lies in a bucket.
+
+    Attributes:
+        key: The object's key; of a prefix that stands for a folder, without a slash behind.
+        size: Bytes; -1 for a folder.
+        version: Its ETag, as far as it has one.
+        changed_ns: When it was written, by the store's clock.
+    """
+
+    key: str
+    size: int
+    version: str
+    changed_ns: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a prefix of other keys."""
+        return self.size < 0
+
+
+def signed(address: str, method: str) -> str:
+    """Return where a request goes: an address of the web as it is, one of a store signed. It is secret while it lasts.
+
+    Raises:
+        AccessRefused: There are no keys.
+        InvalidRequest: obstore is not installed, or the key is none that it takes.
+    """
+    at = parse_address(address)
+    if at.scheme in WEB:
+        return address
+    store, plain = store_of(at.scheme, at.host)
+    if plain is not None:
+        return f"{plain}/{quote(at.key)}"
+    import obstore
+
+    with store_failures(address):
+        return str(obstore.sign(store, cast("Any", method), at.key, _SIGNED_FOR))
+
+
+def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
+    """Yield what lies directly in a folder of a store, or with `below` all objects at any depth, in the store's order.
+
+    Raises:
+        AccessRefused: We may not list it.
+        StoreFailed: It fails time and again.
+        InvalidRequest: It is an address of the web, which nobody can list.
+    """
+    at = parse_address(address)
+    if at.scheme in WEB:
+        raise InvalidRequest(shown(address), "a folder on the web", expected="files: a web server does not list them")
+    store, _ = store_of(at.scheme, at.host)
+    import obstore
+
+    prefix = at.key.rstrip("/")
+    if not below:
+        found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None))
+        for folder in found["common_prefixes"]:
+            yield Listed(folder.rstrip("/"), -1, "", 0)
+        yield from (_one(meta) for meta in found["objects"])
+        return
+    pages: Any = obstore.list(store, prefix or None, chunk_size=_PAGE)
+    while page := _asked(address, lambda: next(pages, None)):
+        yield from (_one(meta) for meta in page)
+
+
+def put(address: str, data: bytes, expected: str | None = None) -> str:
+    """Write a small object, whole, and return its ETag.
+
+    Args:
+        address: Where.
+        data: Its bytes.
+        expected: The ETag of what it replaces; "" where nothing may be there; None: whatever is there.
+
+    Raises:
+        FileExistsError: Something else is there.
+        AccessRefused: We may not.
+        StoreFailed: It fails time and again.
+    """
+    at = parse_address(address)
+    store, _ = store_of(at.scheme, at.host)
+    import obstore
+
+    mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
+    answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
+    return answer["e_tag"] or ""
+
+
+def delete(folder: str, keys: Sequence[str]) -> None:
+    """Remove objects of the bucket of `folder`; those that are gone already are no error.
+
+    Raises:
+        AccessRefused: We may not.
+        StoreFailed: It fails time and again.
+    """
+    if not keys:
+        return
+    at = parse_address(folder)
+    store, _ = store_of(at.scheme, at.host)
+    import obstore
+
+    for first in range(0, len(keys), _PAGE):
+        some = list(keys[first : first + _PAGE])
+        try:
+            _asked(folder, partial(obstore.delete, store, some))
+        except FileNotFoundError:
+            for key in some:
+                with suppress(FileNotFoundError):
+                    _asked(folder, partial(obstore.delete, store, key))
+
+
+def _one(meta: Any) -> Listed:
+    return Listed(meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp() * 1e9))
+
+
+def _asked(address: str, ask: Callable[[], Any]) -> Any:
+    """Return what a call of obstore returns; it is made again where that may help."""
+
+    def once() -> Any:
+        with store_failures(address):
+            return ask()
+
+    return retried(shown(address), once)

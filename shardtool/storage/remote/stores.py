@@ -1,0 +1,102 @@
+"""How a bucket is reached: its server, and who has the keys.
+
+obstore finds keys by the usual environment variables of each cloud's own tools; profiles and single sign-on of AWS are
+read by boto3 where it is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from shardtool.errors import AccessRefused, InvalidRequest
+from shardtool.storage.remote.address import WEB, parse_address
+from shardtool.storage.remote.failures import store_failures
+
+ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, too
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+         "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
+
+
+def use_endpoint(url: str) -> None:
+    """Have S3 (or Google's, or Azure's) requests go to another server, in this process and in those it starts."""
+    if parse_address(url).scheme not in WEB:
+        raise InvalidRequest(url, "no address of a server", expected="http:// or https://")
+    os.environ[ENDPOINT] = url
+
+
+def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
+    """Return the store of a bucket, and its plain address where requests are not signed."""
+    return _made(scheme, bucket, os.environ.get(ENDPOINT, ""))
+
+
+@functools.lru_cache(maxsize=256)
+def _made(scheme: str, bucket: str, endpoint: str) -> tuple[Any, str | None]:
+    try:
+        from obstore import store
+    except ImportError:
+        raise not_installed("obstore") from None
+    options: dict[str, Any] = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+    with store_failures(f"{scheme}://{bucket}"):
+        if scheme == "s3":
+            endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+            if endpoint:
+                options["endpoint"] = endpoint
+            if (provider := _aws_keys(bucket)) is not None:
+                options["credential_provider"] = provider
+            plain = None
+            if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+                region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+                plain = (
+                    f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
+                )
+            return store.S3Store(bucket, **options), plain
+        if scheme == "gs":
+            if endpoint:
+                options["config"] = {"base_url": endpoint}
+            plain = None
+            if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+                plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
+            return store.GCSStore(bucket, **options), plain
+        if endpoint:
+            options["endpoint"] = endpoint
+        return store.AzureStore(bucket, **options), None
+
+
+def _aws_keys(bucket: str) -> Any:
+    """Return where boto3 finds keys, or None where obstore finds them by itself.
+
+    Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
+    """
+    if any(os.environ.get(name) for name in _KEYS) and not os.environ.get("AWS_PROFILE"):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if os.environ.get("AWS_PROFILE"):
+            raise InvalidRequest(
+                "AWS_PROFILE",
+                "boto3 is not installed",
+                expected="boto3, which reads profiles",
+                remedy="pip install boto3",
+            ) from None
+    else:
+        import boto3
+
+        session = boto3.Session()
+        if session.get_credentials() is not None:
+            return Boto3CredentialProvider(session)
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        raise AccessRefused(
+            f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+            remedy="A public bucket is read with AWS_SKIP_SIGNATURE=true.",
+        )  # fmt: skip
+    return None
+
+
+def not_installed(library: str) -> InvalidRequest:
+    """Return the error that a library of the extra `remote` is missing."""
+    return InvalidRequest(
+        library, "not installed", expected="the libraries for remote files", remedy="pip install 'shardtool[remote]'"
+    )

@@ -1,0 +1,69 @@
+"""Google's store as its XML interface is seen: a server of S3, whose headers are translated.
+
+    python -m tests.servers.gcs PORT S3_PORT
+
+Google's XML interface has the paths, listings and uploads of S3, and generations where S3 has ETags: each object that
+is seen here gets a number. No emulator of Google's store was found that knows enough of this interface for obstore:
+gcp-storage-emulator 2026.7 has no HEAD, no DELETE, no listing and no uploads in parts there, and sends no ETag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+from tests.servers.web import Head, WebServer, body_of, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONDITION = "x-goog-if-generation-match"
+_COPY = "x-goog-copy-source"
+
+
+class Gateway(WebServer):
+    """Sends requests on to a server of S3, as S3 has them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._numbers: dict[tuple[str, str], str] = {}
+        self._next = itertools.count(1_700_000_000_000_000)
+
+    async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer as the server of S3 does."""
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
+        try:
+            to_server.write(request.but(self._as_s3(request)).encoded())
+            async for piece in body_of(request, reader):
+                to_server.write(piece)
+                await to_server.drain()
+            head = await read_head(from_server)
+            tag, path = head.get("etag"), request.first[1].partition("?")[0]
+            if tag and (path, tag) not in self._numbers:
+                self._numbers[path, tag] = str(next(self._next))
+            writer.write(head.but({"x-goog-generation": self._numbers.get((path, tag)), "Connection": None}).encoded())
+            if request.first[0] != "HEAD" and head.first[1] not in ("204", "304"):
+                async for piece in body_of(head, from_server):
+                    writer.write(piece)
+                    await writer.drain()
+        finally:
+            to_server.close()
+        return True
+
+    def _as_s3(self, request: Head) -> Mapping[str, str | None]:
+        changed: dict[str, str | None] = {"Connection": "close", "Expect": None}
+        if copied := request.get(_COPY):
+            changed |= {_COPY: None, "x-amz-copy-source": copied}
+        if (wanted := request.get(_CONDITION)) == "0":
+            changed |= {_CONDITION: None, "If-None-Match": "*"}
+        elif wanted:
+            path = request.first[1].partition("?")[0]
+            tags = (tag for (one, tag), number in self._numbers.items() if one == path and number == wanted)
+            changed |= {_CONDITION: None, "If-Match": next(tags, '"none"')}
+        return changed
+
+
+if __name__ == "__main__":
+    asyncio.run(Gateway(int(sys.argv[2])).listen(int(sys.argv[1])))

@@ -1,0 +1,171 @@
+"""The servers that others have made: nginx, moto, rclone, azurite; and those of this package.
+
+Each function starts one, and is a context that yields it. A test is skipped where the program is not installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import http.client
+import json
+import subprocess
+import sys
+from email.utils import formatdate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.servers.processes import Server, found, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPO = Path(__file__).resolve().parents[2]
+BUCKET = "bucket"
+KEY_ID, SECRET = "AKIATESTSERVERS00000", "verySecretTestServersKeyOfFortyLetters00"
+ACCOUNT, ACCOUNT_KEY = "shardtooltests", base64.b64encode(b"very secret key of a storage account").decode()
+# No client may ask the machine that it runs on for keys; obstore does not obey the first of these.
+_NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}
+_NGINX = """daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
+events {{ worker_connections 1000; }}
+http {{
+    access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; default_type application/octet-stream;
+    {temporary}
+    server {{
+        listen 127.0.0.1:{port};
+        location /plain/ {{ alias {folder}/files/; }}
+        location /norange/ {{ alias {folder}/files/; max_ranges 0; }}
+        location /gzip/ {{ alias {folder}/files/; gzip on; gzip_types *; gzip_min_length 1; }}
+    }}
+}}
+"""
+
+
+def _module(name: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", name, *words]
+
+
+@contextlib.contextmanager
+def http_files(folder: Path) -> Iterator[Server]:
+    """Serve a folder with Python alone."""
+    (files := folder / "files").mkdir()
+    command = _module("tests.servers.files")
+    with running(lambda port: [*command, str(port), str(files)], folder / "log", PYTHONPATH=str(REPO)) as port:
+        url = f"http://127.0.0.1:{port}"
+        yield Server(url, url, files)
+
+
+@contextlib.contextmanager
+def proxy(server: Server, folder: Path) -> Iterator[int]:
+    """Run the proxy before a server; yield its port."""
+    command = _module("tests.servers.proxy")
+    with running(lambda port: [*command, str(port), str(server.port)], folder / "log", PYTHONPATH=str(REPO)) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def nginx(folder: Path) -> Iterator[dict[str, Server]]:
+    """Serve a folder with nginx, in three ways: `plain`, `norange` and `gzip`."""
+    program = found("nginx")
+    (files := folder / "files").mkdir()
+    config = folder / "nginx.conf"
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+
+    def command(port: int) -> list[str]:
+        config.write_text(_NGINX.format(folder=folder, port=port, temporary=temporary))
+        return [program, "-c", str(config), "-e", str(folder / "errors")]
+
+    with running(command, folder / "log") as port:
+        urls = {way: f"http://127.0.0.1:{port}/{way}" for way in ("plain", "norange", "gzip")}
+        yield {way: Server(url, url, files) for way, url in urls.items()}
+
+
+def _s3(port: int, folder: Path | None = None) -> Server:
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        **_NO_METADATA,
+    }
+    return Server(url, f"s3://{BUCKET}", folder, environment, (SECRET,))
+
+
+@contextlib.contextmanager
+def moto(folder: Path) -> Iterator[Server]:
+    """Run moto: S3 with versions, conditions and uploads in parts, in memory. It takes any key."""
+    found("moto_server")
+    with running(lambda port: _module("moto.server", "-H", "127.0.0.1", "-p", str(port)), folder / "log") as port:
+        server = _s3(port)
+        _put(port, f"/{BUCKET}")
+        yield server
+
+
+@contextlib.contextmanager
+def rclone(folder: Path) -> Iterator[Server]:
+    """Run `rclone serve s3` over a folder. It checks signatures; anyone may change the files behind it."""
+    program = found("rclone")
+    (files := folder / "files" / BUCKET).mkdir(parents=True)
+    options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "0s", "--no-cleanup"]
+    with running(
+        lambda port: [program, "serve", "s3", str(files.parent), "--addr", f"127.0.0.1:{port}", *options],
+        folder / "log",
+    ) as port:
+        yield _s3(port, files)
+
+
+@contextlib.contextmanager
+def gcs(server: Server, folder: Path) -> Iterator[Server]:
+    """Let moto speak as Google's store does. Requests and signatures are made with a key, and not checked."""
+    command = [found("openssl"), "genrsa", "2048"]
+    key = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = _module("tests.servers.gcs")
+    with running(lambda port: [*command, str(port), str(server.port)], folder / "log", PYTHONPATH=str(REPO)) as port:
+        url = f"http://127.0.0.1:{port}"
+        account = {"gcs_base_url": url, "client_email": "tests@example.com", "private_key": key, "private_key_id": "1"}
+        secrets = tuple(line for line in key.splitlines() if "--" not in line)
+        yield Server(url, f"gs://{BUCKET}", None, {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}, secrets)
+
+
+@contextlib.contextmanager
+def azurite(folder: Path) -> Iterator[Server]:
+    """Run azurite, in memory."""
+    program = found("azurite-blob")
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobHost", "127.0.0.1"]
+    with running(
+        lambda port: [found("node"), program, *options, "--blobPort", str(port)],
+        folder / "log",
+        AZURITE_ACCOUNTS=f"{ACCOUNT}:{ACCOUNT_KEY}",
+    ) as port:
+        url = f"http://127.0.0.1:{port}"
+        environment = {
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+            "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",
+            "AZURE_ALLOW_HTTP": "true",
+        }
+        _make_container(port)
+        yield Server(url, f"az://{BUCKET}", None, environment, (ACCOUNT_KEY,))
+
+
+def _make_container(port: int) -> None:
+    """Make the container; source of the signature: "Authorize with Shared Key" of Azure's documentation."""
+    date, version = formatdate(usegmt=True), "2021-08-06"
+    path = f"/{ACCOUNT}/{BUCKET}"
+    text = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}{path}\nrestype:container"
+    signature = hmac.new(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256).digest()
+    headers = {"x-ms-date": date, "x-ms-version": version}
+    headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}"
+    _put(port, f"{path}?restype=container", headers)
+
+
+def _put(port: int, path: str, headers: dict[str, str] | None = None) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    with contextlib.closing(connection):
+        connection.request("PUT", path, headers={"Content-Length": "0", **(headers or {})})
+        assert connection.getresponse().status in (200, 201)
