@@ -14,6 +14,7 @@ from shardtool.storage.remote.failures import BUSY, retry_after
 
 _Kinds = tuple[type[Exception], ...]
 _MEANINGS: tuple[tuple[_Kinds, SkipCode, str, bool], ...] = (  # the first that fits; whether it may pass
+    ((aiohttp.InvalidURL,), "bad-url", "a host that is no name and no address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "no address is known for the host", False),
     (
         (aiohttp.ClientSSLError,),

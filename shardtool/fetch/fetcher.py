@@ -39,7 +39,18 @@ class Fetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = Turns(options, self._begin_later)
         self._client: Client | None = None
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> int:
+        """Bytes that were read, and not taken yet."""
+        return asyncio.run_coroutine_threadsafe(self._held(), self._loop).result()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, and its thread has ended."""
+        return not self._thread.is_alive()
 
     def begin(self, urls: Sequence[str]) -> None:
         """Fetch these from now on; what was begun before is given up."""
@@ -69,10 +80,19 @@ class Fetcher:
 
     def close(self) -> None:
         """Give up what was begun, and end the thread."""
-        self.end()
-        if self._client is not None:
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _held(self) -> int:
+        return self._turns.held
+
+    async def _close(self) -> None:
+        await self._begin(())
+        if self._client is not None:
+            await self._client.close()
+        await self._loop.shutdown_default_executor()
 
     async def _begin(self, urls: Sequence[str]) -> None:
         tasks = [*self._tasks]

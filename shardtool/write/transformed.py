@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Fields = list[tuple[bytes, bytes | memoryview]]
 
 _transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
-_fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
+fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
 
 
 def transformer(transform: Transform) -> Transformer:
@@ -45,11 +45,11 @@ def transformer(transform: Transform) -> Transformer:
 
 def fetcher(options: FetchOptions) -> Fetcher:
     """Return what fetches files by some options, made once a process."""
-    if options not in _fetchers:
+    if options not in fetchers:
         from shardtool.fetch.fetcher import Fetcher
 
-        _fetchers[options] = Fetcher(options)
-    return _fetchers[options]
+        fetchers[options] = Fetcher(options)
+    return fetchers[options]
 
 
 def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult:
