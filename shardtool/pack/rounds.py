@@ -201,7 +201,7 @@ class Packing:
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
-        if len(counts) % self.manner.options.shards_multiple_of:
+        if self.output.own is None and len(counts) % self.manner.options.shards_multiple_of:
             found = f"{len(counts):,} shards, now that the sizes are known"
             expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
