@@ -137,7 +137,7 @@ def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exc
         found = f"the server answers {status}{said}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
-        return Passing(f"the server answers {status}", _retry_after(answer.headers.get("Retry-After", "")))
+        return Passing(f"the server answers {status}", retry_after(answer.headers.get("Retry-After", "")))
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
@@ -153,7 +153,7 @@ def _code_in(body: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def _retry_after(text: str) -> float | None:
+def retry_after(text: str) -> float | None:
     """Return the seconds that a server asks us to wait: a number, or a date."""
     from email.utils import parsedate_to_datetime
 
