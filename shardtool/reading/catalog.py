@@ -20,7 +20,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.unfinished import recorded_dots
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
@@ -216,7 +216,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=opened.found.dataset_file or listing([*opened.found.shards], 1),
+        name=without_secrets(opened.found.dataset_file or listing([*opened.found.shards], 1)),
         shards=tuple(found.shards),
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),
