@@ -37,6 +37,7 @@ class Blob:
         address: Where it is.
         size: Its bytes.
         version: Its ETag; empty where the server gives none, or nothing was asked for yet.
+        ranges: Whether the server gives parts of it, as far as is known.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -48,9 +49,9 @@ class Blob:
         self.address, self._where = address, shown(address)
         self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
         if size is None:
-            self.size, self._seen["version"], self._ranges = retried(self._where, self._look)
+            self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
         else:
-            self.size, self._ranges = size, True
+            self.size, self.ranges = size, True
 
     @property
     def version(self) -> str:
@@ -127,9 +128,9 @@ class Blob:
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
         whole = offset == 0 and end == self.size
-        if not self._ranges and not whole:
+        if not self.ranges and not whole:
             raise self._whole_only()
-        headers = {"Range": f"bytes={offset}-{end - 1}"} if self._ranges else {}
+        headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
         if self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -148,7 +149,7 @@ class Blob:
         if answer.status == HTTPStatus.OK and not said:
             if offset or end < self.size:
                 raise self._whole_only()
-            self._ranges, found = False, None
+            self.ranges, found = False, None
             size = int(answer.headers.get("Content-Length", "-1"))
         else:
             found = _RANGE.fullmatch(said)
@@ -159,7 +160,7 @@ class Blob:
         if size != self.size or self._seen.setdefault("version", tag) != tag:
             raise OSError(errno.ESTALE, "changed while it was read", self._where)
         asked = f"bytes {offset}-{end - 1}/{self.size}"
-        if self._ranges and said != asked:
+        if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
         if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
             what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
