@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,14 +28,12 @@ from shardtool.storage.shared import JoinedBlocks, SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.opened import OpenedDataset, OpenedShard
     from shardtool.values import Given, Kind
-
-Result = TypeVar("Result")
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away
 _log = logging.getLogger("shardtool")
@@ -245,7 +243,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
             crcs=[one.crc for one in of],
         )
-    shards, heads = opened.shards, [*_each(count_samples, opened.shards)]
+    shards, heads = opened.shards, [*for_each(count_samples, opened.shards, lambda shard: shard.path)]
     if None in heads:  # keys of shards that are walked end where those of the others do
         dots = recorded_dots(opened.found)
         shards = tuple(replace(shard, dots=dots) for shard in shards)
@@ -255,12 +253,6 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
     return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
-
-
-def _each(read: Callable[[OpenedShard], Result], shards: Sequence[OpenedShard]) -> Iterator[Result]:
-    """Yield what `read` returns for each shard; many are asked for at once where they lie elsewhere."""
-    places = {shard.path: shard for shard in shards}
-    return for_each(lambda path: read(places[path]), [shard.path for shard in shards])
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
