@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import urllib3
 
 PIECE = 2**20
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+_RANGE = re.compile(r"bytes (?:(\d+)-(-?\d+)|\*)/(\d+)")  # of an empty blob azurite says 0--1/0
 
 
 class Blob:
@@ -37,7 +37,7 @@ class Blob:
         address: Where it is.
         size: Its bytes.
         version: Its ETag; empty where the server gives none, or nothing was asked for yet.
-        ranges: Whether the server gives parts of it, as far as is known.
+        ranges: Whether the server gives parts of it, as far as that is known.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -118,8 +118,7 @@ class Blob:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
-        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
+        self._check_plain(answer)
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
@@ -147,6 +146,7 @@ class Blob:
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
         said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
         if answer.status == HTTPStatus.OK and not said:
+            self._check_plain(answer)
             if offset or end < self.size:
                 raise self._whole_only()
             self.ranges, found = False, None
@@ -165,6 +165,10 @@ class Blob:
         if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
             what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
             raise StoreFailed(self._where, what)
+
+    def _check_plain(self, answer: urllib3.BaseHTTPResponse) -> None:
+        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
     def _whole_only(self) -> StoreFailed:
         return StoreFailed(
