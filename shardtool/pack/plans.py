@@ -30,9 +30,9 @@ from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import Appended, append_notes, begin, check_appended
 from shardtool.publish.old_dataset import Done
-from shardtool.request.options import share
+from shardtool.request.options import CreateOptions, share
 from shardtool.source.base import check_some, skipped_notes
-from shardtool.values import output_text, parse_size, show_size
+from shardtool.values import URL, counted, output_text, parse_size, show_size
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
+
+
+_FETCHED = 10_000  # samples of URLs in a shard, where nothing bounds it: how much that is, is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Plans:
 
 
 @memory_for("planning the shards")
-def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Notes) -> Plans:
+def plan_shards(request: Request, samples: Samples, pool: Pool, notes: Notes) -> Plans:
     """Decide which sample goes into which shard.
 
     Raises:
@@ -83,7 +86,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         return Plans((), None)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
-        notes.add("sizes are estimates: samples are changed on the way")
+        notes.add(_dry_note(request, entries))
     seed = options.seed if options.shuffle else None
     plans = tuple(
         make_plan(entries, target.output.pattern_left, _bounds(options, target), seed, which=part, estimate=estimate)
@@ -122,12 +125,23 @@ def _check_sizes(target: Target, plan: Plan) -> None:
     raise InvalidRequest(where, found, expected=expected, remedy=f"Lower {option('max_size')}.")
 
 
+def _dry_note(request: Request, entries: Entries) -> str:
+    """Return what a plan cannot know of samples that are changed on the way."""
+    if request.transform is None or request.transform.fetch is None:
+        return "sizes are estimates: samples are changed on the way"
+    urls = int(np.count_nonzero(entries.rows.kind == URL))
+    return f"{counted(urls, 'URL')} not asked: what they give, and how large it is, shows only when they are fetched"
+
+
 def _bounds(options: OutputOptions, target: Target) -> Bounds:
-    """Return what limits the shards of a target."""
-    by_hash = options.place == "hash"
+    """Return what limits the shards of a target: where files are fetched, without other limits, their number."""
+    by_hash, max_count = options.place == "hash", options.max_count
+    limits = options.max_size, options.shards, target.pattern.count
+    if isinstance(options, CreateOptions) and options.urls and limits == (None, None, None):
+        max_count = max_count or _FETCHED
     return Bounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
-        max_count=options.max_count,
+        max_count=max_count,
         shards=options.shards,
         equal_count=options.equal_count,
         multiple_of=options.shards_multiple_of,
@@ -137,7 +151,7 @@ def _bounds(options: OutputOptions, target: Target) -> Bounds:
     )
 
 
-def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
+def _estimate(request: Request, samples: Samples, pool: Pool) -> NDArray[np.int64] | None:
     """Return about what changed samples will take; None if they stay as they are."""
     transform = request.transform
     if transform is None:
@@ -146,7 +160,8 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np
 
     transform.check_fields(samples.entries.fields)
     pattern = samples.targets[0].pattern
-    return estimate_sizes(samples.entries, pattern, None if samples.binary else transform, pool)
+    tried = None if samples.binary or transform.fetch is not None else transform  # a plan asks no server
+    return estimate_sizes(samples.entries, pattern, tried, pool)
 
 
 @memory_for("planning the shards")

@@ -176,16 +176,6 @@ def _missing(path: str) -> CorruptShard:
     return CorruptShard(path, found, expected="a shard", remedy=remedy)
 
 
-def _way(folder: str, shards: str) -> str:
-    """Return the way from one folder to another, as `os.path.relpath` does; at an address, only down is a way."""
-    if not (is_url(folder) or is_url(shards)):
-        return os.path.relpath(os.path.realpath(shards or "."), os.path.realpath(folder or "."))
-    above, below = folder.rstrip("/"), shards.rstrip("/")
-    if above == below:
-        return os.curdir
-    return below.removeprefix(above + "/") if below.startswith(above + "/") else os.pardir
-
-
 def _below(folder: str, shards: list[str]) -> str:
     """Return the way from the dataset file's folder down to that of the shards; empty: it is the same.
 
@@ -207,6 +197,14 @@ def _below(folder: str, shards: list[str]) -> str:
     if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
     return name
+
+
+def _way(folder: str, below: str) -> str:
+    """Return the way from one folder down to another; it starts with `..` where that lies elsewhere."""
+    if not is_url(folder) and not is_url(below):
+        return os.path.relpath(os.path.realpath(below or "."), os.path.realpath(folder or "."))
+    top, place = f"{folder.rstrip('/')}/", f"{below.rstrip('/')}/"
+    return (place[len(top) : -1] or os.curdir) if place.startswith(top) else os.pardir
 
 
 def _check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None:

@@ -107,7 +107,8 @@ def known_samples(entries: Entries, destinations: Sequence[Destination], *, tran
     theirs = place[mine]
     there[theirs] = True
     if len(mine):
-        newest = np.maximum.reduceat(entries.rows.mtime_ns, entries.first[:-1])
+        times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
+        newest = np.maximum.reduceat(times, entries.first[:-1])
         changed[theirs[newest[theirs] > packed.written_ns[mine] + _SLACK_NS]] = True
         if not transformed:
             changed[theirs[_differ(packed, entries, mine, theirs)]] = True
@@ -140,7 +141,7 @@ def _differ(packed: _Packed, entries: Entries, mine: Numbers, theirs: Numbers) -
         mine: The places of some of the first.
         theirs: The places of the same samples among the second.
     """
-    counts = entries.counts()[theirs]
+    counts = entries.counts_of(theirs)
     differ: NDArray[np.bool_] = packed.counts[mine] != counts
     same = np.flatnonzero(~differ)
     first = np.concatenate(([0], np.cumsum(packed.counts)))

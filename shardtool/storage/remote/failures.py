@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
@@ -64,7 +65,7 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
         if code in _EXPIRED:
             return _expired(where, status, code)
         said = f"the store answers {status} {code}".rstrip()
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if status in _REFUSED:
             return AccessRefused(where, said, remedy=_CHECK)
         return StoreFailed(where, said, remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
@@ -132,11 +133,11 @@ def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exc
     said = f" {code}" if code else ""
     if code in _EXPIRED:
         return _expired(where, status, code)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if status in _REFUSED:
         found = f"the server answers {status}{said}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
-        return Passing(f"the server answers {status}", _retry_after(answer.headers.get("Retry-After", "")))
+        return Passing(f"the server answers {status}", retry_after(answer.headers.get("Retry-After", "")))
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
@@ -152,7 +153,7 @@ def _code_in(body: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def _retry_after(text: str) -> float | None:
+def retry_after(text: str) -> float | None:
     """Return the seconds that a server asks us to wait: a number, or a date."""
     from email.utils import parsedate_to_datetime
 

@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
 from shardtool.storage.remote.azure import signed_with_key
 from shardtool.storage.remote.failures import store_failures
-from shardtool.storage.remote.retry import retried
+from shardtool.storage.remote.retry import Attempts, Passing, retried
 from shardtool.storage.remote.stores import endpoint_of_all, store_of
 
 if TYPE_CHECKING:
@@ -90,9 +90,38 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
             yield Listed(folder.rstrip("/"), -1, "", 0)
         yield from (_one(meta) for meta in found["objects"])
         return
-    pages: Any = obstore.list(store, prefix or None, chunk_size=_PAGE)
-    while page := _asked(address, lambda: next(pages, None)):
-        yield from (_one(meta) for meta in page)
+    yield from _below(address, store, prefix)
+
+
+def _below(address: str, store: Any, prefix: str) -> Iterator[Listed]:
+    """Yield all objects below a prefix, page by page; a page that fails is asked for again, from the last key on.
+
+    The key of an empty object may lack a slash, so that the store would go on elsewhere: another one must be the last.
+    """
+    import obstore
+
+    attempts, last, done = Attempts(shown(address)), "", set[str]()
+    while True:
+        pages: Any = obstore.list(store, prefix or None, offset=last or None, chunk_size=_PAGE)
+        try:
+            while page := _page(address, pages):
+                for one in page:
+                    if one.key not in done:
+                        yield one
+                    if one.size:
+                        last, done = one.key, set()
+                    else:
+                        done.add(one.key)
+                attempts.progress()
+        except Passing as error:  # such a list is at its end: asked for more it would say that there is none
+            attempts.failed(error)
+        else:
+            return
+
+
+def _page(address: str, pages: Any) -> list[Listed]:
+    with store_failures(address):
+        return [_one(meta) for meta in next(pages, ())]
 
 
 def put(address: str, data: bytes, expected: str | None = None) -> str:
