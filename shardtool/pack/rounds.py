@@ -99,6 +99,7 @@ class Packing:
         if not self._fetches:  # of the web, no sizes are known
             self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         size = 0 if self._fetches else int(plan.sizes[shards.start : shards.stop].sum())
+        self._note_gap()
         self.observer.start(samples, size, len(shards))
         while True:
             self._consumed, again = {}, []
@@ -136,6 +137,12 @@ class Packing:
             self.dropped,
             tuple(self.misread.values()),
         )
+
+    def _note_gap(self) -> None:
+        """Say that a dataset goes before another is there, where nothing can wait unseen."""
+        there = self.output.pattern.dataset_file in self.output.existing
+        if there and self.output.if_exists == "overwrite" and not self.output.folder.hides:
+            self.observer.note("in a store the old dataset file goes first: there is none until this run has ended")
 
     def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
