@@ -95,7 +95,7 @@ def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) ->
     data = bytearray(folder.read(bad.name))
     data[3000] ^= 1
     with folder.stage(bad.name) as file:
-        file.write(data)
+        file.write(bytes(data))
         folder.publish(file.finish())
     with pytest.raises(CorruptShard, match=bad.name):
         copy(prefix, tmp_path / "back")
