@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CopyResult, CreateResult, DryRun, ExportResult, IndexResult, SplitResult
+    from shardtool.storage.places import use_endpoint
     from shardtool.verbs.copy import copy
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import export
@@ -94,6 +95,7 @@ __all__ = [
     "open",
     "reshard",
     "reshard_dry_run",
+    "use_endpoint",
     "verify",
 ]
 
@@ -131,6 +133,7 @@ _MODULES = {
     "merge": "writer.merge",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
+    "use_endpoint": "storage.places",
     "verify": "verbs.verify",
 }
 

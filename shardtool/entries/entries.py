@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
+from shardtool.storage.sources import is_place
 from shardtool.values import LINK, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class FieldRows:
 
     Attributes:
         code: uint16[rows], the field's name: its place among `Entries.fields`.
-        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
+        kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
-        mtime_ns: int64[rows], as seen when the source was listed.
+        mtime_ns: int64[rows], as seen when the source was listed; of an object, its version as a number.
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One a row, relative to `Entries.root`; None where each is key + "." + field.
+        paths: One a row, relative to `Entries.root`, or its URL; None where each is key + "." + field.
     """
 
     code: NDArray[np.uint16]
@@ -144,6 +145,11 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `sources`)."""
+        return any(map(is_place, (self.root, *self.folders.values())))
 
     @property
     def known_spans(self) -> FieldSpans:

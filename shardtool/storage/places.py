@@ -15,6 +15,7 @@ from shardtool.storage.remote import address
 from shardtool.storage.remote.blob import Blob, read_end, read_whole
 from shardtool.storage.remote.objects import listed
 from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
 from shardtool.storage.remote.together import callers, together
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read 
 
 Result = TypeVar("Result")
 
-is_url, is_web = address.is_url, address.is_web
+is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
 
 
 def join(folder: str, name: str) -> str:
