@@ -152,6 +152,8 @@ class Packing:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
         if self.manner.transform and self.manner.transform.function:
             return 1
+        if self._round.entries.is_remote:
+            return REMOTE_READS
         file_s = opening_s(self._round.entries)
         reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
         if reads > 1:
