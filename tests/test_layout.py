@@ -28,7 +28,7 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing", "urllib3", "obstore", "boto3",
+    "multiprocessing", "urllib3", "obstore", "boto3", "ray",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",
@@ -49,6 +49,7 @@ LATE = {
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
+    "execute.ray_cluster": {"_version", "sys"},  # in a function that travels by itself
     "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter", "publish.renewal"},
     "pack.run": {"pack.result", "publish.exporter", "publish.renewal"},

@@ -20,7 +20,6 @@ from shardtool.dataset.sidecar_write import Written, encode, encode_table, index
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
-from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Manner
     from shardtool.plan.plan import Plan
@@ -80,15 +79,16 @@ class Packing:
         self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
         self._shards = own_shards(plan, self.output)  # of this round
         self._consumed: dict[int, int] = {}  # of this round's shards
+        self._most = 1  # tasks at the same time
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, tuple[Planned, bytes]] = {}  # with the sidecar of a shard of changed samples
         self.misread: dict[str, Misread] = {}
         self._reported: dict[int, tuple[int, int]] = {}
 
     @memory_for("packing the shards")
-    def pack(self, pool: LocalPool) -> Packed:
+    def pack(self, pool: Pool) -> Packed:
         """Have every shard written, and publish each as it is done; return what they hold."""
-        plan, shards = self.plan, self._shards
+        plan, shards, self._most = self.plan, self._shards, pool.most
         samples = sum(map(plan.count, shards))
         self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         self.observer.start(samples, int(plan.sizes[shards.start : shards.stop].sum()), len(shards))
@@ -155,7 +155,7 @@ class Packing:
         if self._round.entries.is_remote:
             return REMOTE_READS
         file_s = opening_s(self._round.entries)
-        reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
+        reads = reads_at_once(file_s, min(len(self._shards) or 1, self._most))
         if reads > 1:
             self.observer.log(f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time")
         return reads
@@ -211,13 +211,15 @@ class Packing:
         self.entries[number] = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *sidecar, *keys)
         if isinstance(self.output.append, Done):
             check_same(self.output.append, number, self.entries[number], self.output)
-            self.output.folder.discard_staged([name])
+            if result.staged is not None:
+                self.output.folder.discard_staged([name])
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
-            if result.compared and is_newer(planned, self.mtime_ns):  # not while the clocks may differ by more
-                self.output.folder.set_time(name, self.mtime_ns)  # so that the next run trusts it
+            mtime_ns = mtime_of_shard(planned, self.mtime_ns)
+            if result.compared and is_newer(planned, mtime_ns):  # not while the clocks may differ by more
+                self.output.folder.set_time(name, mtime_ns)  # so that the next run trusts it
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes = self._reported.pop(shard, (0, 0))

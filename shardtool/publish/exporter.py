@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Notes
@@ -117,9 +117,7 @@ class Exporter:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 
-    def write(
-        self, target: OutputFolder, pool: LocalPool | None = None, *, overwrite: bool
-    ) -> tuple[tuple[str, ...], int]:
+    def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Write all index files, then let them appear.
 
         Args:
@@ -181,7 +179,7 @@ class Exporter:
         if wrong := misreading({*there, *map(output_text, names)}):
             self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
 
-    def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
+    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
         shards, wanted = dataset.shards, self.wanted.values()
         if all(export.encode is None for export in wanted):

@@ -8,13 +8,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_choices
+from shardtool.request.choices import check_address, check_choices
 from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
     Dots,
+    Executor,
     IfExists,
     ImageFormat,
     OnError,
@@ -37,6 +38,7 @@ TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
+OF_WORKERS = ("workers", "executor", "address")  # what every verb that starts some can be asked for
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
@@ -47,7 +49,8 @@ _OF_FOLDERS = (
 _OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only", "executor",
+    "address",
 }  # fmt: skip
 
 
@@ -81,6 +84,8 @@ class OutputOptions:
         part: Only the shards of one of several runs side by side: `3/64`, or `slurm`; `merge` makes the dataset of all.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     max_size: str | int | None = None
@@ -107,11 +112,14 @@ class OutputOptions:
     part: str | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
@@ -389,6 +397,8 @@ class VerifyOptions:
             but `follow`, which only the user can ask for.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     quick: bool = False
@@ -404,11 +414,14 @@ class VerifyOptions:
     symlinks: Symlinks | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         for name in OF_SOURCE:
             if getattr(self, name) and self.source is None:
                 raise InvalidRequest(
@@ -447,6 +460,8 @@ class IndexOptions:
         overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     checksum: bool = False
@@ -455,10 +470,13 @@ class IndexOptions:
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,16 +488,21 @@ class ExportOptions:
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     output: Folder | None = None
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, printable
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.start import start_pool
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.publish.exporter import Exporter, index_names
@@ -57,7 +57,7 @@ def export(
     with ExitStack() as stack:
         pool = None
         if any(one.hashed for one in wanted.values()):
-            pool = stack.enter_context(LocalPool(options.workers or cores(), options.start_method))
+            pool = stack.enter_context(start_pool(options))
         exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))

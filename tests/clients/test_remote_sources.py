@@ -103,7 +103,7 @@ def test_listing_by_pages(
     files = {f"{at:04}.jpg": b"x" for at in range(2100)}
     prefix, _ = _tree(proxy, monkeypatch, files)
     proxy.set(Fault("status", path="list-type", first=3), Fault("cut", path="list-type", first=5))
-    assert sum(one.samples for one in dry_run(prefix, str(tmp_path / OUT)).outputs) == len(files)
+    assert sum(one.samples for one in dry_run(prefix, str(tmp_path / OUT)).shards) == len(files)
     assert {"status", "cut"} <= {asked.fault for asked in proxy.log().asked}
     proxy.set(Fault("status", path="list-type", first=3, times=None, status=403))
     with pytest.raises(AccessRefused):

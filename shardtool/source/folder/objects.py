@@ -18,7 +18,7 @@ from shardtool.values import FILE, split_name, to_bytes, to_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.storage.sources import FoundObject
 
@@ -32,7 +32,7 @@ class ObjectTree:
     root: bytes
     rules: ScanRules
 
-    def scan(self, _pool: LocalPool, observer: Observer) -> list[ScanPart]:
+    def scan(self, _pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return what lies below, in key order.
 
         Raises:

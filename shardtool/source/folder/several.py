@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -49,7 +49,7 @@ class FoldersSource(FolderSource):
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
         from shardtool.source.folder.samples import check_torn, collect
         from shardtool.source.grouping import find_groups, grouped

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _CHECK = "Check the credentials and the permissions."
 
@@ -55,6 +56,8 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
         status = int(found[1] or found[2])
         if status == HTTPStatus.NOT_FOUND:
             return StoreFailed(where, "there is no such bucket")
+        if status in _REFUSED:
+            return AccessRefused(where, "the store does not allow it", remedy=_CHECK)
         if status in BUSY:
             return Passing(f"the store answers {status}")
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -114,7 +117,7 @@ def refusal(address: str, method: str, answer: Answer) -> Exception:
         return FileNotFoundError(2, "no such object", where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
         return FileExistsError(17, "changed meanwhile, or there already", where)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if status in _REFUSED:
         found = f"the server answers {status}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
+from shardtool.storage.remote.azure import signed_name
 from shardtool.storage.remote.failures import store_failures
 from shardtool.storage.remote.retry import Attempts, Passing, retried
 from shardtool.storage.remote.stores import store_of
@@ -61,8 +62,10 @@ def signed(address: str, method: str) -> str:
         return f"{plain}/{quote(at.key)}"
     import obstore
 
+    key = quote(at.key) if at.scheme == "gs" else at.key  # obstore 0.12 escapes those of the others only
     with store_failures(address):
-        return str(obstore.sign(store, cast("Any", method), at.key, _SIGNED_FOR))
+        url = str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
+        return signed_name(url, at) if at.scheme == "az" and quote(key) != key else url
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
@@ -138,6 +141,11 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
     import obstore
 
     mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
+    if expected and at.scheme == "gs":  # Google's conditions are of generations, which only the store knows
+        now = _asked(address, lambda: obstore.head(store, at.key))
+        if now["e_tag"] != expected:
+            raise FileExistsError(17, "changed meanwhile", shown(address))
+        mode["version"] = now["version"]
     answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
     return answer["e_tag"] or ""
 
