@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
-from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
+from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
