@@ -182,6 +182,10 @@ class Entries:
         """Return how many fields each sample has."""
         return np.diff(self.first)
 
+    def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many fields each of `samples` has; nothing is done for the others, who may be millions."""
+        return self.first[samples + 1] - self.first[samples]
+
     def code_counts(self) -> list[int]:
         """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
@@ -192,8 +196,7 @@ class Entries:
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
-        starts = self.first[samples]
-        counts = self.first[samples + 1] - starts
+        starts, counts = self.first[samples], self.counts_of(samples)
         offsets = np.cumsum(counts) - counts
         return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
@@ -203,7 +206,7 @@ class Entries:
         return replace(
             self,
             keys=self.keys.take(samples),
-            first=np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64),
+            first=np.concatenate(([0], np.cumsum(self.counts_of(samples)))).astype(np.int64),
             rows=self.rows.take(rows),
             values=self.values.take(samples),
             spans=None if self.spans is None else self.spans.take(samples, rows),

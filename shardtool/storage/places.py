@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused
 from shardtool.storage import reading
 from shardtool.storage.remote import address
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, read_end, read_whole
 from shardtool.storage.remote.objects import listed
-from shardtool.storage.remote.together import together
+from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.together import callers, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
 
 Result = TypeVar("Result")
 
@@ -39,14 +42,18 @@ def base_name(path: str) -> str:
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
 
 
-def open_blob(where: str) -> Blob:
+def open_blob(where: str, size: int | None = None) -> Blob:
     """Return an object at an address, to be read at any place.
+
+    Args:
+        where: The address.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
 
     Raises:
         OSError: It is not there.
         ShardError: It cannot be read.
     """
-    return Blob(where)
+    return Blob(where, size)
 
 
 def is_file(path: str) -> bool:
@@ -140,9 +147,9 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """
     if not is_url(path):
         return reading.read_small(path, limit, ending=ending)
-    blob = open_blob(path)
-    reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
-    return blob.read(0, blob.size)
+    return read_whole(
+        path, lambda size: reading.check_small(path, size, limit, lambda: read_end(path, len(ending)), ending)
+    )
 
 
 def read_beside(path: str) -> bytes | None:
@@ -181,5 +188,4 @@ def read_tail(path: str, limit: int) -> bytes:
     """
     if not is_url(path):
         return reading.read_tail(path, limit)
-    blob = open_blob(path)
-    return blob.read(max(0, blob.size - limit), limit)
+    return read_end(path, limit)

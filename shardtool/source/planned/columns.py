@@ -17,7 +17,7 @@ import pyarrow as pa
 from shardtool.entries.arrow import number_array, numbers
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.names import Names
-from shardtool.values import FILE, INLINE, LINK, SPAN, to_bytes
+from shardtool.values import FILE, INLINE, SPAN, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,6 +174,7 @@ def read_entries(
         folders=place.folders,
     )
     _check(found)
+    pa.default_memory_pool().release_unused()  # what decoding took
     return found
 
 
@@ -188,26 +189,31 @@ def _arrays(file: ParquetFile, name: str) -> Iterator[Any]:
 
 def _read_fields(file: ParquetFile, shape: Shape) -> tuple[NDArray[np.int64], list[NDArray[Any]], Names | None]:
     """Return where the fields of each sample start, their numbers, and their paths."""
-    counts: list[NDArray[np.int64]] = []
-    parts: list[list[Any]] = [[] for _ in shape.kinds()]
+    starts, most = np.zeros(file.metadata.num_rows + 1, np.int64), _most_fields(file)
+    columns: list[NDArray[Any]] = [
+        np.empty(most, kind) for _, kind in shape.kinds()
+    ]  # joined, they would be there twice
     paths: list[bytes] = []
+    sample = row = 0
     for lists in _arrays(file, FIELDS):
-        counts.append(np.diff(numbers(lists.offsets)))
         structs = lists.flatten()
         arrays = structs.flatten()
         if structs.null_count or any(array.null_count for array in arrays):
             raise ValueError(f"nulls in {FIELDS}")
-        for part, array in zip(parts, arrays, strict=False):
-            part.append(numbers(array))
+        for column, array in zip(columns, arrays, strict=False):
+            column[row : row + len(array)] = numbers(array)
         if shape.paths:
             paths.append(_texts(arrays[-1]))
-    total = np.concatenate([np.zeros(1, np.int64), *counts])
-    np.cumsum(total, out=total)
-    columns = []
-    for (_, kind), part in zip(shape.kinds(), parts, strict=True):
-        columns.append(np.concatenate([np.zeros(0, kind), *part]))
-        part.clear()
-    return total, columns, Names.parse(b"".join(paths)) if shape.paths else None
+        starts[sample + 1 : sample + 1 + len(lists)] = np.diff(numbers(lists.offsets))
+        sample, row = sample + len(lists), row + len(structs)
+    np.cumsum(starts, out=starts)
+    return starts, [column[:row] for column in columns], Names.parse(b"".join(paths)) if shape.paths else None
+
+
+def _most_fields(file: ParquetFile) -> int:
+    """Return how many fields there are, with one for each sample without any."""
+    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+    return sum(group.column(1).num_values for group in groups)
 
 
 def _check(entries: Entries) -> None:
@@ -238,8 +244,8 @@ def _check(entries: Entries) -> None:
 
 def _check_kinds(entries: Entries) -> None:
     rows, spans = entries.rows, entries.spans
-    read = (FILE, LINK) if spans is None else (SPAN,)
-    if not np.isin(rows.kind, np.array([INLINE, *read], np.uint8)).all():
+    least, most = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
+    if rows.kind.min(initial=least) < least or rows.kind.max(initial=least) > most:
         raise ValueError("fields that are read in no way that this source has")
     if spans is not None:
         size = rows.size if spans.files[0].form == "tar" else 0

@@ -40,8 +40,9 @@ from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing
 from shardtool.source.planned.checks import check_paths
 from shardtool.source.planned.columns import DIVIDES, Shape, read_entries, tables
-from shardtool.storage.folders import open_folder
+from shardtool.storage.places import is_url
 from shardtool.storage.reading import open_plain
+from shardtool.storage.staging import Folder
 from shardtool.values import Number, show_size
 from shardtool.wording import option
 
@@ -97,7 +98,9 @@ def write_plan(path: str, planned: Planned, asked: Asked, *, overwrite: bool) ->
         found = "payloads in a table or a compressed archive, which are unpacked in the run that packs them"
         raise InvalidRequest(option("plan_only"), found, expected="payloads that stay where they are")
     facts = json.dumps(_document(planned, asked)).encode()
-    folder, name = open_folder(os.path.dirname(path)), os.path.basename(path)
+    if is_url(path):
+        raise InvalidRequest(option("plan_only"), path, expected="a file of this machine, or of a shared file system")
+    folder, name = Folder(os.path.dirname(path)), os.path.basename(path)
     folder.ready()
     if not overwrite and name in folder.facts([name]):
         remedy = f"Write to another name, or add {option('if_exists', 'overwrite')}."
