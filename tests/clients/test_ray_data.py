@@ -108,7 +108,7 @@ def test_equal_splits(data: Any, folder: Path) -> None:
     """Two trainers get equally many samples, none of them twice: what Ray Train asks for."""
     import ray
 
-    @ray.remote(num_cpus=0)
+    @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator,unused-ignore]
     def keys(share: Any) -> list[str]:
         return [key for batch in share.iter_batches(batch_size=10) for key in batch["__key__"]]
 
@@ -145,7 +145,7 @@ def test_the_example(tmp_path: Path) -> None:
     """examples/ray_data.py runs as it says, and gives both ranks the same share."""
     (tmp_path / "sample_data").symlink_to(REPO / "sample_data")
     for name in ("make_shards.py", "ray_data.py"):
-        command = [sys.executable, REPO / "examples" / name]
+        command = [sys.executable, str(REPO / "examples" / name)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
     assert done.stdout == "77 samples in 5 shards\nrank 0: 38 samples\nrank 1: 38 samples\n"
