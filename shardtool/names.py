@@ -11,9 +11,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 _CHUNK = 2**16  # names at a time
+_MANY = 2**20  # names: of so many, gathering some is worth an import of pyarrow.compute
+_FEW = 2**8  # that are gathered faster one by one
 
 
 class Texts(Protocol):
@@ -79,8 +82,26 @@ class Names:
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the names `which`, in that order, a NUL after each."""
+        if len(self) >= _MANY and len(which) > _FEW:
+            return self._gather_many(which)
         starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+    def _gather_many(self, which: NDArray[np.int64]) -> bytes:
+        """Do what `gather` does, in a third of its time where names lie all over the memory."""
+        import pyarrow as pa
+
+        places = pa.Array.from_buffers(pa.int64(), len(which), [None, pa.py_buffer(np.ascontiguousarray(which))])
+        _, offsets, data = self._array().take(places).buffers()
+        return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(which)]])
+
+    def _array(self) -> pa.LargeBinaryArray:
+        """Return the names as Arrow has them, with the NUL at the end of each."""
+        import pyarrow as pa
+
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(self), [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
+        )
 
     def take(self, which: NDArray[np.int64]) -> Names:
         """Return the names `which`, in that order."""
@@ -88,12 +109,11 @@ class Names:
 
     def sorted_order(self) -> NDArray[np.int64]:
         """Return the places of the names in the order of their bytes."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        buffers = [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]  # the NUL at the end of each sorts lowest
-        names = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
-        return np.asarray(pc.sort_indices(names).to_numpy(), np.int64)
+        return np.asarray(
+            pc.sort_indices(self._array()).to_numpy(), np.int64
+        )  # the NUL at the end of each sorts lowest
 
     def hashes(self, person: bytes = b"", salt: bytes = b"") -> NDArray[np.uint64]:
         """Return the BLAKE2b (RFC 7693) of each name, of 8 bytes, little-endian: the same everywhere.

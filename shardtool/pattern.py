@@ -28,7 +28,7 @@ FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # 
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _SPEC = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's for all of its numbered names
-_MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
+MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
 _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
 _MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
 # What some other tool's pattern has, and no file's name should.
@@ -219,16 +219,16 @@ def _expand(texts: list[str]) -> list[str]:
     """Expand what braces are left: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
         for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand holds a range as a whole
-            if max(map(len, match.groups())) > _MOST_DIGITS or abs(int(match[2]) - int(match[1])) >= _MOST_NAMES:
-                raise InvalidRequest(match[0][:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
+            if max(map(len, match.groups())) > _MOST_DIGITS or abs(int(match[2]) - int(match[1])) >= MOST_NAMES:
+                raise InvalidRequest(match[0][:100], f"more than {MOST_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
         try:
-            names = [*islice((name for text in texts for name in braceexpand(text)), _MOST_NAMES + 1)]
+            names = [*islice((name for text in texts for name in braceexpand(text)), MOST_NAMES + 1)]
         except UnbalancedBracesError:
             raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
-        if len(names) > _MOST_NAMES:
-            raise InvalidRequest(" ".join(texts)[:100], f"more than {_MOST_NAMES:,} names", expected="one pattern")
+        if len(names) > MOST_NAMES:
+            raise InvalidRequest(" ".join(texts)[:100], f"more than {MOST_NAMES:,} names", expected="one pattern")
         return names
     return texts
 

@@ -48,8 +48,7 @@ def few_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
-        for module in ("pack.run", "verbs.index", "verbs.export", "check.look"):
-            patched.setattr(f"shardtool.{module}.LocalPool", OwnWorker)
+        patched.setattr("shardtool.execute.start.LocalPool", OwnWorker)
         yield
 
 

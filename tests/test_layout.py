@@ -28,7 +28,7 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing", "urllib3", "obstore", "boto3", "aiohttp",
+    "multiprocessing", "urllib3", "obstore", "boto3", "ray", "aiohttp",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",
@@ -49,18 +49,15 @@ LATE = {
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
+    "execute.ray_cluster": {"_version", "sys"},  # in a function that travels by itself
     "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter", "publish.renewal"},
     "pack.run": {"pack.result", "publish.exporter", "publish.renewal"},
     "request.options": {"fetch.options", "transform.steps"},
     "source.folder.source": {"dataset.classes"},
     "source.manifest.options": {"dataset.classes"},
-    "source.open": {
-        "source.archive.source",
-        "source.folder.several",
-        "source.folder.source",
-        "source.manifest.options",
-    },
+    "source.kinds": {"source.manifest.options"},
+    "source.open": {"source.archive.source", "source.folder.several", "source.folder.source"},
     "source.selecting": {"dataset.classes"},
     "verbs.repair": {"dataset.walk", "request.options", "verbs.create", "verbs.index"},
     "verbs.verify": {"verbs.repair"},

@@ -17,3 +17,13 @@ def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert [name for _, some in found for name in some] == texts
     assert all(some == texts[first : first + 3] for first, some in found)
     assert names.take(np.arange(count)).data == names.data
+
+
+def test_many_names_are_gathered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large column, names are gathered in another way, and are the same: in any order, twice, and of no bytes."""
+    names = Names.of([b"n" * (at % 7) for at in range(50)])
+    which = np.array([3, 49, 0, 7, 7, 14, 48, 1])
+    expected = [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data]
+    monkeypatch.setattr(module, "_MANY", 1)
+    monkeypatch.setattr(module, "_FEW", -1)
+    assert [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data] == expected

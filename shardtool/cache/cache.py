@@ -24,14 +24,14 @@ from shardtool.cache.writer import CacheWriter, Format, Grown, default_size
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
 from shardtool.request.choices import check_choice
-from shardtool.storage.staging import Folder, open_folder
+from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from shardtool.cache.names import Original
     from shardtool.dataset.opened import OpenedShard
     from shardtool.request.observer import Observer
+    from shardtool.storage.copying import Original
     from shardtool.storage.locks import Lock
 
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again
@@ -66,7 +66,7 @@ class Cache:
         check_choice("policy", policy, Policy)
         if not isinstance(folder, str | os.PathLike):
             raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
-        self.folder = os.path.abspath(open_folder(os.fspath(folder)).path)
+        self.folder = os.path.abspath(local_folder(os.fspath(folder)).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
         try:

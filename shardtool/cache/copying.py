@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING
 from shardtool.cache.leases import lease
 from shardtool.cache.names import COPIED, PART
 from shardtool.cache.space import Pauses, room_path
-from shardtool.errors import CorruptShard
-from shardtool.fingerprint import crc32c
+from shardtool.storage.copying import checked_copy
 from shardtool.storage.locks import take_lock
-from shardtool.storage.reading import READ_FOLLOWING, plain_size, read_blocks
+from shardtool.storage.reading import plain_size
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shardtool.cache.names import Original
     from shardtool.cache.space import Space
+    from shardtool.storage.copying import Original
     from shardtool.storage.locks import Lock
-    from shardtool.storage.staging import Staged
-
-_BLOCK = 2**20
-_TRIES = 2  # a network file system may return other bytes once
 
 
 class NoRoomError(Exception):
@@ -91,7 +84,7 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
         evicted = space.give(room, original.size)
     if evicted is None:
         raise NoRoomError
-    staged = _checked(folder, original)
+    staged = checked_copy(folder, original)
     try:
         lock = take_lock(staged.token, shared=True)
         with space.locked():  # a look at the folder sees the one name or the other
@@ -104,31 +97,3 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
     lock.used(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted
-
-
-def _checked(folder: Folder, original: Original) -> Staged:
-    """Stage a copy of a shard that has the bytes that its sidecar says."""
-    for last in range(_TRIES):
-        with folder.stage(original.name) as file:
-            size = crc = 0
-            for block in _blocks(original.path):
-                file.write(block)
-                size, crc = size + len(block), crc32c(block, crc)
-                if size > original.size:
-                    break
-            if size == original.size and original.crc in (None, crc):
-                return file.finish()
-            file.abandon()
-        if last == _TRIES - 1:
-            break
-    found = f"{size:,} bytes with the checksum {crc:08x}"
-    expected = f"{original.size:,} bytes" + ("" if original.crc is None else f" with {original.crc:08x}")
-    raise CorruptShard(original.path, found, expected=expected)
-
-
-def _blocks(path: str) -> Iterator[memoryview]:
-    """Yield the bytes of a file, in a buffer that each block fills anew."""
-    buffer = memoryview(bytearray(_BLOCK))
-    for got in read_blocks(os.fsencode(path), buffer, READ_FOLLOWING):
-        if isinstance(got, int):
-            yield buffer[:got]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import CorruptShard
+from shardtool.storage.copying import Original
 from shardtool.storage.reading import file_stat
 
 if TYPE_CHECKING:
@@ -26,23 +26,6 @@ _COPY = re.compile(r"[0-9a-f]{24}-(\d{1,18})-([0-9a-f]{8}|unknown)-[A-Za-z0-9._-
 _WRITER = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})(?:[-.].{1,40})?")
 _SHARD = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})-\d{6,18}\.(?:tar|tfrecord)")
 _COUNTS = re.compile(r"\d{1,10}-[0-9a-f]{8}")
-
-
-@dataclass(frozen=True, slots=True)
-class Original:
-    """A shard that may be copied.
-
-    Attributes:
-        path: Where it is.
-        size: Its bytes.
-        crc: CRC-32C of the file; None: no sidecar says it.
-        name: What its copy is called.
-    """
-
-    path: str
-    size: int
-    crc: int | None
-    name: str
 
 
 def original_of(shard: OpenedShard) -> Original:

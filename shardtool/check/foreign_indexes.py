@@ -7,27 +7,24 @@ its form is reported as unchecked: it may be anything.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
-from shardtool.errors import ShardError
+from shardtool.errors import AccessRefused, ShardError
 from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.shard_names import is_packed_name, is_shard_name
-from shardtool.storage.reading import names_in, read_head
-from shardtool.storage.staging import open_folder
+from shardtool.storage.places import base_name, folder_of, folders_in, is_url, join, names_in, read_head
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.check.subject import Subject
-    from shardtool.execute.here import Here
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import FolderIndex
     from shardtool.values import Dots
 
@@ -59,15 +56,15 @@ class BesideFound:
     unknown: tuple[str, ...]
 
 
-def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
+def check_beside(subject: Subject, pool: Pool) -> Findings:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, folder = Findings(), subject.found.folder
     names = set(names_in(folder))
     tasks: dict[int, BesideTask] = {}
     for number, case in enumerate(subject.cases):
-        name = os.path.basename(case.path)
+        name = base_name(case.path)
         wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
-        files = tuple(sorted(wanted - {os.path.basename(subject.found.dataset_file or "")}))
+        files = tuple(sorted(wanted - {base_name(subject.found.dataset_file or "")}))
         if files and case.survey is not None and is_shard_name(name) and not is_packed_name(name):
             tasks[number] = BesideTask(case.path, name, files, subject.dots)
     numbers = [*tasks]
@@ -83,9 +80,9 @@ def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
 def compare_beside(task: BesideTask) -> BesideFound:
     """Compare the index files of a shard with what lies in it."""
     forms: dict[str, str] = {}
-    folder = os.path.dirname(task.path)
+    folder = folder_of(task.path)
     for name in task.files:
-        head = _read(os.path.join(folder, name), HEAD_SIZE)
+        head = _read(join(folder, name), HEAD_SIZE)
         if form := form_of(name, head[0], head[1]):
             forms[name] = form
     unknown = tuple(name for name in task.files if name not in forms and not name.endswith(".json"))
@@ -98,7 +95,7 @@ def compare_beside(task: BesideTask) -> BesideFound:
     findings = []
     for name, form in forms.items():
         limit = index_limit(shard)
-        data, size = _read(os.path.join(folder, name), limit)
+        data, size = _read(join(folder, name), limit)
         wrong = f"{size:,} bytes" if size > limit else difference(form, data, shard)
         if wrong:
             expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
@@ -130,17 +127,17 @@ def _read(path: str, limit: int) -> tuple[bytes, int]:
     """Return the first bytes of a plain file, and how many it has; of any other none."""
     try:
         return read_head(path, limit)
-    except OSError:
+    except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
         return b"", 0
 
 
 def _of_folder(subject: Subject, reader: str, once: FolderIndex) -> Findings:
     """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
-    findings, folder = Findings(), open_folder(subject.found.folder)
-    below = os.path.dirname(once.info)
-    if subject.file is None or (below and not any(fact.is_folder for fact in folder.facts([below]).values())):
-        return findings
-    data, _ = _read(folder.full_path(once.info), 2**28)
+    findings, folder = Findings(), subject.found.folder
+    below = folder_of(once.info)
+    if subject.file is None or (below and not is_url(folder) and below not in folders_in(folder)):
+        return findings  # not through a link to a folder
+    data, _ = _read(join(folder, once.info), 2**28)
     counts = once.counts(data)
     shards = {shard.name: shard.samples for shard in subject.file.shards if shard.samples}
     if not counts.keys() & shards.keys():
@@ -161,7 +158,7 @@ def _of_folder(subject: Subject, reader: str, once: FolderIndex) -> Findings:
 
 def _of_readme(subject: Subject, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data, _ = _read(os.path.join(subject.found.folder, README), 2**24)
+    data, _ = _read(join(subject.found.folder, README), 2**24)
     if subject.file is None or not is_ours(data):
         return
     there, shards = {*map(output_text, names)}, {shard.name for shard in subject.file.shards}

@@ -20,7 +20,9 @@ from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined,
 from shardtool.dataset.walk import Survey
 from shardtool.errors import printable
 from shardtool.execute.here import Here
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.local import cores
+from shardtool.execute.pool import Needs, a_few
+from shardtool.execute.start import start_pool
 from shardtool.values import counted, output_text, show_size
 from shardtool.wording import flag
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from shardtool.check.findings import Finding, Findings
     from shardtool.check.subject import Case, Subject
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
     from shardtool.values import Given
@@ -107,7 +110,7 @@ def look(
     dataset: Given,
     options: VerifyOptions,
     observer: Observer,
-    pool: LocalPool | Here | None = None,
+    pool: Pool | None = None,
     *,
     contents: bool = False,
 ) -> Looked:
@@ -133,13 +136,13 @@ def look(
 
 
 @contextmanager
-def open_pool(options: VerifyOptions) -> Iterator[LocalPool | Here]:
+def open_pool(options: VerifyOptions) -> Iterator[Pool]:
     """Give the workers that read shards; where one is enough, this process."""
     workers = options.workers or cores()
-    if options.quick or (workers == 1 and options.source is None):
+    if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
         yield Here()
         return
-    with LocalPool(workers, options.start_method) as pool:  # forked before anything heavy is imported
+    with start_pool(options) as pool:  # forked before anything heavy is imported
         yield pool
 
 
@@ -154,9 +157,7 @@ def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) ->
     return Looked(_report(subject, options, findings, Sums()), subject, Sums())
 
 
-def _look_inside(
-    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here, *, contents: bool
-) -> Looked:
+def _look_inside(dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool) -> Looked:
     """Look at every byte."""
     subject, findings = open_subject(dataset)
     comparison = None
@@ -166,6 +167,7 @@ def _look_inside(
         comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
     there = chosen_shards(subject.cases, options)
     _start(subject, observer, there)
+    pool.check(Needs(a_few([subject.cases[number].path for number in there])))
     findings.take(check_numbering(subject))
     tasks = (
         Task(case.path, case.name, subject.dots, options.decode, subject.classes, contents)
@@ -180,7 +182,7 @@ def _look_inside(
 
     findings.take(check_beside(subject, pool))
     findings.take(check_finished(subject))
-    if comparison is not None and isinstance(pool, LocalPool):
+    if comparison is not None:
         findings.take(comparison.run(surveys, pool))
     if options.target:
         from shardtool.check.readers import check_targets

@@ -17,7 +17,8 @@ from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, whole_of
-from shardtool.storage.reading import names_in, read_small
+from shardtool.storage.places import base_name as plain_name
+from shardtool.storage.places import is_url, is_web, join, names_in, read_small
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def check_finished(subject: Subject) -> Findings:
 
 
 def _names_in(subject: Subject) -> set[str]:
-    """Return the names of all that lies in the folders of a dataset."""
+    """Return the names of all that lies in the folders of a dataset; on the web, of what was read there."""
+    if is_web(subject.found.folder):
+        return {case.sidecar for case in subject.cases if case.fact is not None}
     return set[str]().union(*map(names_in, {subject.found.folder, *subject.found.folders()}))
 
 
@@ -80,7 +83,7 @@ def _sidecars_alone(subject: Subject, names: set[str]) -> int:
     """Return how many of the shards have a sidecar, where no dataset file was given or found for just these shards."""
     if subject.found.dataset_file is not None:
         return 0
-    return sum(sidecar_name(name) in names for name in {os.path.basename(path) for path in subject.found.shards})
+    return sum(sidecar_name(name) in names for name in {plain_name(path) for path in subject.found.shards})
 
 
 def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
@@ -88,7 +91,7 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
     left, found = {case.name for case in subject.cases}, {}
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         try:
-            listed = set(shard_names(read_small(os.path.join(subject.found.folder, name))) or ())
+            listed = set(shard_names(read_small(join(subject.found.folder, name))) or ())
         except OSError:
             continue
         if listed & left:
@@ -137,7 +140,7 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
 
 def _gaps(subject: Subject) -> Iterator[Finding]:
     """Yield the shards that a closed pattern asks for and that are not there; else the numbers that are missing."""
-    names = [os.path.basename(path) for path in subject.found.shards]
+    names = [plain_name(path) for path in subject.found.shards]
     if subject.file is not None:
         names = [one.name for one in subject.file.shards]
     elif wanted := _asked_for(subject.given):
@@ -179,10 +182,14 @@ def _lacking_parts(names: list[str]) -> Iterator[Finding]:
 
 def _asked_for(given: Given) -> list[str]:
     """Return the names that a closed pattern asks for; none where it is no such pattern."""
-    if not isinstance(given, (str, os.PathLike)) or os.path.exists(given) or _GLOB.search(os.fspath(given)):
+    if not isinstance(given, (str, os.PathLike)):
+        return []
+    text = os.fspath(given)
+    name = plain_name(text) if is_url(text) else text
+    if (not is_url(text) and os.path.exists(text)) or _GLOB.search(name):
         return []
     try:
-        pattern = parse_pattern(given)
+        pattern = parse_pattern(name)
     except ShardError:
         return []
     if pattern.names is not None:
@@ -196,7 +203,7 @@ def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:
     """Yield how the list of what was left out differs from what the dataset file says of it."""
     name = f"{file.name}.skipped"
     try:
-        data = read_small(os.path.join(folder, os.fsdecode(to_bytes(name))))
+        data = read_small(join(folder, os.fsdecode(to_bytes(name))))
     except FileNotFoundError:
         data = b""
     except (OSError, ValueError) as error:

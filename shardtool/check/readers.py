@@ -6,7 +6,6 @@ beside each shard it looks at no name; without, it finds the fields by the membe
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
@@ -16,7 +15,7 @@ from shardtool.errors import listing, printable
 from shardtool.interop.export_formats import EXPORTS
 from shardtool.interop.huggingface import README, is_ours, misreading
 from shardtool.interop.index_forms import index_name
-from shardtool.storage.reading import names_in, read_small
+from shardtool.storage.places import base_name, folder_of, is_file, join, names_in, read_small
 from shardtool.values import counted, output_text
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
 
 
 def _has_dali_index(path: str) -> bool:
-    name = index_name(output_text(os.path.basename(path)), EXPORTS["dali-webdataset"])
-    return os.path.isfile(os.path.join(os.path.dirname(path), name))
+    name = index_name(output_text(base_name(path)), EXPORTS["dali-webdataset"])
+    return is_file(join(folder_of(path), name))
 
 
 def _shard_names(subject: Subject, targets: Sequence[str]) -> Iterator[Finding]:
@@ -118,7 +117,7 @@ def _folder(subject: Subject) -> Findings:
     names = names_in(folder)
     if README in names:
         try:
-            data = read_small(os.path.join(folder, README), 2**24)
+            data = read_small(join(folder, README), 2**24)
         except OSError:
             data = b""
         if is_ours(data):

@@ -16,6 +16,7 @@ from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
+from shardtool.storage.places import is_url
 from shardtool.storage.reading import dangling
 from shardtool.values import counted
 
@@ -42,7 +43,9 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 def check_shard(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
     if case.size is None:
-        if (target := dangling(case.path)) is not None:
+        if is_url(case.path):
+            yield Finding("shard-missing", case.name, "no such object")
+        elif (target := dangling(case.path)) is not None:
             yield Finding("shard-missing", case.name, f"a link to nothing, {target}", "what it leads to, fetched")
         elif os.path.lexists(case.path):
             yield Finding("shard-unreadable", case.name, "no plain file")

@@ -25,7 +25,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.skipped_file import read_skipped
-from shardtool.storage.reading import read_small
+from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import FILE, INLINE, URL, counted, output_text, to_bytes
 from shardtool.wording import option
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.check.subject import Subject
     from shardtool.dataset.walk import Survey
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
     from shardtool.source.base import Listing
@@ -61,16 +61,16 @@ class Comparison:
     def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
         self.made = recorded_run(subject.file, options)
-        outputs = [parse_pattern([os.path.join(subject.found.folder, case.name) for case in subject.cases])]
+        outputs = [parse_pattern([join(subject.found.folder, case.name) for case in subject.cases])]
         self.source = open_again(self.made, options.source, outputs)
         self.findings = Findings()
 
-    def run(self, all_surveys: Surveys, pool: LocalPool) -> Findings:
+    def run(self, all_surveys: Surveys, pool: Pool) -> Findings:
         """Return what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
         self._compare(all_surveys, pool)
         return self.findings
 
-    def _compare(self, all_surveys: Surveys, pool: LocalPool) -> None:
+    def _compare(self, all_surveys: Surveys, pool: Pool) -> None:
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
@@ -131,7 +131,7 @@ class Comparison:
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
 
-    def _listed(self, pool: LocalPool) -> Listing:
+    def _listed(self, pool: Pool) -> Listing:
         """Return the samples of the source that belong into the dataset."""
         listed = self.source.choose(self.source.list_samples(pool, self.observer), None)
         entries = listed.entries
@@ -159,7 +159,7 @@ class Comparison:
     @property
     def _name(self) -> str:
         found = self.subject.found
-        return output_text(os.path.basename(found.dataset_file or "") or found.folder or ".")
+        return output_text(base_name(found.dataset_file or "") or found.folder or ".")
 
     def _skipped_keys(self) -> set[str]:
         """Return the keys that the dataset's list of what was left out has."""
@@ -168,7 +168,7 @@ class Comparison:
             return set()
         try:
             name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            rows = read_skipped(read_small(os.path.join(self.subject.found.folder, name)), name)
+            rows = read_skipped(read_small(join(self.subject.found.folder, name)), name)
             return {row.key for row in rows}
         except (OSError, CorruptShard):
             self.findings.unchecked.append("what was left out: its list cannot be read")
@@ -197,7 +197,7 @@ class Comparison:
 
         self._add("source-extra", len(extra), each())
 
-    def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: LocalPool) -> None:
+    def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: Pool) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
         known: dict[bytes, int] = {}
         for name in [*map(to_bytes, entries.fields), *(name for one in surveys.values() for name in one.names)]:
@@ -225,7 +225,7 @@ class Comparison:
         self._add("source-extra", len(extra), found)
         self._compare_payloads(entries, surveys, (mine, source), pool)
 
-    def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: LocalPool) -> None:
+    def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: Pool) -> None:
         mine, source = rows
         lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys.values()])
         crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys.values()])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.source.base import Source
 
     Rows = NDArray[np.int64]
@@ -116,7 +116,7 @@ def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterat
         yield text if number is None or not as_numbers else encode_number(text, number)
 
 
-def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -> Rows:
+def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
 
     Raises:

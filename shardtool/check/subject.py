@@ -12,7 +12,9 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.unfinished import recorded_dots
 from shardtool.errors import CorruptShard, reason
 from shardtool.pattern import sidecar_name
-from shardtool.storage.reading import plain_size, read_small
+from shardtool.shard_names import is_shard_name
+from shardtool.storage import places
+from shardtool.storage.places import is_url, plain_sizes, read_small
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -107,7 +109,12 @@ class Subject:
     @property
     def is_of_several(self) -> bool:
         """Whether more was asked for than one file: who names one shard asks about that alone."""
-        return not isinstance(self.given, (str, os.PathLike)) or not os.path.isfile(self.given)
+        return not isinstance(self.given, (str, os.PathLike)) or not _is_one_file(os.fspath(self.given))
+
+
+def _is_one_file(given: str) -> bool:
+    """Tell whether a name is that of one shard, or another file, rather than of several."""
+    return is_shard_name(places.base_name(given)) and "{" not in given if is_url(given) else os.path.isfile(given)
 
 
 def open_subject(given: Given) -> tuple[Subject, Findings]:
@@ -121,12 +128,12 @@ def open_subject(given: Given) -> tuple[Subject, Findings]:
     own, file, findings = _read_dataset_file(found)
     entries = {one.name: one for one in file.shards} if file else {}
     cases = []
-    for path in found.shards:
-        name = os.path.basename(path)
+    for path, size in zip(found.shards, plain_sizes(found.shards), strict=True):
+        name = places.base_name(path)
         entry = entries.get(output_text(name))
         wanted = own and (file is None or entry is not None)
         sidecar = sidecar_name(name)
-        cases.append(Case(output_text(name), path, sidecar, found.sidecar(path), entry, wanted, plain_size(path)))
+        cases.append(Case(output_text(name), path, sidecar, found.sidecar(path), entry, wanted, size))
     dots: Dots = recorded_dots(found) if file is None else file.made.dots
     return Subject(given, found, own, file, tuple(cases), dots), findings
 
@@ -154,4 +161,4 @@ def _read_dataset_file(found: Found) -> tuple[bool, DatasetFile | None, Findings
 
 def base_name(path: str) -> str:
     """Return the last part of a path, as it is printed."""
-    return output_text(os.path.basename(path) or path)
+    return output_text(places.base_name(path) or path)

@@ -155,6 +155,13 @@ def _number(name: str, text: str) -> Callable[[Command], Command]:
 @chosen(
     CreateOptions, "on_duplicate", "With --append, a sample whose key is there: an error, or the first stays as it is."
 )
+@click.option(
+    "--plan-only", type=click.Path(), metavar="FILE", help="Print the plan, and write it to FILE for --plan; no shards."
+)
+@click.option(
+    "--plan", type=click.Path(), metavar="FILE",
+    help="Go by the plan of an equal command, parts too: SOURCE is not listed again.",
+)  # fmt: skip
 @common
 def create(
     arguments: tuple[str, ...],
@@ -203,6 +210,7 @@ def create(
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
       shardtool create ./imgs 'out-{000000..}.tar' --shards 64
       shardtool create ./imgs 'out-{000000..}.tar' --resume
+      shardtool create ./imgs 'out-{000000..}.tar' --plan plan.parquet --part 3/64
       shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
@@ -219,5 +227,5 @@ def create(
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
     source, output = divide_arguments(arguments)
-    work = partial(run_dry if dry_run else run, source, output, asked)
+    work = partial(run_dry if dry_run or asked.plan_only is not None else run, source, output, asked)
     carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)

@@ -239,7 +239,9 @@ def common(command: Command) -> Command:
     """Add what every verb has."""
     return _add(
         command,
-        click.option("--workers", type=Whole("workers"), metavar="N", help="Processes. [default: the cores]"),
+        click.option("--workers", type=Whole("workers"), metavar="N", help="Tasks at once. [default: the cores]"),
+        chosen(OutputOptions, "executor", "Where they run: on this machine, or on the nodes of a Ray cluster."),
+        click.option("--address", metavar="ADDRESS", help="The cluster's: auto, ray://host:port or host:port."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
         progress,

@@ -1,7 +1,8 @@
 """Which finished shards are meant.
 
-A dataset is given as its dataset file, a shard pattern, a glob, a folder, or a list of shards. Nothing that
-such a name or a dataset file says makes us read outside of the folder that the user named.
+A dataset is given as its dataset file, a shard pattern, a glob, a folder, or a list of shards, each as a path or an
+address; on the web nothing can be listed, so that a range must have its end. Nothing that such a name or a dataset
+file says makes us read outside of the folder that the user named.
 """
 
 from __future__ import annotations
@@ -9,15 +10,29 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.shard_file import FETCH, looks_like
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
+from shardtool.pattern import DATASET_SUFFIX, MOST_NAMES, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name, read_name, whole_of
-from shardtool.storage.reading import dangling, list_folder, names_in, read_small
+from shardtool.storage.places import (
+    base_name,
+    folder_of,
+    is_file,
+    is_folder,
+    is_url,
+    is_web,
+    join,
+    list_folder,
+    names_in,
+    plain_sizes,
+    read_small,
+)  # fmt: skip
+from shardtool.storage.reading import dangling
 from shardtool.values import output_text, to_bytes
 from shardtool.wording import either
 
@@ -29,7 +44,9 @@ _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, 
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _LOOKED_AT = 8  # files of a series: some may be empty
 _MARKS = "{<%"  # of a range in a pattern
+_GLOB = "*?["
 EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
+_EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end, such as out-{000000..000041}.tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +76,12 @@ class Found:
 
     def folders(self) -> list[str]:
         """Return the folders of the shards, in order."""
-        return list(dict.fromkeys(map(os.path.dirname, self.shards)))
+        return list(dict.fromkeys(map(folder_of, self.shards)))
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
     """Return the path of a shard's sidecar, in a folder, or beside the shard where that is None."""
-    beside, name = os.path.split(shard)
-    return os.path.join(beside if folder is None else folder, sidecar_name(name))
+    return join(folder_of(shard) if folder is None else folder, sidecar_name(base_name(shard)))
 
 
 def find_dataset(given: Given) -> Found:
@@ -81,17 +97,49 @@ def find_dataset(given: Given) -> Found:
     if len(names) > 1:
         return _of_names(names)
     name = names[0]
-    if "://" in name:
-        raise InvalidRequest(name, "a URL", expected="local files", remedy="Copy them to this machine first.")
+    if is_url(name):
+        return _at_address(name)
     if os.path.isdir(name):
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):
         return _of_dataset_file(name)
-    if os.path.lexists(name):
-        return _of_names([name])
-    if any(mark in name for mark in "*?["):
-        return _of_names(sorted(glob.glob(name), key=natural) or [name])
+    if os.path.lexists(name) or any(mark in name for mark in _GLOB):
+        return _of_names([name] if os.path.lexists(name) else matches(name) or [name])
     return _of_pattern(name)
+
+
+def matches(name: str) -> list[str]:
+    """Return what a glob means, in order; in a store, only its last part may be one."""
+    if not is_url(name):
+        return sorted(glob.glob(name), key=natural)
+    folder, last = folder_of(name), base_name(name)
+    if is_web(name) or any(mark in folder for mark in _GLOB):
+        found = "a glob on the web, where nothing is listed" if is_web(name) else "a glob in a folder's name"
+        raise InvalidRequest(name, found, expected=_EXPECTED_WEB if is_web(name) else "one in the name of the shards")
+    names = [one for one in list_folder(folder) if fnmatchcase(one, last)]
+    return [join(folder, one) for one in sorted(names, key=natural)]
+
+
+def _at_address(name: str) -> Found:
+    """Return the shards that an address means."""
+    last = base_name(name)
+    if last.endswith(DATASET_SUFFIX):
+        return _of_dataset_file(name)
+    if any(mark in last for mark in "{<") or ("%" in last and not is_web(name)):
+        return _of_pattern(name)
+    named = is_shard_name(last)
+    if named and is_file(name):
+        return _of_names([name])
+    if not is_web(name) and is_folder(name):
+        return _of_folder(name)
+    if any(mark in last for mark in _GLOB) and (found := matches(name)):
+        return _of_names(found)
+    if not named and is_file(name) and looks_like(name):
+        return _of_names([name])
+    if not is_web(name):
+        raise InvalidRequest(name, "no such object, and none below it", expected=EXPECTED)
+    what = "no such file" if named else "no shard, and nothing is listed on the web"
+    raise InvalidRequest(name, what, expected=_EXPECTED_WEB)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -102,20 +150,20 @@ def natural(name: str) -> list[tuple[int, str]]:
 def _of_names(names: list[str]) -> Found:
     sidecars = {sidecar_path(name, None) for name in names}
     names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
-    for name in names:
+    for name, size in zip(names, plain_sizes(names), strict=True):
         _check_fetched(name)
-        if not os.path.isfile(name):
+        if size is None:
             raise InvalidRequest(name, "no such file", expected=EXPECTED)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
         return _of_dataset_file(names[0])
-    folder = os.path.dirname(names[0])
+    folder = folder_of(names[0])
     file = _dataset_file_of(folder, names)
     return Found(tuple(names), file, folder, own=file is not None)
 
 
 def _check_fetched(path: str) -> None:
     """Refuse a link to nothing: what it leads to lies elsewhere, and was not fetched."""
-    if (target := dangling(path)) is not None:
+    if not is_url(path) and (target := dangling(path)) is not None:
         raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=EXPECTED, remedy=FETCH)
 
 
@@ -124,12 +172,12 @@ def _of_folder(folder: str) -> Found:
         names = sorted(list_folder(folder), key=natural)
     except OSError as error:
         raise InvalidRequest(folder, reason(error), expected=EXPECTED) from None
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
     if len(files) > 1:
         found = f"{len(files)} datasets: {listing(files)}"
         raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
     if files:
-        return _of_dataset_file(os.path.join(folder, files[0]))
+        return _of_dataset_file(join(folder, files[0]))
     shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not shards:
         makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
@@ -146,9 +194,9 @@ def shards_of_folder(folder: str, names: list[str]) -> list[str]:
     series: dict[tuple[str, int], list[str]] = {}
     for name in names:
         if read_name(name) is None and (whole := whole_of(name)):
-            series.setdefault((whole[0], whole[3]), []).append(os.path.join(folder, name))
+            series.setdefault((whole[0], whole[3]), []).append(join(folder, name))
     shards = {path for paths in series.values() if any(map(_may_be_shard, paths[:_LOOKED_AT])) for path in paths}
-    paths = [os.path.join(folder, name) for name in names]
+    paths = [join(folder, name) for name in names]
     return [path for name, path in zip(names, paths, strict=True) if read_name(name) or path in shards]
 
 
@@ -161,26 +209,30 @@ def _may_be_shard(path: str) -> bool:
 
 
 def _of_pattern(text: str) -> Found:
+    folder = folder_of(text)
     try:
-        pattern = parse_pattern(text)
+        pattern = replace(parse_pattern(base_name(text)), folder=folder) if is_web(text) else parse_pattern(text)
     except InvalidRequest as error:
         if not any(mark in text for mark in _MARKS):
-            what = "no such file" if is_shard_name(os.path.basename(text)) else "no such file or folder"
+            what = "no such file" if is_shard_name(base_name(text)) else "no such file or folder"
             raise InvalidRequest(text, what, expected=EXPECTED) from None
         raise error from None
     found = _existing(pattern)
     if not found:
         what = "no shards of that pattern" if any(mark in text for mark in _MARKS) else "no such file"
         raise InvalidRequest(text, what, expected=EXPECTED)
-    shards = [os.path.join(pattern.folder, name) for name in found]
-    file = os.path.join(pattern.folder, pattern.dataset_file)
+    shards = [join(pattern.folder, name) for name in found]
+    file = join(pattern.folder, pattern.dataset_file)
     own = is_dataset_file(file)
     return Found(tuple(shards), file if own else None, pattern.folder, own=own)
 
 
 def _existing(pattern: ShardPattern) -> list[str]:
     if pattern.names is not None:
-        return [name for name in pattern.names if os.path.isfile(os.path.join(pattern.folder, name))]
+        sizes = plain_sizes([join(pattern.folder, name) for name in pattern.names])
+        return [name for name, size in zip(pattern.names, sizes, strict=True) if size is not None]
+    if is_web(pattern.folder):
+        return _named(pattern)
     numbers = {}
     for name in names_in(pattern.folder):
         digits = name[len(pattern.prefix) : len(name) - len(pattern.suffix)]
@@ -189,6 +241,18 @@ def _existing(pattern: ShardPattern) -> list[str]:
             if at >= 0 and (pattern.count is None or at < pattern.count) and pattern.shard(at) == name:
                 numbers[at] = name
     return [numbers[at] for at in sorted(numbers)]
+
+
+def _named(pattern: ShardPattern) -> list[str]:
+    """Return all names of a pattern, where none can be listed: one that is missing is missed when it is read."""
+    where = join(pattern.folder, pattern.text)
+    if pattern.count is None:
+        found = "a range without an end on the web, where nothing is listed"
+        raise InvalidRequest(where, found, expected=_EXPECTED_WEB)
+    if pattern.count > MOST_NAMES:
+        raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {MOST_NAMES:,}")
+    first = join(pattern.folder, pattern.shard(0))
+    return [pattern.shard(at) for at in range(pattern.count)] if is_file(first) else []
 
 
 def _of_dataset_file(path: str) -> Found:
@@ -203,13 +267,14 @@ def _of_dataset_file(path: str) -> Found:
         names = _wids_names(data)
     if names is None:
         raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
-    folder = os.path.dirname(path)
+    folder = folder_of(path)
     if bad := [name for name in names if not _is_beside(name, ":" if urls else "://")]:
         found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
         raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
     names = [os.fsdecode(to_bytes(name)) for name in names]
-    check_below(path, {os.path.dirname(name) for name in names})
-    return Found(tuple(os.path.join(folder, name) for name in names), path, folder, own=listed is not None)
+    if not is_url(path):  # no links in stores
+        check_below(path, {os.path.dirname(name) for name in names})
+    return Found(tuple(join(folder, name) for name in names), path, folder, own=listed is not None)
 
 
 def _is_beside(name: str, of_url: str) -> bool:
@@ -247,16 +312,21 @@ def _wids_names(data: bytes) -> list[str] | None:
 def is_dataset_file(path: str) -> bool:
     """Tell whether a file is a dataset file of ours, damaged or not."""
     try:
-        return os.path.isfile(path) and shard_names(read_small(path)) is not None
+        return (is_url(path) or os.path.isfile(path)) and shard_names(read_small(path)) is not None
     except OSError:
+        return False
+    except AccessRefused:  # said of what is not there, where we may not list
         return False
 
 
 def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
-    """Return the dataset file that lists exactly these shards; None where there is none."""
-    wanted = [output_text(os.path.basename(shard)) for shard in shards]
-    for name in names_in(folder):
-        path = os.path.join(folder, name)
+    """Return the dataset file that lists exactly these shards; None where there is none.
+
+    Elsewhere it is looked for by the name alone that it has by default: a folder there may be large, or not listed.
+    """
+    wanted = [output_text(base_name(shard)) for shard in shards]
+    for name in [parse_pattern(wanted).dataset_file] if is_url(folder) else names_in(folder):
+        path = join(folder, name)
         if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path
     return None

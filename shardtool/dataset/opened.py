@@ -7,7 +7,6 @@ What is read is never trusted: see `shardtool.dataset.sidecar_read`.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -25,8 +24,9 @@ from shardtool.dataset.sidecar_read import Rows, Sidecar, check_shard, read_byte
 from shardtool.dataset.unfinished import recorded_dots
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, strings
-from shardtool.errors import CorruptShard, reason
-from shardtool.storage.reading import file_stat, read_small
+from shardtool.errors import AccessRefused, CorruptShard, reason
+from shardtool.storage.places import base_name, is_url, plain_size, read_small
+from shardtool.storage.reading import file_stat
 from shardtool.values import output_text
 from shardtool.wording import made_again
 
@@ -64,7 +64,7 @@ class OpenedShard:
     @property
     def name(self) -> str:
         """Its file name."""
-        return os.path.basename(self.path)
+        return base_name(self.path)
 
     @property
     def sidecar(self) -> str:
@@ -188,6 +188,10 @@ def count_samples(shard: OpenedShard) -> tuple[int, ShardFact] | None:
         check_shard(fact, where, output_text(shard.name), fact.size if size is None else size)
     except (OSError, CorruptShard):
         return None
+    except AccessRefused:
+        if shard.index_folder is None:  # as `_sidecar_of` has it
+            return None
+        raise
     return samples, fact
 
 
@@ -196,7 +200,8 @@ def sidecar_schema(shard: OpenedShard) -> pa.Schema:
     if count_samples(shard) is None:
         return SCHEMA
     try:
-        return pq.read_schema(shard.sidecar).remove_metadata()
+        where = shard.sidecar
+        return pq.read_schema(pa.BufferReader(read_bytes(where)) if is_url(where) else where).remove_metadata()
     except MemoryError:
         raise  # of pyarrow, it is an ArrowException, too
     except (OSError, pa.ArrowException) as error:
@@ -230,6 +235,10 @@ def _sidecar_of(shard: OpenedShard, *, metadata: bool) -> Sidecar | CorruptShard
         check_shard(found.fact, where, output_text(shard.name), found.fact.size if size is None else size)
     except FileNotFoundError:
         return None
+    except AccessRefused:
+        if shard.index_folder is None:  # said of what is not there, where we may not list
+            return None
+        raise
     except OSError as error:
         return CorruptShard(where, f"cannot be read: {reason(error)}")
     except CorruptShard as error:
@@ -239,6 +248,8 @@ def _sidecar_of(shard: OpenedShard, *, metadata: bool) -> Sidecar | CorruptShard
 
 def file_size(path: str) -> int | None:
     """Return the size of a file; None where it has none."""
+    if is_url(path):
+        return plain_size(path)
     try:
         return file_stat(path).st_size
     except OSError:

@@ -6,7 +6,6 @@ has left that did not end would else be passed over.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, natural, shards_of_folder
+from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, matches, natural, shards_of_folder
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.shard_names import is_shard_name
-from shardtool.storage.reading import list_folder, names_in, read_small
+from shardtool.storage.places import (
+    base_name,
+    folder_of,
+    folders_in,
+    is_file,
+    is_folder,
+    is_url,
+    is_web,
+    join,
+    list_folder,
+    names_in,
+    read_small,
+)
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -51,12 +62,12 @@ def given_datasets(given: Given) -> list[Given]:
     names = [os.fspath(one) for one in given]
     if len(names) > 1:
         names = [name for name in names if not _is_beside_shards(name)]
-    shards = [name for name in names if os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)]
+    shards = [name for name in names if _is_shard_file(name)]
     if len(shards) == len(names):
         return [given]
     datasets = [one for name in names if name not in shards for one in _meant(name)]
     listed = {path for one in datasets if isinstance(one, str) for path in _listed(one)}
-    rest = [name for name in shards if os.path.abspath(name) not in listed]
+    rest = [name for name in shards if _full(name) not in listed]
     found = [*datasets, *([rest] if rest else [])]
     return [*{_place(one): one for one in found}.values()]
 
@@ -73,17 +84,34 @@ def recorded_pattern(file: DatasetFile) -> ShardPattern | None:
 
 def _meant(name: str) -> list[Given]:
     """Return the datasets that one name means."""
-    if "://" in name:
+    if _SPLIT not in name and is_url(name) and (is_web(name) or _is_named(name)):
         return [name]
-    if os.path.isdir(name):
+    if is_folder(name):
         return _in_folder(name, below=True) or [name]
     if _SPLIT in name:
         return _of_splits(name)
-    if not os.path.exists(name) and any(mark in name for mark in "*?["):
-        found = sorted(glob.glob(name), key=natural)
-        if any(one.endswith(DATASET_SUFFIX) or os.path.isdir(one) for one in found):
+    if any(mark in name for mark in "*?[") and not (is_file(name) if is_url(name) else os.path.exists(name)):
+        found = matches(name)
+        if any(one.endswith(DATASET_SUFFIX) or (not is_url(one) and os.path.isdir(one)) for one in found):
             return given_datasets(found)
     return [name]
+
+
+def _is_named(name: str) -> bool:
+    """Tell whether an address is, by its name, that of a dataset file, a shard, or a pattern of shards."""
+    last = base_name(name)
+    return last.endswith(DATASET_SUFFIX) or (is_shard_name(last) and not any(mark in last for mark in "*?["))
+
+
+def _is_shard_file(name: str) -> bool:
+    """Tell whether a name of a list is that of a file, and of no dataset file."""
+    if is_url(name):
+        return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<")
+    return os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)
+
+
+def _full(path: str) -> str:
+    return path if is_url(path) else os.path.abspath(path)
 
 
 def _in_folder(folder: str, *, below: bool) -> list[Given]:
@@ -92,16 +120,16 @@ def _in_folder(folder: str, *, below: bool) -> list[Given]:
         names = sorted(list_folder(folder), key=natural)
     except OSError:
         return []
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(os.path.join(folder, name))]
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
     shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not files and not shards:
-        folders = [os.path.join(folder, name) for name in names if below and not name.startswith(".")]
-        plain = [one for one in folders if os.path.isdir(one) and not os.path.islink(one)]
-        return [one for path in plain for one in _in_folder(path, below=False)]
+        plain = sorted(folders_in(folder), key=natural) if below else []
+        paths = [join(folder, name) for name in plain if not name.startswith(".")]
+        return [one for path in paths for one in _in_folder(path, below=False)]
     rest = _untold(folder, files, shards) if files else []
     if len(files) + bool(rest) <= 1:
         return [folder]
-    return [*(os.path.join(folder, name) for name in files), *([rest] if rest else [])]
+    return [*(join(folder, name) for name in files), *([rest] if rest else [])]
 
 
 def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
@@ -110,19 +138,21 @@ def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
     patterns: list[ShardPattern] = []
     for name in files:
         with suppress(OSError, ShardError):
-            data = read_small(os.path.join(folder, name))
+            data = read_small(join(folder, name))
             listed.update(shard_names(data) or ())
             pattern = recorded_pattern(read_dataset(data, name))
             patterns += [] if pattern is None else [pattern]
-    found = [(os.path.basename(path), path) for path in shards]
+    found = [(base_name(path), path) for path in shards]
     rest = [(name, path) for name, path in found if output_text(name) not in listed]
     return [path for name, path in rest if not any(one.owns(name) for one in patterns)]
 
 
 def _of_splits(text: str) -> list[Given]:
     """Return what a name with `{split}` means, as `create` takes and prints it: dataset files, or shard patterns."""
+    if is_web(text):
+        raise InvalidRequest(text, "{split} on the web, where nothing is listed", expected="the name of one dataset")
     head, _, tail = text.partition(_SPLIT)
-    folder, prefix = os.path.split(head)
+    folder, prefix = folder_of(head), base_name(head)
     here, slash, _ = tail.partition("/")
     name = re.compile(f"{re.escape(prefix)}(.+){re.escape(here)}", re.DOTALL)
     if not slash and is_shard_name(here):
@@ -140,7 +170,7 @@ def _of_splits(text: str) -> list[Given]:
 
 def _of_split(name: str) -> list[Given]:
     """Return the datasets that the name of a split means; none where that is the name of something else."""
-    if os.path.isdir(name):
+    if is_folder(name):
         return _in_folder(name, below=True)
     is_name_of_one = (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) and not _is_beside_shards(name)
     return [name] if is_name_of_one and _is_there(name) else []
@@ -149,7 +179,7 @@ def _of_split(name: str) -> list[Given]:
 def _is_there(name: str) -> bool:
     """Tell whether there is something of that name: a file, or shards of that pattern."""
     try:
-        return os.path.lexists(name) or bool(find_dataset(name).shards)
+        return (not is_url(name) and os.path.lexists(name)) or bool(find_dataset(name).shards)
     except InvalidRequest:
         return False
     except ShardError:  # damaged, and so there
@@ -158,11 +188,11 @@ def _is_there(name: str) -> bool:
 
 def _is_beside_shards(name: str) -> bool:
     """Tell whether a file is about shards and no dataset: a sidecar, what was left out, JSON of other tools."""
-    if not os.path.isfile(name):
+    if not is_url(name) and not os.path.isfile(name):
         return False
     if name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX)):
         return True
-    folder, base = os.path.split(name)
+    folder, base = folder_of(name), base_name(name)
     stem = base.removesuffix(DATASET_SUFFIX)
     if stem == base or is_dataset_file(name):
         return False
@@ -173,11 +203,13 @@ def _is_beside_shards(name: str) -> bool:
 def _listed(name: str) -> set[str]:
     """Return the shards of a dataset file or folder."""
     try:
-        return {os.path.abspath(path) for path in find_dataset(name).shards}
+        return {_full(path) for path in find_dataset(name).shards}
     except ShardError:
         return set()
 
 
 def _place(given: Given) -> object:
     """Return what is equal for two names of one dataset."""
-    return os.path.realpath(given) if isinstance(given, (str, os.PathLike)) else tuple(given)
+    if isinstance(given, (str, os.PathLike)):
+        return given if is_url(os.fspath(given)) else os.path.realpath(given)
+    return tuple(given)

@@ -14,7 +14,9 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printab
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_read, tfrecord_read
 from shardtool.shard_names import KNOWN, NameFacts, part_of, read_name
-from shardtool.storage.reading import dangling, open_plain, read_head
+from shardtool.storage.open_file import open_file
+from shardtool.storage.places import base_name, is_file, is_url, read_head
+from shardtool.storage.reading import dangling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,16 +24,14 @@ if TYPE_CHECKING:
 FETCH = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
 _WINDOW = 2**20
 _STEP = 2**14  # bytes that are unpacked at once: what lies before damage in them cannot be read
-_HOP = 2**12  # what is read at a place that lies far from the last one
-_NEAR = 2**16
 _STARTS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # of compressed files
 _XZ_MEMORY = 2**27  # bytes that unpacking may take: `xz -9` asks for half; a file may claim 4 GiB
 
 
 class ShardFile:
-    """The bytes of one shard, at any place, through a window: many headers cost one system call.
+    """The bytes of one shard, at any place, through a window: many headers cost one system call, or one request.
 
-    A place that lies far from the last one is read by 4 KiB only. Use it in a `with` block.
+    Of a place that lies far from the last one only a little is read. Use it in a `with` block.
 
     Raises:
         CorruptShard: It is no plain file, or cannot be opened.
@@ -40,40 +40,36 @@ class ShardFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd, fact = open_plain(path)
+            self._file = open_file(path)
         except OSError as error:
             raise unopened(path, error) from None
-        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
+        self.size, self.mtime_ns = self._file.size, self._file.mtime_ns
         self._start, self._window = 0, b""
 
-    def fileno(self) -> int:
-        """Return the file's descriptor, which is closed with this object."""
-        return self._fd
+    def stream(self) -> IO[bytes]:
+        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        return self._file.stream()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        self._file.close()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on: fewer only at the end of the file.
 
         Raises:
-            CorruptShard: The disk fails.
+            CorruptShard: The disk fails, or another file is there by now.
         """
         at = offset - self._start
         if at >= 0 and at + length <= len(self._window):
             return self._window[at : at + length]
-        near = 0 <= at <= len(self._window) + _NEAR
-        wanted = min(max(length, _WINDOW if near else _HOP), max(0, self.size - offset))
+        file = self._file
+        near = 0 <= at <= len(self._window) + file.near
+        wanted = min(max(length, file.window if near else file.hop), max(0, self.size - offset))
         try:
-            self._start, self._window = offset, os.pread(self._fd, wanted, offset)
-            while len(self._window) < min(length, self.size - offset):  # a network file system may return less
-                more = os.pread(self._fd, length - len(self._window), offset + len(self._window))
-                if not more:
-                    break
-                self._window += more
+            self._start, self._window = offset, file.read(offset, wanted)
         except OSError as error:
             raise self._failed(offset, error) from None
         return self._window[:length]
@@ -100,7 +96,7 @@ class SummedFile(ShardFile):
         """Return `length` bytes from `offset` on: fewer only at the end of the file.
 
         Raises:
-            CorruptShard: The disk fails.
+            CorruptShard: The disk fails, or another file is there by now.
         """
         at = offset - self._start
         if at >= 0 and at + length <= self._held:
@@ -129,7 +125,7 @@ class SummedFile(ShardFile):
         """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
         block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
         try:
-            got = os.preadv(self._fd, [block], self._end) if len(block) else 0
+            got = self._file.read_next(block, self._end) if len(block) else 0
         except OSError as error:
             raise self._failed(self._end, error) from None
         self._crc = crc32c(block[:got], self._crc)
@@ -141,7 +137,7 @@ class SummedFile(ShardFile):
 
     def _again(self, offset: int, length: int) -> bytes:
         try:
-            return os.pread(self._fd, min(length, max(0, self.size - offset)), offset)
+            return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
 
@@ -205,6 +201,9 @@ class PackedFile:
         path: Where it is.
         packing: How it is compressed; None: as its name, or its first bytes, tell.
 
+    Attributes:
+        packed_size: Bytes of the file.
+
     Raises:
         CorruptShard: It is no plain file, or cannot be opened.
     """
@@ -215,7 +214,7 @@ class PackedFile:
         self.path, self.size = path, -1
         packing = packing or shard_kind(path).packing
         with ShardFile(path) as plain:  # opens no FIFO
-            file = os.fdopen(os.dup(plain.fileno()), "rb")
+            self.packed_size, file = plain.size, plain.stream()
         self._stream: _Stream
         try:
             xz = packing == "xz"
@@ -307,7 +306,7 @@ class PackedFile:
 
 def unopened(path: str, error: OSError, remedy: str = "") -> CorruptShard:
     """Return the error that a shard cannot be opened, with what to do where it is a link to what was not fetched."""
-    if (target := dangling(path)) is not None:
+    if not is_url(path) and (target := dangling(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a link to nothing, {printable(target)}", remedy=FETCH)
     return CorruptShard(path, f"cannot be opened: {reason(error)}", remedy=remedy)
 
@@ -350,11 +349,11 @@ def shard_kind(path: str) -> NameFacts:
         CorruptShard: Its name does not tell, and it cannot be opened.
         InvalidRequest: Neither tells, so that it is no shard.
     """
-    if facts := read_name(os.path.basename(path)):
+    if facts := read_name(base_name(path)):
         return facts
-    if os.path.lexists(path) and (facts := looks_like(path)):
+    if (is_file(path) if is_url(path) else os.path.lexists(path)) and (facts := looks_like(path)):
         return facts
-    if part_of(path):
+    if part_of(base_name(path)):
         return NameFacts("tfrecord")  # a missing, empty or damaged one: only TensorFlow numbers files so
     expected = f"a name that ends in one of {KNOWN}"
     raise InvalidRequest(path, "neither tar nor TFRecord by its name or its first bytes", expected=expected)

@@ -25,7 +25,7 @@ from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import unpack_rows
-from shardtool.storage.reading import read_small, read_tail
+from shardtool.storage.places import read_small, read_tail
 from shardtool.values import counted
 from shardtool.wording import call, made_again
 

@@ -8,7 +8,6 @@ Source: docs/format.md, "Sidecar".
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import sidecar_name
 from shardtool.shard_names import is_shard_name
-from shardtool.storage.reading import names_in, read_small
+from shardtool.storage.places import base_name, folder_of, for_each, join, names_in, plain_sizes, read_beside
 from shardtool.values import counted
 from shardtool.wording import create_again
 
@@ -76,9 +75,9 @@ def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = 
 
 def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
     """Return what the sidecars of other shards in a folder say, beside those that were given."""
-    given = {os.path.basename(path) for path in shards if os.path.dirname(path) == folder}
+    given = {base_name(path) for path in shards if folder_of(path) == folder}
     others = [name for name in names_in(folder) if is_shard_name(name) and name not in given]
-    return [fact for name in others if (fact := _fact_beside(os.path.join(folder, name))) is not None]
+    return [fact for fact in for_each(_fact_beside, [join(folder, name) for name in others]) if fact is not None]
 
 
 def check_finished(folder: str, shards: Sequence[str]) -> None:
@@ -87,21 +86,22 @@ def check_finished(folder: str, shards: Sequence[str]) -> None:
     Raises:
         InvalidRequest: They are not.
     """
-    there = [path for path in shards if os.path.isfile(path)]
-    for one in unfinished(map(_fact_beside, there), facts_beside(folder, shards)):
+    there = [path for path, size in zip(shards, plain_sizes(shards), strict=True) if size is not None]
+    for one in unfinished(for_each(_fact_beside, there), facts_beside(folder, shards)):
         remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
         raise InvalidRequest(folder or ".", str(one), expected=EXPECTED, remedy=remedy)
 
 
 def _fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
-    path = os.path.join(os.path.dirname(shard), sidecar_name(os.path.basename(shard)))
-    try:
-        data = read_small(path)
-        from shardtool.dataset.sidecar_read import read_facts
+    path = join(folder_of(shard), sidecar_name(base_name(shard)))
+    if (data := read_beside(path)) is None:
+        return None
+    from shardtool.dataset.sidecar_read import read_facts
 
+    try:
         return read_facts(data, path)
-    except (OSError, ShardError):
+    except ShardError:
         return None
 
 
@@ -113,10 +113,12 @@ def recorded_dots(found: Found) -> Dots:
     """
     from shardtool.dataset.sidecar_read import read_sidecar
 
-    for shard in found.shards:
+    for shard, data in zip(found.shards, for_each(read_beside, map(found.sidecar, found.shards)), strict=True):
         try:
-            rows = read_sidecar(read_small(found.sidecar(shard)), shard, None, metadata=False).rows
-        except (OSError, ShardError):
+            rows = read_sidecar(data, shard, None, metadata=False).rows if data is not None else None
+        except ShardError:
+            continue
+        if rows is None:
             continue
         if b"." in rows.keys and any(b"." in key.rpartition(b"/")[2][1:] for key in rows.all_keys()):
             return "last"

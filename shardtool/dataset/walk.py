@@ -18,7 +18,6 @@ from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misn
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar_read, tfrecord_read
-from shardtool.storage.reading import file_stat
 from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
@@ -268,7 +267,7 @@ class _Kept:
 
     def __init__(self, shard: ShardFile | PackedFile, found: Survey) -> None:
         self._found = found
-        packed = file_stat(shard.path).st_size if found.size < 0 else None
+        packed = shard.packed_size if isinstance(shard, PackedFile) else None
         self._most = _ENDLESS if packed is None else _KEPT_A_PACKED_BYTE * packed
         self._texts = self._keys = self._names = self._odd = self._rows = 0
         self._long = False  # whether a field's name is: then it counts each time, as tables hold it each time

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.values import placed, to_bytes, to_text
+from shardtool.values import LINK, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,9 +170,21 @@ class Entries:
         """Return where the file of a row is read."""
         return self.root + placed(self.path(row), self.folders)
 
+    def files(self) -> tuple[bytes, ...]:
+        """Return some of the files that payloads lie in: the first, one in the middle, the last."""
+        lie = np.flatnonzero(self.rows.kind <= LINK)
+        found = [self.place(int(lie[at])) for at in (0, len(lie) // 2, -1)] if len(lie) else []
+        spans = () if self.spans is None else self.spans.files
+        found += [spans[at].path for at in (0, len(spans) // 2, -1)] if spans else []
+        return tuple(dict.fromkeys(found))
+
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""
         return np.diff(self.first)
+
+    def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many fields each of `samples` has; nothing is done for the others, who may be millions."""
+        return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
         """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
@@ -184,8 +196,7 @@ class Entries:
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
-        starts = self.first[samples]
-        counts = self.first[samples + 1] - starts
+        starts, counts = self.first[samples], self.counts_of(samples)
         offsets = np.cumsum(counts) - counts
         return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
@@ -195,7 +206,7 @@ class Entries:
         return replace(
             self,
             keys=self.keys.take(samples),
-            first=np.concatenate(([0], np.cumsum(self.counts()[samples]))).astype(np.int64),
+            first=np.concatenate(([0], np.cumsum(self.counts_of(samples)))).astype(np.int64),
             rows=self.rows.take(rows),
             values=self.values.take(samples),
             spans=None if self.spans is None else self.spans.take(samples, rows),

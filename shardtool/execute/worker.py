@@ -85,13 +85,13 @@ def _serve(tasks: int, results: int) -> None:
     what = "a worker, taking its task"
     try:
         function, number, task, reports = receive(tasks)
-        what = _what(function, task)
+        what = what_of(function, task)
         report = _reporter(results, number) if reports else None
         send(results, (DONE, number, function(task) if report is None else function(task, report)))
     except (Closed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        send(results, (FAILED, 0, _reported(what, error)))  # it ends the run: no number is needed
+        send(results, (FAILED, 0, reported(what, error)))  # it ends the run: no number is needed
 
 
 def _spare_stdout(pipes: set[int]) -> None:
@@ -104,14 +104,14 @@ def _spare_stdout(pipes: set[int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _what(function: Callable[..., object], task: object) -> str:
+def what_of(function: Callable[..., object], task: object) -> str:
     """Return what a worker does, for messages."""
     on = getattr(task, "name", None) or getattr(task, "path", None)
     does = function.__name__.strip("_").replace("_", " ")
     return f"a worker, {does} {on}" if isinstance(on, str) else f"a worker, {does}"
 
 
-def _reported(what: str, error: Exception) -> Exception:
+def reported(what: str, error: Exception) -> Exception:
     """Return what the parent is to raise for an exception that ended a task."""
     from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
     from shardtool.wording import option

@@ -6,7 +6,6 @@ the work of `verify`.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +19,8 @@ from shardtool.errors import CorruptShard, listing, printable, reason
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
-from shardtool.storage.reading import file_stat, names_in, read_small
+from shardtool.storage.places import base_name, for_each, is_url, join, names_in, plain_size, read_small
+from shardtool.storage.reading import file_stat
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -225,19 +225,30 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
     if opened.file is None:
         return
     listed = {entry.name: entry for entry in opened.file.shards}
-    for shard in opened.shards:
-        entry = listed.get(output_text(shard.name))
+    entries = [listed.get(output_text(shard.name)) for shard in opened.shards]
+    there = [shard for shard, entry in zip(opened.shards, entries, strict=True) if entry is not None]
+    sizes = for_each(_size, [path for shard in there for path in (shard.path, shard.sidecar)])
+    for shard, entry in zip(opened.shards, entries, strict=True):
         if entry is None:  # a pattern found it beside those of the dataset
             yield Problem("extra-shard", shown(shard.path), "not in the dataset file")
             continue
         for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
-            try:
-                found = file_stat(path).st_size
-            except OSError as error:
-                yield Problem(f"missing-{what}", shown(path), reason(error))
-                continue
-            if found != size:
+            found = next(sizes)
+            if isinstance(found, str):
+                yield Problem(f"missing-{what}", shown(path), found)
+            elif found != size:
                 yield Problem(f"{what}-size", shown(path), f"{found:,} bytes; the dataset file says {size:,}")
+
+
+def _size(path: str) -> int | str:
+    """Return the size of a file, or why it has none."""
+    if is_url(path):
+        size = plain_size(path)
+        return "no such object" if size is None else size
+    try:
+        return file_stat(path).st_size
+    except OSError as error:
+        return reason(error)
 
 
 def _damaged(overview: Overview) -> Iterator[Problem]:
@@ -377,8 +388,8 @@ def _siblings(opened: OpenedDataset) -> dict[str, str]:
     found: dict[str, str] = {}
     folder = opened.found.folder or "."
     for name in names_in(folder):
-        path = os.path.join(folder, name)
-        if not name.endswith(DATASET_SUFFIX) or name == os.path.basename(opened.found.dataset_file or ""):
+        path = join(folder, name)
+        if not name.endswith(DATASET_SUFFIX) or name == base_name(opened.found.dataset_file or ""):
             continue
         with suppress(OSError, CorruptShard):
             other = read_dataset(read_small(path), path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from dataclasses import dataclass
 from hashlib import sha1, sha256
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import READ_FOLLOWING, read_blocks
+from shardtool.storage.open_file import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +68,11 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
     payloads = []
     view = memoryview(bytearray(_BLOCK))
     try:
-        for got in read_blocks(os.fsencode(task.path), view, READ_FOLLOWING):
-            if isinstance(got, os.stat_result):
-                break
+        file = open_file(task.path)
+    except OSError as error:
+        raise CorruptShard(task.path, reason(error), expected="the shard") from None
+    try:
+        while got := file.read_next(view, end):
             block, first, end = view[:got], end, end + got
             crc = crc32c(block, crc)
             git.update(block)
@@ -85,6 +86,8 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
             report(0, got)
     except OSError as error:
         raise CorruptShard(task.path, reason(error), expected="the shard") from None
+    finally:
+        file.close()
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
     payloads += [part.digest()] * (len(starts) - at)  # empty ones at the very end

@@ -144,7 +144,10 @@ def _long_names(entries: Entries) -> list[Misread]:
     longest = max((len(field) for field in entries.fields), default=0) + 1
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
     rows = entries.rows_of(suspects)
-    names = [entries.keys[sample] for sample in suspects.tolist() for _ in range(int(entries.counts()[sample]))]
+    counts = entries.counts_of(suspects).tolist()
+    names = [
+        entries.keys[sample] for sample, count in zip(suspects.tolist(), counts, strict=True) for _ in range(count)
+    ]
     fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[rows].tolist()]
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:

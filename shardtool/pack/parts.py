@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from shardtool.request.part import Part
     from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
-    from shardtool.storage.staging import FileFact, Folder
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
 
 _CHUNK = 2**16  # samples at a time
 _SHOWN = 8  # of a plan's fingerprint
@@ -168,7 +169,7 @@ def end_part(packed: Packed, publisher: Publisher, begun: Begun, content: int | 
     return dataset
 
 
-def _whole(folder: Folder, pattern: ShardPattern) -> DatasetFile | None:
+def _whole(folder: OutputFolder, pattern: ShardPattern) -> DatasetFile | None:
     """Return what a dataset file says; None where there is none, or it is damaged."""
     try:
         return read_dataset(folder.read(pattern.dataset_file), folder.full_path(pattern.dataset_file))
@@ -223,7 +224,7 @@ def _state(output: Destination) -> bool | None:
     return None if all_ended else output.pattern.dataset_file in names
 
 
-def merge_parts(folder: Folder, pattern: ShardPattern, observer: Observer) -> IndexResult:
+def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer) -> IndexResult:
     """Publish the dataset file of parts that have all ended, and remove their records.
 
     Raises:
@@ -241,7 +242,7 @@ def merge_parts(folder: Folder, pattern: ShardPattern, observer: Observer) -> In
     return IndexResult(where, shards, shards, samples, (note,))
 
 
-def _merge(folder: Folder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
+def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     """Make one dataset of all parts, under its lock; return how many there were, and what its file says."""
     ended, begun = find_parts(pattern, folder.names())
     if pattern.dataset_file in folder.facts([pattern.dataset_file]):
@@ -276,7 +277,7 @@ def _merge(folder: Folder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     return len(ended), dataset
 
 
-def _merged_before(folder: Folder, pattern: ShardPattern, ended: Sequence[Part]) -> tuple[int, DatasetFile]:
+def _merged_before(folder: OutputFolder, pattern: ShardPattern, ended: Sequence[Part]) -> tuple[int, DatasetFile]:
     """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
     where = folder.full_path(pattern.dataset_file)
     dataset = read_dataset(folder.read(pattern.dataset_file), where)
@@ -359,7 +360,7 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
         raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
 
 
-def _check_files(folder: Folder, record: PartRecord, existing: Mapping[str, FileFact]) -> None:
+def _check_files(folder: OutputFolder, record: PartRecord, existing: Mapping[str, FileFact]) -> None:
     """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums."""
     for shard in () if record.dataset is None else record.dataset.shards:
         name, sidecar = (os.fsdecode(to_bytes(one)) for one in (shard.name, shard.sidecar))

@@ -7,16 +7,15 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
-from shardtool.execute.local import cores
 from shardtool.request.reshard_options import ReshardOptions
-from shardtool.storage.staging import open_folder
+from shardtool.storage.staging import local_folder
 from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pack.plans import Plans
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
@@ -68,15 +67,14 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
     if not isinstance(options, ReshardOptions) or request.part is not None:
         return None
     first = targets[0].pattern
-    folder = open_folder(first.folder if options.temp_dir is None else os.fspath(options.temp_dir))
-    whose = os.path.realpath(os.path.join(first.folder, first.base))
+    output = targets[0].output.folder
+    folder = output.temporary if options.temp_dir is None else local_folder(os.fspath(options.temp_dir))
+    whose = os.path.realpath(os.path.join(first.folder, first.base)) if output.hides else output.full_path(first.base)
     return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 
 
 @memory_for("arranging the payloads")
-def arrange_payloads(
-    request: Request, samples: Samples, planned: Plans, pool: LocalPool, notes: Notes
-) -> Sequence[Plan]:
+def arrange_payloads(request: Request, samples: Samples, planned: Plans, pool: Pool, notes: Notes) -> Sequence[Plan]:
     """Return the plans for payloads that lie where they can be read better; the output is locked."""
     options, plans, compressed = request.options, [*planned.each], samples.listed.compressed
     temporary = temporary_file(request, samples.targets)
@@ -89,13 +87,13 @@ def arrange_payloads(
     to_write = sum(sum(new_sizes(plan, target.output, request)) for plan, target in both)
     if not to_write and not compressed:
         return plans  # all is there, and is only compared
-    memory, workers = parse_size(options.memory), options.workers or cores()
+    memory, workers = parse_size(options.memory), pool.most_together
     method = choose_method(plans, memory=memory, workers=workers, packed=compressed, asked=options.method)
     if method.note:
         notes.add(method.note)
     if method.name != "scatter":
         return plans
     folder, name = temporary
-    besides = to_write if folder.shares_space(samples.targets[0].output.folder) else 0
+    besides = to_write if folder.shares_space(samples.targets[0].output.folder.path) else 0
     room = SpoolRoom(folder, name, memory, workers, besides)
     return scatter(plans, room, pool, notes.observer, on_error=options.on_error)

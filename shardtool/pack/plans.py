@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
@@ -73,7 +73,7 @@ class Plans:
 
 
 @memory_for("planning the shards")
-def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Notes) -> Plans:
+def plan_shards(request: Request, samples: Samples, pool: Pool, notes: Notes) -> Plans:
     """Decide which sample goes into which shard.
 
     Raises:
@@ -134,7 +134,7 @@ def _bounds(options: OutputOptions, target: Target) -> Bounds:
     )
 
 
-def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
+def _estimate(request: Request, samples: Samples, pool: Pool) -> NDArray[np.int64] | None:
     """Return about what changed samples will take; None if they stay as they are."""
     transform = request.transform
     if transform is None:

@@ -15,7 +15,7 @@ from shardtool.pattern import ShardPattern, check_written, parse_pattern
 from shardtool.request.part import parse_part
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.wording import option
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from shardtool.dataset.sidecar_write import Written, encode, encode_table, index
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
-from shardtool.execute.local import cores
 from shardtool.fetch.urls import shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Planned, decide, is_newer, mtime_of, new_sizes, own_shards
+from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, new_sizes, own_shards
 from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
@@ -36,20 +35,21 @@ from shardtool.request.options import CreateOptions, share
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import Made, ShardResult, ShardTask, Work
+from shardtool.write.task import Made, ShardResult, ShardTask, Work, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Manner
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
+    from shardtool.transform.steps import Transform
 
 
 _FEW = 100  # samples of a shard, of which a share says little
@@ -85,6 +85,7 @@ class Packing:
         self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
         self._shards = own_shards(plan, self.output)  # of this round
         self._consumed: dict[int, int] = {}  # of this round's shards
+        self._most = 1  # tasks at the same time
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, tuple[Planned, bytes]] = {}  # with the sidecar of a shard of changed samples
         self._fetched = np.zeros(2, np.int64)  # failed, and all: samples of URLs in this run
@@ -92,17 +93,19 @@ class Packing:
         self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes, samples that failed
 
     @memory_for("packing the shards")
-    def pack(self, pool: LocalPool) -> Packed:
+    def pack(self, pool: Pool) -> Packed:
         """Have every shard written, and publish each as it is done; return what they hold."""
-        plan, shards = self.plan, self._shards
+        plan, shards, self._most = self.plan, self._shards, pool.most
         samples = sum(map(plan.count, shards))
         if not self._fetches:  # of the web, no sizes are known
             self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         size = 0 if self._fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self.observer.start(samples, size, len(shards))
         while True:
-            self._consumed = {}
-            for _, result in pool.map(pack_shard, self._tasks(), self._progress):
+            self._consumed, again = {}, []
+            for _, result in pool.map(pack_shard, self._tasks(self._shards), self._progress):
+                again.append(result.shard) if result.wrong else self._publish(result)
+            for _, result in pool.map(pack_shard, self._tasks(again, write=True), self._progress):
                 self._publish(result)
             rest = self._rest()
             if not len(rest):
@@ -135,27 +138,39 @@ class Packing:
             tuple(self.misread.values()),
         )
 
-    def _tasks(self) -> Iterator[ShardTask]:
+    def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
+        """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
-        for shard in self._shards:
+            work = Work(
+                self._transform(manner.transform), room, plan.limits.max_count, manner.options.oversize, manner.dots
+            )
+        for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
-            decision = decide(planned, self.output, manner)
+            decision = Decision(Write()) if write else decide(planned, self.output, manner)
+            if isinstance(decision.todo, Write):
+                self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
-            how = self.mtime_ns, decision.todo, work, reads
+            how = self.mtime_ns, decision.todo, work, reads, None if work else int(plan.sizes[shard])
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
+
+    def _transform(self, transform: Transform) -> Transform:
+        """Return the transform of one task: of the requests that a host gets at once, it has its share."""
+        if transform.fetch is None:
+            return transform
+        at_once = min(len(self._shards) or 1, self._most)
+        return replace(transform, fetch=replace(transform.fetch, per_host=max(1, transform.fetch.per_host // at_once)))
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
         if self.manner.transform and (self.manner.transform.function or self.manner.transform.fetch):
             return 1
         file_s = opening_s(self._round.entries)
-        reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
+        reads = reads_at_once(file_s, min(len(self._shards) or 1, self._most))
         if reads > 1:
             self.observer.log(f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time")
         return reads
@@ -233,7 +248,8 @@ class Packing:
         self.entries[number] = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *sidecar, *keys)
         if isinstance(self.output.append, Done):
             check_same(self.output.append, number, self.entries[number], self.output)
-            self.output.folder.discard_staged([name])
+            if result.staged is not None:
+                self.output.folder.discard_staged([name])
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)

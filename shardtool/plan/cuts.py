@@ -67,11 +67,18 @@ class Limits:
     max_count: int | None
 
 
-def running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[places + 1]: bytes of the samples before each place."""
-    total = np.empty(len(sizes) + 1, np.int64)
+def running(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Return int64[places + 1]: bytes of the samples before each place.
+
+    Args:
+        sizes: Bytes of each sample.
+        order: Which of them stands where; None: in their own order.
+    """
+    total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
-    np.cumsum(sizes, out=total[1:])
+    if order is not None:
+        np.take(sizes, order, out=total[1:], mode="clip")  # the only mode that makes no copy: all places are there
+    np.cumsum(sizes if order is None else total[1:], out=total[1:])
     return total
 
 

@@ -109,7 +109,7 @@ class Plan:
     def again(self, places: NDArray[np.int64]) -> Plan:
         """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
         order = places if self.order is None else self.order[places]
-        total = running(np.diff(self.total)[places])
+        total = running(np.diff(self.total), places)
         ends = Runs(total, self.limits.planned, self.limits.max_count).fill()
         sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
         return replace(self, order=order, total=total, ends=ends, sizes=sizes, skipped=(), notes=())
@@ -174,10 +174,10 @@ def make_plan(
     if bounds.by_hash:
         keys = entries.keys if which is None else entries.keys.take(which)
         order, ends, changed = HashedSamples(keys, chosen, limits, bounds).divide(asked, shuffle_seed)
-        notes, total = (*notes, *changed), running(chosen[order])
+        notes, total = (*notes, *changed), running(chosen, order)
     else:
         order = None if shuffle_seed is None else shuffled(len(chosen), shuffle_seed)
-        total = running(chosen if order is None else chosen[order])
+        total = running(chosen, order)
         ends = bounded(total, limits, bounds) if asked is None else exactly(total, asked, limits, bounds)
     order = which if order is None else order if which is None else which[order]
     notes = (*notes, *_check_names(pattern, bounds, len(ends), len(chosen)))

@@ -36,7 +36,7 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
             paths = e.rows.paths.span(rows.start, rows.stop)
     else:
         which = plan.which(shard)
-        keys, counts = e.keys.gather(which), e.counts()[which]
+        keys, counts = e.keys.gather(which), e.counts_of(which)
         if e.rows.paths is not None:
             paths = e.rows.paths.gather(rows)
     sizes = e.rows.size[rows].tobytes()
@@ -93,7 +93,7 @@ def _regions(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> bytes:
     if plan.regions is None:
         return b""
     which = plan.which(shard)
-    spooled = (e.rows.kind[rows] == SPAN) & np.repeat(spans.file[which] == 0, e.counts()[which])
+    spooled = (e.rows.kind[rows] == SPAN) & np.repeat(spans.file[which] == 0, e.counts_of(which))
     offset, size = spans.offset[rows][spooled], e.rows.size[rows][spooled]
     at = np.searchsorted(plan.regions[:, 0], offset, "right") - 1
     inside = (at >= 0) & (offset < plan.regions[at, 1])
@@ -106,7 +106,7 @@ def _regions(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> bytes:
 def _runs(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf, file: NDArray[np.int64]) -> bytes:
     """Return where each run of rows ends that one read can copy: same file, same spacing in source and shard."""
     e, which = plan.entries, plan.which(shard)
-    counts, kinds, codes = e.counts()[which], e.rows.kind[rows], e.rows.code[rows]
+    counts, kinds, codes = e.counts_of(which), e.rows.kind[rows], e.rows.code[rows]
     first = np.concatenate(([0], np.cumsum(counts)))
     size = e.rows.size[rows] if plan.stored is None else plan.stored[rows]
     keys = Names.parse(e.keys.gather(which))

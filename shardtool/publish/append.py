@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.run_record import RunRecord
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind, Number
 
 _SHOWN = 5  # keys in a message
@@ -215,7 +215,7 @@ def _field_counts(plan: Plan) -> dict[str, int]:
     return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
-def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
+def existing_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Names:
     """Return the keys of shards in the order of their samples, as the sidecars say.
 
     Raises:
@@ -224,7 +224,7 @@ def existing_keys(folder: Folder, shards: Iterable[ShardEntry]) -> Names:
     return Names.parse(b"".join([keys_of(read_old(folder, shard).rows) for shard in shards]))
 
 
-def read_old(folder: Folder, shard: ShardEntry) -> Sidecar:
+def read_old(folder: OutputFolder, shard: ShardEntry) -> Sidecar:
     """Return the index of a shard of a dataset that is appended to.
 
     Raises:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from shardtool.publish.old_dataset import Append
     from shardtool.publish.part_file import Own
     from shardtool.skipped import Skipped
-    from shardtool.storage.staging import FileFact, Folder
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Destination:
         own: The share of the part that runs, which leaves all other files alone; None: all is its own.
     """
 
-    folder: Folder
+    folder: OutputFolder
     pattern: ShardPattern
     if_exists: IfExists
     existing: Mapping[str, FileFact] = field(default_factory=dict)

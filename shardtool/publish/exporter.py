@@ -21,7 +21,7 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.folder_index import has_own_readme, listed_shards, once_files, other_splits, refuse_others
 from shardtool.publish.outbox import Outbox
 from shardtool.shard_names import is_packed_name
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import exporting, made_again, option
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Notes
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
 
 _FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which a folder has one set
 
@@ -89,7 +89,7 @@ class Exporter:
     """
 
     def __init__(
-        self, folder: Folder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
+        self, folder: OutputFolder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
     ) -> None:
         self._advises = advises
         self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
@@ -117,7 +117,7 @@ class Exporter:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 
-    def write(self, target: Folder, pool: LocalPool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
+    def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Write all index files, then let them appear.
 
         Args:
@@ -159,7 +159,7 @@ class Exporter:
             box.publish()
         return tuple(names), box.kept
 
-    def _note_limits(self, dataset: DatasetFile, target: Folder) -> None:
+    def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
         """Say what the tools will not like."""
         for name, export in self.wanted.items():
             few = [shard.name for shard in dataset.shards if shard.samples < export.least]
@@ -179,7 +179,7 @@ class Exporter:
         if wrong := misreading({*there, *map(output_text, names)}):
             self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
 
-    def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
+    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
         shards, wanted = dataset.shards, self.wanted.values()
         if all(export.encode is None for export in wanted):
@@ -223,7 +223,7 @@ class Exporter:
         path = os.path.join(self.folder.path, *parts)
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
 
-    def _covered(self, export: Export, dataset: DatasetFile, target: Folder) -> list[DatasetFile]:
+    def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
         """Return this dataset, and its other splits that have an index."""
         others = []
         for other in other_splits(dataset, self.name, self.folder):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.interop.export_types import FolderIndex
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class OnceFiles:
     renewed: bool
 
 
-def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: Folder) -> OnceFiles:
+def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder) -> OnceFiles:
     """Return the files that cover these datasets.
 
     Raises:
@@ -63,13 +63,13 @@ def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
     return None
 
 
-def listed_shards(once: FolderIndex, target: Folder) -> set[str] | None:
+def listed_shards(once: FolderIndex, target: OutputFolder) -> set[str] | None:
     """Return the shards that the files which are there cover; None: there are no such files."""
     counts = sample_counts(once, target)
     return None if counts is None else set(counts)
 
 
-def sample_counts(once: FolderIndex, target: Folder) -> dict[str, int] | None:
+def sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int] | None:
     """Return how many samples the files which are there give for each shard; None: there are no such files."""
     below = os.path.dirname(once.info)  # not through a link to a folder
     apart = below and not all(fact.is_folder for fact in target.facts([below]).values())
@@ -77,7 +77,7 @@ def sample_counts(once: FolderIndex, target: Folder) -> dict[str, int] | None:
     return None if info is None else once.counts(info)
 
 
-def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> None:
+def refuse_others(once: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
     """Refuse files that cover shards of another dataset.
 
     Raises:
@@ -91,7 +91,7 @@ def refuse_others(once: FolderIndex, target: Folder, others: Iterable[str]) -> N
         raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
 
 
-def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[DatasetFile]:
+def other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list[DatasetFile]:
     """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
     if not dataset.made.split:
         return []
@@ -105,14 +105,14 @@ def other_splits(dataset: DatasetFile, name: str, folder: Folder) -> list[Datase
     return found
 
 
-def has_own_readme(folder: Folder) -> bool:
+def has_own_readme(folder: OutputFolder) -> bool:
     """Tell whether there is a `README.md` of ours, which names the shards."""
     with suppress(OSError):
         return is_ours(folder.read(README))
     return False
 
 
-def _read(folder: Folder, path: str) -> bytes | None:
+def _read(folder: OutputFolder, path: str) -> bytes | None:
     try:
         return folder.read(path)
     except OSError:

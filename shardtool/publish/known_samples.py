@@ -140,7 +140,7 @@ def _differ(packed: _Packed, entries: Entries, mine: Numbers, theirs: Numbers) -
         mine: The places of some of the first.
         theirs: The places of the same samples among the second.
     """
-    counts = entries.counts()[theirs]
+    counts = entries.counts_of(theirs)
     differ: NDArray[np.bool_] = packed.counts[mine] != counts
     same = np.flatnonzero(~differ)
     first = np.concatenate(([0], np.cumsum(packed.counts)))

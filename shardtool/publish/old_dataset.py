@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.storage.staging import FileFact, Folder
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
 
 _REMEDY = "`shardtool verify` shows what is damaged."
 _WIDER = "Use an open range such as out-{000000..}.tar, or a wider one."
@@ -59,7 +60,9 @@ class Done(Append):
     __slots__ = ()
 
 
-def check_old(folder: Folder, pattern: ShardPattern, existing: Mapping[str, FileFact], data: bytes) -> DatasetFile:
+def check_old(
+    folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, FileFact], data: bytes
+) -> DatasetFile:
     """Return the dataset that is there, if samples can be appended to it under the names of a pattern.
 
     Args:
@@ -101,7 +104,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
         raise InvalidRequest(pattern.text, f"{pattern.format} shards", expected=f"{old.format}, as {where} says")
 
 
-def check_none_left(folder: Folder, later: Collection[str]) -> None:
+def check_none_left(folder: OutputFolder, later: Collection[str]) -> None:
     """Refuse what a killed append has left, where it is not to be resumed.
 
     Raises:
@@ -115,7 +118,7 @@ def check_none_left(folder: Folder, later: Collection[str]) -> None:
         raise OutputExists(folder.path or ".", found, remedy=remedy)
 
 
-def nothing_there(folder: Folder, pattern: ShardPattern, existing: Collection[str]) -> InvalidRequest:
+def nothing_there(folder: OutputFolder, pattern: ShardPattern, existing: Collection[str]) -> InvalidRequest:
     """Return the error that there is no dataset to append to."""
     where = folder.full_path(pattern.dataset_file)
     if existing:

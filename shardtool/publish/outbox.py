@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import shard_names
 from shardtool.errors import OutputExists
 from shardtool.pattern import DATASET_SUFFIX
-from shardtool.storage.staging import open_folder, write_whole
+from shardtool.storage.folders import open_folder
+from shardtool.storage.staging import write_whole
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from shardtool.storage.staging import Folder, Staged
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import Staged
 
 
 class Outbox:
@@ -26,7 +28,7 @@ class Outbox:
         overwrite: Replace other files of their names.
     """
 
-    def __init__(self, folder: Folder, names: list[str], *, overwrite: bool) -> None:
+    def __init__(self, folder: OutputFolder, names: list[str], *, overwrite: bool) -> None:
         self.kept = 0
         self._overwrite = overwrite
         self._folders = {"": folder}
@@ -81,14 +83,14 @@ class Outbox:
             folder.discard_staged(self._names[below])
 
 
-def _below(folder: Folder, name: str) -> Folder:
+def _below(folder: OutputFolder, name: str) -> OutputFolder:
     fact = folder.facts([name]).get(name)
     if fact is not None and not fact.is_folder:  # a link to one would lead elsewhere
         raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
     return open_folder(folder.full_path(name))
 
 
-def _is_there(folder: Folder, name: str, data: bytes, *, overwrite: bool) -> bool:
+def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
     """Tell whether a file has these bytes already.
 
     Raises:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.pattern import ShardPattern
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
 
 _HEAD = b"shardtool part 1 crc32c:%08x\n"  # the version of the record, and the checksum of what follows
 _HEAD_SIZE = len(_HEAD % 0)
@@ -102,7 +102,7 @@ def record_name(pattern: ShardPattern, part: Part) -> str:
     return f".{pattern.base}.{part.tag}"
 
 
-def read_record(folder: Folder, pattern: ShardPattern, part: Part) -> PartRecord:
+def read_record(folder: OutputFolder, pattern: ShardPattern, part: Part) -> PartRecord:
     """Return what the record of a part says: that the files are there is not known, and what they hold neither.
 
     Raises:
@@ -174,7 +174,7 @@ def _order(part: Part) -> tuple[int, int]:
     return part.parts, part.number
 
 
-def remove_records(folder: Folder, pattern: ShardPattern) -> None:
+def remove_records(folder: OutputFolder, pattern: ShardPattern) -> None:
     """Remove what parts have left beside their shards, once the dataset is whole, which must be locked.
 
     Raises:
@@ -185,7 +185,7 @@ def remove_records(folder: Folder, pattern: ShardPattern) -> None:
     folder.remove([*records, *(record_name(pattern, part) + _LOCK for part in begun)])
 
 
-def check_divided_alike(folder: Folder, pattern: ShardPattern, part: Part) -> None:
+def check_divided_alike(folder: OutputFolder, pattern: ShardPattern, part: Part) -> None:
     """Refuse to be a part of so many where others are parts of another number; this part must be locked.
 
     Raises:

@@ -7,13 +7,17 @@ already is decided before (`look`):
 - the dataset file names only files that are there and whole: whatever replaces or removes one of
   its shards removes the dataset file first;
 - `--overwrite` stages everything beside the old dataset, and replaces it only when all is staged;
+- in a store, where a shard is seen as soon as it is written, all that waits elsewhere is done before (`before`): so
+  `--overwrite` takes the old dataset away first;
 - `--append` touches no shard that the old dataset file names, so that file stays until another takes its place;
 - an index file of another tool that would lead into other bytes is removed before its shard changes (`StaleIndexes`).
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
@@ -22,8 +26,7 @@ from shardtool.publish.old_dataset import New, Unfinished, later_files
 from shardtool.publish.part_file import record_name, remove_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
-from shardtool.storage.reading import read_small
-from shardtool.storage.staging import staged_path, write_whole
+from shardtool.storage.staging import write_whole
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
@@ -79,8 +82,9 @@ class Publisher:
         Raises:
             OutputFailed: There is no space for `size` bytes, or the file system refuses.
         """
-        self.check_space([size])
-        self._spool = self.folder.stage(self.pattern.base + _SPOOL_SUFFIX)
+        if self.folder.hides:
+            self.check_space([size])
+        self._spool = self.folder.temporary.stage(_spool_name(self.destination))
         return self._spool
 
     def abandon(self) -> None:
@@ -99,13 +103,32 @@ class Publisher:
             OutputFailed: The folder has less space than the shards take.
         """
         need, free = int(sum(sizes) * _SPACE_FOR_INDEXES), self.folder.free_bytes()
-        if need > free:
+        if free is not None and need > free:
             if self.destination.if_exists == "overwrite" and self._existing:
                 remedy = "Make space: the old dataset stays until the new one is complete."
             else:
                 remedy = "Make space, then run the same command."
             found = f"{show_size(free)} free, {show_size(need)} needed; nothing was written"
             raise OutputFailed(self.folder.path or ".", found, remedy=remedy)
+
+    def before(self, name: str) -> None:
+        """Make ready for a shard that a worker writes: where it is seen at once, nothing may lead to it any more.
+
+        Args:
+            name: The shard's final name.
+
+        Raises:
+            OutputFailed: The old dataset file, or an index of another tool, cannot be removed.
+        """
+        if not self.folder.hides:
+            self._withdraw_dataset_file()
+            self.beside.drop(name)
+            self.beside.remove()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether all is published at the end, in place of an old dataset that stays until then."""
+        return self.destination.if_exists == "overwrite" and self.folder.hides
 
     def add(self, shard: Staged | None, sidecar: bytes, name: str) -> None:
         """Publish a shard and its sidecar, or keep them for the end of an `--overwrite`.
@@ -123,7 +146,7 @@ class Publisher:
         if shard is not None or not self._has(index, sidecar):
             staged.append(write_whole(self.folder, index, sidecar))
         self.beside.compare(name, sidecar, written=shard is not None)
-        if self.destination.if_exists == "overwrite":
+        if self._waits:
             self._waiting += staged
         elif staged:
             self._withdraw_dataset_file()
@@ -137,8 +160,7 @@ class Publisher:
             OSError: It cannot be read.
         """
         index = sidecar_name(shard)
-        waits = self.destination.if_exists == "overwrite"
-        return read_small(staged_path(self.folder, index)) if waits else self.folder.read(index)
+        return self.folder.read_staged(index) if self._waits else self.folder.read(index)
 
     def renew(self, sidecars: Mapping[str, bytes]) -> None:
         """Replace the sidecars of shards of this run by others, now that more is known.
@@ -150,7 +172,7 @@ class Publisher:
             OutputFailed: The file system refuses.
         """
         staged = [write_whole(self.folder, sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and self.destination.if_exists != "overwrite":  # there, they wait under the same names
+        if staged and not self._waits:  # there, they wait under the same names
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
 
@@ -236,6 +258,13 @@ class Publisher:
 
 def clean(destination: Destination) -> None:
     """Remove what this or a killed run has left under temporary names. Call it under the lock."""
-    folder, pattern = destination.folder, destination.pattern
-    spool = pattern.base + _SPOOL_SUFFIX
-    folder.discard_staged([name for name in folder.staged_names() if name == spool or destination.owns(name)])
+    folder = destination.folder
+    folder.discard_staged([name for name in folder.staged_names() if destination.owns(name)])
+    folder.temporary.discard_staged([_spool_name(destination)])
+
+
+def _spool_name(destination: Destination) -> str:
+    """Return the name of the temporary file: where those of several datasets lie side by side, one of its own."""
+    folder, base = destination.folder, destination.pattern.base
+    own = "" if folder.hides else "-" + blake2b(os.fsencode(folder.path), digest_size=6).hexdigest()
+    return f"{base}{own}{_SPOOL_SUFFIX}"

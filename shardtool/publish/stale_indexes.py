@@ -18,7 +18,7 @@ from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, stems_of
 from shardtool.publish.folder_index import sample_counts
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import option
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from shardtool.pattern import ShardPattern
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
 
 
 class StaleIndexes:
@@ -41,7 +41,7 @@ class StaleIndexes:
         removed: The names of those that were removed, and what each was, as `--export` calls it.
     """
 
-    def __init__(self, folder: Folder, pattern: ShardPattern, *, appends: bool) -> None:
+    def __init__(self, folder: OutputFolder, pattern: ShardPattern, *, appends: bool) -> None:
         self.folder, self.pattern, self._appends = folder, pattern, appends
         self.removed: dict[str, str] = {}
         self._forms: dict[str, str] = {}  # by file
@@ -101,6 +101,16 @@ class StaleIndexes:
                 self._stale.append(name)
         if self._counts and not self._appends:
             self._compare_count(shard, sidecar)
+
+    def drop(self, shard: str) -> None:
+        """Have all index files of a shard removed, and what lists its samples: it will be another one.
+
+        Args:
+            shard: Its name.
+        """
+        self._stale += self._files.pop(shard, [])
+        if not self._appends:
+            self._drop_infos([form for form, counts in self._counts.items() if shard in counts])
 
     def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
         from shardtool.dataset.sidecar_read import read_sidecar

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,16 +23,19 @@ from shardtool.dataset.unfinished import recorded_dots
 from shardtool.errors import InvalidRequest, listing
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
+from shardtool.storage.places import base_name, folder_of, for_each, is_url
 from shardtool.storage.shared import JoinedBlocks, SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.opened import OpenedDataset, OpenedShard
     from shardtool.values import Given, Kind
+
+Result = TypeVar("Result")
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away
 _log = logging.getLogger("shardtool")
@@ -123,6 +126,11 @@ class Catalog:
     def _origin_ends(self) -> NDArray[np.int64]:
         return np.cumsum([one.shards for one in self.origins])
 
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether any shard lies in a store or behind HTTP."""
+        return any(is_url(shard.path) for shard in self.shards)
+
     @property
     def splits(self) -> Mapping[str, list[Catalog]]:
         """Split to its datasets."""
@@ -167,12 +175,16 @@ def open_catalog(given: Given) -> Catalog:
 def _anywhere(opened: OpenedDataset) -> OpenedDataset:
     """Return a dataset whose shards are found from any folder, for programs that go to another one."""
     beside, paths = opened.found.index_folder, (shard.path for shard in opened.shards)
-    if all(map(os.path.isabs, paths if beside is None else (beside, *paths))):
+    if all(map(_is_full, paths if beside is None else (beside, *paths))):
         return opened
     here = os.getcwd()
     beside = None if beside is None else os.path.join(here, beside)
     shards = (replace(one, path=os.path.join(here, one.path), index_folder=beside) for one in opened.shards)
     return replace(opened, shards=tuple(shards))
+
+
+def _is_full(path: str) -> bool:
+    return is_url(path) or os.path.isabs(path)
 
 
 def joined(parts: Sequence[Catalog]) -> Catalog:
@@ -233,16 +245,22 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
             crcs=[one.crc for one in of],
         )
-    shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
+    shards, heads = opened.shards, [*_each(count_samples, opened.shards)]
     if None in heads:  # keys of shards that are walked end where those of the others do
         dots = recorded_dots(opened.found)
         shards = tuple(replace(shard, dots=dots) for shard in shards)
     walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
     counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
-    sizes = [file_size(shard.path) or 0 for shard in shards]
+    sizes = [size or 0 for size in for_each(file_size, [shard.path for shard in shards])]
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
     return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
+
+
+def _each(read: Callable[[OpenedShard], Result], shards: Sequence[OpenedShard]) -> Iterator[Result]:
+    """Yield what `read` returns for each shard; many are asked for at once where they lie elsewhere."""
+    places = {shard.path: shard for shard in shards}
+    return for_each(lambda path: read(places[path]), [shard.path for shard in shards])
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
@@ -272,8 +290,9 @@ def _origin(opened: OpenedDataset, described: _Described) -> Origin:
     split = file.made.split if file is not None else ""
     if not split:
         where = opened.found.dataset_file
-        folder = os.path.dirname(os.path.abspath(opened.shards[0].path))
-        split = os.path.basename(where).removesuffix(DATASET_SUFFIX) if where else os.path.basename(folder)
+        path = opened.shards[0].path
+        folder = folder_of(path if is_url(path) else os.path.abspath(path))
+        split = base_name(where).removesuffix(DATASET_SUFFIX) if where else base_name(folder)
     appends = () if file is None else file.appends
     return Origin(split, len(opened.shards), listed=file is not None, walks=described.walks, appends=appends)
 

@@ -18,6 +18,7 @@ from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import LATE, ShardRows, single_sample
 from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
+from shardtool.storage.places import callers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +98,7 @@ class Fetcher:
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
-        self._plain = not (options.check or options.metadata)
+        self._plain = not (options.check or options.metadata or catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
@@ -199,7 +200,8 @@ class Fetcher:
             for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
                 found[place] = self.one(number)
             return found
-        return join([self._part(group) for group in groups], len(numbers))
+        parts = callers().map(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
+        return join([*parts], len(numbers))
 
     def _reads_alone(self, groups: list[_Group]) -> bool:
         """Tell whether samples are better read one by one: few of each shard, which need no more than reading."""

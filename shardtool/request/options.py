@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local import cores
-from shardtool.request.choices import check_choices
+from shardtool.request.choices import check_address, check_choices
 from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
     Dots,
+    Executor,
     IfExists,
     ImageFormat,
     OnError,
@@ -42,6 +42,7 @@ TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
+OF_WORKERS = ("workers", "executor", "address")  # what every verb that starts some can be asked for
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
@@ -56,8 +57,9 @@ _OF_URLS = (
 _OF_MANIFESTS = ("key", "path", "files", "binary", "urls", "meta", "root", "allow_outside", "size", "stat", *_OF_URLS)
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "connections", "per_host",
-    "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed", "retry_failed",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only", "executor",
+    "address", "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
+    "retry_failed",
 }  # fmt: skip
 
 
@@ -91,6 +93,8 @@ class OutputOptions:
         part: Only the shards of one of several runs side by side: `3/64`, or `slurm`; `merge` makes the dataset of all.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     max_size: str | int | None = None
@@ -117,11 +121,14 @@ class OutputOptions:
     part: str | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
@@ -279,6 +286,8 @@ class CreateOptions(SelectingOptions):
         map: A function of a module, or its name `package.module:function`: called with each sample. The run records
             the name, and workers import it.
         on_duplicate: To append: a sample whose key the dataset has is an `error`, or stays what it was `first`.
+        plan: A file that `plan_only` wrote for the same source and options: the source is not listed again.
+        plan_only: Of a dry run: the plan is written to this file, for runs and parts that go by it.
     """
 
     include: tuple[str, ...] = ()
@@ -321,6 +330,8 @@ class CreateOptions(SelectingOptions):
     probe: bool = False
     map: Function | None = None
     on_duplicate: OnKnown = "error"
+    plan: Folder | None = None
+    plan_only: Folder | None = None
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
@@ -336,6 +347,13 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option("split_from_folder"), f"used with {option(others[0])}", expected="one of them")
         asked_by = f"{option('label_from_folder')} or {option('classes')}"
         check_classes_from(self.classes_from, asked_by, self.label_from_folder or self.classes)
+        self._check_plan_only()
+
+    def _check_plan_only(self) -> None:
+        wrong = {"plan": self.plan is not None, "part": self.part is not None, "stat": not self.stat}
+        other = next((name for name, given in wrong.items() if given), None)
+        if self.plan_only is not None and other:
+            raise InvalidRequest(option("plan_only"), f"used with {option(other)}", expected="one of them")
 
     def _check_urls(self) -> None:
         pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
@@ -418,7 +436,7 @@ class CreateOptions(SelectingOptions):
 
         return FetchOptions(
             connections=self.connections,
-            per_host=max(1, self.per_host // (self.workers or cores())),
+            per_host=self.per_host,
             timeout_s=self.timeout,
             max_time_s=self.max_time,
             max_bytes=parse_size(self.max_file_size),
@@ -450,6 +468,8 @@ class VerifyOptions:
             but `follow`, which only the user can ask for.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     quick: bool = False
@@ -465,11 +485,14 @@ class VerifyOptions:
     symlinks: Symlinks | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         for name in OF_SOURCE:
             if getattr(self, name) and self.source is None:
                 raise InvalidRequest(
@@ -508,6 +531,8 @@ class IndexOptions:
         overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     checksum: bool = False
@@ -516,10 +541,13 @@ class IndexOptions:
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,16 +559,21 @@ class ExportOptions:
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     output: Folder | None = None
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
-from shardtool.shard_names import format_of
 from shardtool.source.advice import check_archive, check_folder, check_not_shards
-from shardtool.storage.reading import entries_in
+from shardtool.source.kinds import archive_in, is_table
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.source.base import Source
-
-_MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
 
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
@@ -37,17 +34,35 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         from shardtool.source.shards.source import ShardSource
 
         return ShardSource(source, options, outputs[0].format)
+    if options.plan is not None:
+        from shardtool.source.planned.source import PlannedSource, asked_of
+
+        return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
+    if options.plan_only is None:
+        return _open_listed(source, options, outputs)
+    from shardtool.source.planned.source import RecordedSource, asked_of
+
+    asked = asked_of(source, options, outputs[0].format)
+    return RecordedSource(_open_listed(source, options, outputs), asked, options)
+
+
+def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
+    """Return a source of `create` that lists its samples.
+
+    Raises:
+        InvalidRequest: It is nothing that can be packed, or options do not go with it.
+    """
     if isinstance(source, list | tuple):
         return _open_folders(source, options, outputs)
     if options.complete:
         raise InvalidRequest(option("complete"), "there is one source", expected="several folders, or not this option")
-    if (archive := _archive(source)) is not None:
+    if (archive := archive_in(source)) is not None:
         check_archive(archive[0])
         options.check_for(manifest=False)
         from shardtool.source.archive.source import ArchiveSource
 
         return ArchiveSource(*archive, options)
-    is_manifest = _is_manifest(source)
+    is_manifest = is_table(source)
     options.check_for(manifest=is_manifest)
     if is_manifest:
         from shardtool.source.manifest.source import ManifestSource
@@ -72,47 +87,13 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
             where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
-            if is_path and _archive(one) is not None:
+            if is_path and archive_in(one) is not None:
                 remedy = "An archive is a source by itself."
                 check_archive(os.fspath(one))
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     if len(sources) == 1:
-        return open_source(sources[0], options, outputs)
+        return _open_listed(sources[0], options, outputs)
     options.check_for(manifest=False)
     from shardtool.source.folder.several import FoldersSource
 
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
-
-
-def _archive(source: object) -> tuple[str, str] | None:
-    """Return the path of an archive, and that of a folder in it, empty or ending in a slash; None: it is none."""
-    if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
-        return None
-    path, folder = os.fspath(source).rstrip("/"), ""
-    while path and not os.path.lexists(path):
-        path, name = os.path.split(path)
-        folder = f"{name}/{folder}"
-    is_named = path.lower().endswith(".zip") or format_of(os.path.basename(path)) == "tar"
-    return (path, folder) if is_named and os.path.isfile(path) else None
-
-
-def _is_manifest(source: object) -> bool:
-    if not isinstance(source, (str, os.PathLike)):
-        return True
-    text = os.fspath(source)
-    if not _may_be_manifest(text):
-        return False
-    from shardtool.source.manifest.options import is_manifest
-
-    return is_manifest(text)
-
-
-def _may_be_manifest(text: str) -> bool:
-    """Tell whether it is worth asking: pyarrow is not imported for a folder of samples."""
-    if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
-        return True
-    try:
-        names = [entry.name for _, entry in zip(range(8), entries_in(text), strict=False)]
-    except OSError:
-        return False
-    return any(name.endswith(".parquet") or "=" in name for name in names)

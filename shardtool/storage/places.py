@@ -7,12 +7,24 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, TypeVar
 
+from shardtool.errors import AccessRefused
 from shardtool.storage import reading
 from shardtool.storage.remote import address
-from shardtool.storage.remote.address import is_url, is_web
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, read_end, read_whole
 from shardtool.storage.remote.objects import listed
+from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.together import callers, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
+
+Result = TypeVar("Result")
+
+is_url, is_web = address.is_url, address.is_web
 
 
 def join(folder: str, name: str) -> str:
@@ -30,14 +42,18 @@ def base_name(path: str) -> str:
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
 
 
-def open_blob(where: str) -> Blob:
+def open_blob(where: str, size: int | None = None) -> Blob:
     """Return an object at an address, to be read at any place.
+
+    Args:
+        where: The address.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
 
     Raises:
         OSError: It is not there.
         ShardError: It cannot be read.
     """
-    return Blob(where)
+    return Blob(where, size)
 
 
 def is_file(path: str) -> bool:
@@ -57,6 +73,21 @@ def plain_size(path: str) -> int | None:
         return open_blob(path).size
     except FileNotFoundError:
         return None
+
+
+def plain_sizes(paths: Iterable[str]) -> list[int | None]:
+    """Return the same for many, which are asked for at once where they lie elsewhere.
+
+    Raises:
+        ShardError: A store or a server cannot be asked.
+    """
+    return list(for_each(plain_size, paths))
+
+
+def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
+    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
+    paths = list(paths)
+    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
 
 
 def is_folder(path: str) -> bool:
@@ -83,6 +114,30 @@ def list_folder(folder: str) -> list[str]:
     return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
 
 
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return reading.names_in(folder)
+    return [] if is_web(folder) else sorted(list_folder(folder))
+
+
+def folders_in(folder: str) -> list[str]:
+    """Return the names of the folders in a folder, in no order; not of links.
+
+    Raises:
+        OSError: It cannot be listed.
+        ShardError: A store cannot be asked.
+    """
+    if not is_url(folder):
+        return [one.name for one in reading.entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
+    prefix = address.parse_address(folder).key.rstrip("/")
+    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.is_folder]
+
+
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """Return a whole file that must be small; see `storage.reading.read_small`.
 
@@ -92,9 +147,23 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """
     if not is_url(path):
         return reading.read_small(path, limit, ending=ending)
-    blob = open_blob(path)
-    reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
-    return blob.read(0, blob.size)
+    return read_whole(
+        path, lambda size: reading.check_small(path, size, limit, lambda: read_end(path, len(ending)), ending)
+    )
+
+
+def read_beside(path: str) -> bytes | None:
+    """Return a small file that may be there; None where it cannot be read, or a store says that we may not.
+
+    That it says also of what is not there, to those who may read and not list.
+
+    Raises:
+        ShardError: A store or a server fails.
+    """
+    try:
+        return read_small(path)
+    except (OSError, AccessRefused):
+        return None
 
 
 def read_head(path: str, limit: int) -> tuple[bytes, int]:
@@ -119,5 +188,4 @@ def read_tail(path: str, limit: int) -> bytes:
     """
     if not is_url(path):
         return reading.read_tail(path, limit)
-    blob = open_blob(path)
-    return blob.read(max(0, blob.size - limit), limit)
+    return read_end(path, limit)

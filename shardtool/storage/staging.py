@@ -1,8 +1,8 @@
 """Files that are written: in a folder, under a temporary name first, and visible only whole and durable.
 
-A file is *staged*: it lies as `.NAME.part` beside its final name, and is fsynced. *Publishing* renames it and
-fsyncs the folder; an object store's would be a multipart upload and its completion. A `Staged` value travels
-between processes: a worker stages, its parent publishes.
+A file is *staged*: it lies as `.NAME.part` beside its final name, or as `.NAME~ATTEMPT.part` where several attempts may
+write it, and is fsynced. *Publishing* renames it and fsyncs the folder; an object store's would be a multipart upload
+and its completion. A `Staged` value travels between processes: a worker stages, its parent publishes.
 """
 
 from __future__ import annotations
@@ -11,30 +11,43 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_small
+from shardtool.storage.remote.address import is_url
 from shardtool.storage.spool import Spool, spool_failed
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
+Made = TypeVar("Made")
+
 _STAGED_SUFFIX = ".part"
+_STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
+_attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A file that is whole and durable, but not visible yet."""
+    """A file that is whole and durable, and in a folder not visible yet.
+
+    Attributes:
+        name: Its final name.
+        token: Where it lies until then; in a store empty.
+        data: What a store is to be given, of a small file; None: it has it, or this is a folder.
+    """
 
     name: str
     token: str
+    data: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,36 @@ class FileFact:
     size: int
     mtime_ns: int
     is_folder: bool
+
+
+class Sink(Protocol):
+    """Takes the bytes of a file."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it."""
+
+
+class StagedOutput(Sink, Protocol):
+    """A file being written; `finish` or `abandon` ends it, or a `with` block that fails."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End; if the block has failed, `abandon` the file."""
+
+    def finish(self) -> Staged:
+        """Make it whole and durable."""
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+
+
+class Stages(Protocol):
+    """Where small files can be staged."""
+
+    def stage(self, name: str) -> StagedOutput:
+        """Start a file that will be called `name`."""
 
 
 class StagedFile:
@@ -117,6 +160,20 @@ class Folder:
 
     path: str
 
+    @property
+    def hides(self) -> bool:
+        """Whether files that are written stay invisible until they are published."""
+        return True
+
+    @property
+    def temporary(self) -> Folder:
+        """The folder for temporary files of those who write here."""
+        return self
+
+    def largest(self) -> int | None:
+        """Return how many bytes a file may have at most; None: any number."""
+        return None
+
     def ready(self) -> None:
         """Make the folder where it is missing, durably, and prove that it is one.
 
@@ -171,6 +228,23 @@ class Folder:
         """
         return StagedFile(staged_path(self, name), name)
 
+    def write(
+        self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
+    ) -> tuple[Made, Staged]:
+        """Stage a file; return what `fill`, which writes it, has returned, and the file.
+
+        Args:
+            name: Its final name.
+            fill: Writes it.
+            _size: How many bytes it will have; None: that is not known.
+            mtime_ns: What becomes its modification time.
+
+        Raises:
+            OutputFailed: It cannot be written.
+        """
+        with self.stage(name) as file:
+            return fill(file), file.finish(mtime_ns)
+
     def spool(self, name: str, size: int) -> Spool:
         """Start a temporary file of `size` bytes; `discard_staged` removes it.
 
@@ -208,9 +282,11 @@ class Folder:
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
-        for name in names:
-            with contextlib.suppress(OSError):
-                os.unlink(staged_path(self, name))
+        wanted = {*names}
+        for staged in self.names() if wanted else ():
+            if is_staged(staged) and _final_name(staged) in wanted:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.full_path(staged))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
@@ -220,7 +296,7 @@ class Folder:
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
-        return [name[1 : -len(_STAGED_SUFFIX)] for name in self.names() if is_staged(name)]
+        return [*{_final_name(name): None for name in self.names() if is_staged(name)}]
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
@@ -259,6 +335,18 @@ class Folder:
         except OSError as error:
             raise _failed(name, error) from None
 
+    def read_staged(self, name: str) -> bytes:
+        """Return a whole staged file, which must be small.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        return read_small(staged_path(self, name))
+
+    def md5(self, name: str) -> str | None:  # noqa: ARG002 - a file system knows none
+        """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
+        return None
+
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
         """Read a published file block by block; see `read_blocks`."""
         return read_blocks(os.fsencode(self.full_path(name)), into, READ_PLAIN)
@@ -267,10 +355,10 @@ class Folder:
         """Return where `name` lies."""
         return os.path.join(self.path, name)
 
-    def shares_space(self, other: Folder) -> bool:
-        """Tell whether what is written to the other folder leaves less space here."""
+    def shares_space(self, other: str) -> bool:
+        """Tell whether what is written to another folder leaves less space here."""
         try:
-            return os.stat(self.path or ".").st_dev == os.stat(other.path or ".").st_dev
+            return os.stat(self.path or ".").st_dev == os.stat(other or ".").st_dev
         except OSError:
             return False
 
@@ -325,23 +413,35 @@ class Folder:
             os.close(fd)
 
 
-def open_folder(path: str) -> Folder:
-    """Return the output folder that `path` means.
+def local_folder(path: str) -> Folder:
+    """Return the folder of a file system that `path` means, for what is written nowhere else.
 
     Raises:
-        InvalidRequest: A URL: only local folders can be written so far.
+        InvalidRequest: It is a URL.
     """
-    if "://" in path:
+    if is_url(path):
         raise InvalidRequest(path, "a URL", expected="a local folder")
     return Folder(path)
 
 
 def staged_path(folder: Folder, name: str) -> str:
     """Return where a file lies until it is published."""
-    return folder.full_path(f".{name}{_STAGED_SUFFIX}")
+    return folder.full_path(f".{name}{_attempt}{_STAGED_SUFFIX}")
 
 
-def write_whole(folder: Folder, name: str, data: bytes) -> Staged:
+def set_attempt(token: str) -> None:
+    """Give the files that this process stages from now on temporary names of their own.
+
+    A task that runs a second time, while the first attempt still writes somewhere, must not meet its file.
+
+    Args:
+        token: Eight digits, hexadecimal.
+    """
+    global _attempt  # noqa: PLW0603 - as the language of messages: of the process
+    _attempt = f"~{token}"
+
+
+def write_whole(folder: Stages, name: str, data: bytes) -> Staged:
     """Stage a whole file.
 
     Raises:
@@ -355,6 +455,11 @@ def write_whole(folder: Folder, name: str, data: bytes) -> Staged:
 def is_staged(name: str) -> bool:
     """Tell whether a file of this name is an unfinished one."""
     return name.startswith(".") and name.endswith(_STAGED_SUFFIX)
+
+
+def _final_name(staged: str) -> str:
+    found = _STAGED.fullmatch(staged)
+    return found[1] if found else ""
 
 
 def _create(path: str) -> int:

@@ -42,16 +42,24 @@ def create(
             "a run that writes",
             expected=either("`dry_run`, which writes nothing", "--dry-run beside it"),
         )
+    if options.plan_only is not None:
+        raise InvalidRequest(
+            option("plan_only"), "a run that writes shards", expected="`dry_run`, which writes the plan"
+        )
     return write_dataset(source, output, options, observer)
 
 
 def dry_run(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
-    """Return what `create` would write, to the byte unless samples are changed on the way; write nothing.
+    """Return what `create` would write, to the byte unless samples are changed on the way; write no shard.
+
+    With `plan_only`, the file of the plan is written.
 
     Raises:
         InvalidRequest: The request makes no sense.
         SampleFailed: The source has files that cannot be packed.
+        OutputExists: There is a file where the plan is to go.
+        OutputFailed: The plan cannot be written.
     """
     return plan_dataset(source, output, options or CreateOptions(), observer)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, printable
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.start import start_pool
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.publish.exporter import Exporter, index_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions
 from shardtool.request.results import ExportResult
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.wording import either
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def export(
     with ExitStack() as stack:
         pool = None
         if any(one.hashed for one in wanted.values()):
-            pool = stack.enter_context(LocalPool(options.workers or cores(), options.start_method))
+            pool = stack.enter_context(start_pool(options))
         exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))

@@ -36,7 +36,7 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.storage.backup import KeptFiles
 from shardtool.storage.reading import read_small
-from shardtool.storage.staging import open_folder, write_whole
+from shardtool.storage.staging import local_folder, write_whole
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Mending:
         self.by_file: dict[str, set[str]] = {}
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
-        self.folder: Folder = open_folder(seen.found.folder)
+        self.folder: Folder = local_folder(seen.found.folder)
         self.done: list[str] = []
         self.left: list[str] = []
         self.changed = False
@@ -181,13 +181,14 @@ class _Mending:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.request.options import IndexOptions
+        from shardtool.request.options import OF_WORKERS, IndexOptions
         from shardtool.verbs.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
-            overwrite, workers = "dataset-file-damaged" in self.codes, self.options.workers
-            options = IndexOptions(checksum=True, dots=self.seen.dots, workers=workers, overwrite=overwrite)
+            overwrite = "dataset-file-damaged" in self.codes
+            same = {name: getattr(self.options, name) for name in OF_WORKERS}
+            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **same)
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")

@@ -5,6 +5,7 @@ What comes back is numbers: checksums, and what was left out. The offsets follow
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.write.buffers import packing_buffer
 from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report
-from shardtool.write.task import Compare, Keep, ShardResult, ShardTask, Write, digest, split_names
+from shardtool.write.task import Keep, ShardResult, ShardTask, Write, digest, split_names
 
 if TYPE_CHECKING:
     from shardtool.skipped import Skipped
@@ -34,17 +35,27 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     if result := _left(task):
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
+    if not isinstance(task.todo, Write) and not task.folder.hides:
+        return ShardResult(
+            task.shard, None, 0, 0, b"", 0, (), wrong=True
+        )  # what replaces it would be seen at once: others must know first
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
 
         return pack_transformed(task, task.work, report)
     skipped: dict[int, Skipped] = {}
+
+    def pack(output: Output) -> Packer:
+        with closing(_packer(task, output, report, skipped)) as packer:
+            packer.run()
+            packer.spans.check()
+        return packer
+
     while True:
-        with suppress(StartAgain), task.folder.stage(task.name) as output:
-            with closing(_packer(task, output, report, skipped)) as packer:
-                packer.run()
-                packer.spans.check()
-            return packer.result(output.finish(task.mtime_ns))
+        with suppress(StartAgain):
+            size = None if skipped else task.size
+            packer, staged = task.folder.write(task.name, pack, size, task.mtime_ns)
+            return packer.result(staged)
 
 
 def _packer(task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> Packer:
@@ -65,28 +76,50 @@ def _left(task: ShardTask) -> ShardResult | None:
     """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
     if isinstance(task.todo, Write):
         return None
-    if isinstance(task.todo, Keep) and task.todo.unread:
-        return _kept(task, task.todo)
-    try:
-        size, crc = _file_crc(task)
-    except OSError:
-        return None
-    if isinstance(task.todo, Compare):
-        return _compared(task, size, crc)
-    return _kept(task, task.todo) if task.todo.crc == crc else None
+    with suppress(OSError):
+        if isinstance(task.todo, Keep):
+            right = task.todo.unread or task.todo.crc == _file_crc(task)[1]
+            return _kept(task, task.todo) if right else None
+        if md5 := task.folder.md5(task.name):
+            return _compared_by(task, md5)
+        there = _file_crc(task)
+        result = _from_source(task, Nowhere())
+        return result if result and (result.size, result.crc) == there else None
+    return None
 
 
-def _compared(task: ShardTask, size: int, crc: int) -> ShardResult | None:
-    """Return the result for a file that is what the source gives; None if it is not."""
+def _compared_by(task: ShardTask, md5: str) -> ShardResult | None:
+    """Return the result for a file of which the store says what may be the MD5; None if the source gives another."""
+    hashed = _Hashed()
+    result = _from_source(task, hashed)
+    if result is None or hashed.md5.hexdigest() == md5:
+        return result
+    return result if (result.size, result.crc) == _file_crc(task) else None  # stores that encrypt give other numbers
+
+
+class _Hashed(Nowhere):
+    """Takes the bytes of a shard that is only compared, by their MD5."""
+
+    def __init__(self) -> None:
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Add `data` to it."""
+        self.md5.update(data)
+
+
+def _from_source(task: ShardTask, output: _Hashed | Nowhere) -> ShardResult | None:
+    """Return the result for a file that is what the source gives; None where that cannot be read."""
     skipped: dict[int, Skipped] = {}
     with suppress(SampleFailed):  # writing the shard will meet it again
         while True:
-            packer = _packer(task, Nowhere(), no_report, skipped)
+            if isinstance(output, _Hashed):
+                output.md5 = hashlib.md5(usedforsecurity=False)
+            packer = _packer(task, output, no_report, skipped)
             with suppress(StartAgain), closing(packer):
                 packer.run()
                 packer.spans.check()
-                same = (packer.size, packer.crc) == (size, crc)
-                return replace(packer.result(None), compared=True) if same else None
+                return replace(packer.result(None), compared=True)
     return None
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from shardtool.skipped import SkipCode, Skipped
-    from shardtool.storage.staging import Folder, Staged
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import Staged
     from shardtool.transform.steps import Transform
     from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
 
@@ -97,18 +98,20 @@ class ShardTask:
         todo: Whether to write it, or to keep what an earlier run has left.
         work: What is done to the samples; None: nothing, they are packed as they are.
         reads: How many files are read at the same time.
+        size: Its bytes, if nothing is left out; None: they are not known.
     """
 
     shard: int
     name: str
     format: str
-    folder: Folder
+    folder: OutputFolder
     samples: ShardSamples
     on_error: OnError
     mtime_ns: int
     todo: Keep | Compare | Write = Write()
     work: Work | None = None
     reads: int = 1
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class ShardResult:
         skipped: What was left out, each with its place in the shard.
         made: What transforms made; None: what was planned.
         compared: Whether the file that is there was found right by reading the source again.
+        wrong: Whether the file that is there is not to be kept, and nothing was written yet; then all else is empty.
     """
 
     shard: int
@@ -136,6 +140,7 @@ class ShardResult:
     skipped: tuple[tuple[int, Skipped], ...]
     made: Made | None = None
     compared: bool = False
+    wrong: bool = False
 
 
 class Failed(Exception):

@@ -59,10 +59,14 @@ def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult
         SampleFailed: A sample cannot be read or changed, or fits in no shard, and is not to be left out.
         OutputFailed: The file cannot be written.
     """
-    with task.folder.stage(task.name) as output:
+
+    def pack(output: Output) -> TransformPacker:
         with closing(TransformPacker(task, work, output, report)) as packer:
             packer.run()
-        return packer.result(output.finish(task.mtime_ns))
+        return packer
+
+    packer, staged = task.folder.write(task.name, pack, None, task.mtime_ns)
+    return packer.result(staged)
 
 
 def measure_samples(task: ShardTask) -> list[int]:

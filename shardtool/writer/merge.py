@@ -24,7 +24,7 @@ from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, m
 from shardtool.request.observer import Observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.staging import open_folder, write_whole
+from shardtool.storage.staging import local_folder, write_whole
 from shardtool.table.keys import repeated
 from shardtool.values import counted, output_text
 from shardtool.wording import flag
@@ -64,7 +64,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     """
     pattern = parse_pattern(output)
     check_written(pattern)
-    folder = open_folder(pattern.folder)
+    folder = local_folder(pattern.folder)
     names = folder.names()
     if any(find_records(pattern, names)):
         return merge_parts(folder, pattern, observer or Observer())

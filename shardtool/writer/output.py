@@ -29,7 +29,7 @@ from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.staging import open_folder
+from shardtool.storage.staging import local_folder
 from shardtool.values import ShardContent, output_text, to_bytes
 from shardtool.wording import flag, option
 from shardtool.writer.columns import Columns
@@ -99,7 +99,7 @@ class Output:
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions) -> None:
         self.pattern, self.options = pattern, options
-        self.folder = open_folder(pattern.folder)
+        self.folder = local_folder(pattern.folder)
         self.columns, self.totals, self.notes = Columns(), Totals(), ShardNotes()
         asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self.journal = Journal(self.folder, pattern.base, asked)

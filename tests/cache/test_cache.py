@@ -297,7 +297,7 @@ shards = open_dataset(dataset).shards
 cache = Cache(folder, 2 * 11776)
 cache.open(shards[5]).close()
 instants = [
-    (copying, "_copy", killed), (copying, "_checked", killed), (StagedFile, "write", after(StagedFile.write)),
+    (copying, "_copy", killed), (copying, "checked_copy", killed), (StagedFile, "write", after(StagedFile.write)),
     (Folder, "publish", killed), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
 ]
 for number, (place, name, function) in enumerate(instants):

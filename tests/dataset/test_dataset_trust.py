@@ -95,7 +95,7 @@ def test_every_option_is_decided() -> None:
         "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
-        "retry_failed",
+        "retry_failed", "plan", "plan_only", "executor", "address",
     }  # fmt: skip
 
 

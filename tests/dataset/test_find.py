@@ -47,7 +47,7 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.tar", "nothing", "no-{0..3}.tar", "no-*.tar", "out.json", "pipe:cat x",
-                                  "https://example.org/x.tar", "{a,b}.tar", "x\0.tar"])  # fmt: skip
+                                  "httsp://h/x.tar", "http://", "{a,b}.tar", "x\0.tar"])  # fmt: skip
 def test_what_is_not_there(name: str, tmp_path: Path) -> None:
     """A name of nothing is the user's mistake, whatever it looks like; nothing is run or fetched."""
     with pytest.raises((InvalidRequest, ValueError)) as caught:

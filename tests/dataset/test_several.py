@@ -64,7 +64,8 @@ def test_the_datasets_that_names_mean(names: list[str], meant: list[str], packed
 
 
 @pytest.mark.parametrize(
-    "name", ["beside/val.json", "apart/val", "beside/*.tar", "beside/val-{0..}.tar", "none", "s3://x"]
+    "name",
+    ["beside/val.json", "apart/val", "beside/*.tar", "beside/val-{0..}.tar", "none", "http://127.0.0.1:9/x.json"],
 )
 def test_one_dataset_is_what_was_given(name: str, packed: Path) -> None:
     """What means one dataset, or none that is there, comes back as it was given."""

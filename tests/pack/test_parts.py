@@ -35,7 +35,7 @@ from shardtool.pack import parts
 from shardtool.publish.destination import Destination
 from shardtool.publish.part_file import Own, find_parts, read_record
 from shardtool.request.part import Part, parse_part
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, typed, write_tree
 

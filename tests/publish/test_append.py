@@ -61,7 +61,7 @@ from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped,
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
 from shardtool.source.open import open_source
-from shardtool.storage.staging import open_folder
+from shardtool.storage.folders import open_folder
 from shardtool.values import parse_size
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree

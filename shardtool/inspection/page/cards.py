@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from shardtool.dataset.opened import file_size
 from shardtool.inspection.page import charts
 from shardtool.inspection.page.thumbnails import SPLIT, shorten
 from shardtool.request.command_line import command_line
+from shardtool.storage.places import base_name
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ShardsCard:
 
 def problems_of(gathered: Gathered, shown: Sequence[Shown]) -> list[Problem]:
     """Return what reading the indexes and the samples met."""
-    found = [Problem(os.path.basename(one.where), one.message) for one in gathered.summary.problems]
+    found = [Problem(base_name(one.where), one.message) for one in gathered.summary.problems]
     for number, one in enumerate(shown):
         shard = gathered.overview.dataset.shards[one.chosen.shard].name
         found += [Problem(f"{shorten(one.key, 80)} in {shard}", what, number) for what in one.problems]

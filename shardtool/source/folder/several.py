@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -44,11 +44,11 @@ class FoldersSource(FolderSource):
     def __init__(self, sources: Sequence[str], options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._options, outputs = options, [*outputs]
         self._trees = [open_tree(source, options, outputs) for source in sources]
-        self._labels = _label(sources)
+        self._labels = label(sources)
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
         from shardtool.source.folder.samples import check_torn, collect
         from shardtool.source.grouping import find_groups, grouped
@@ -168,7 +168,7 @@ class FoldersSource(FolderSource):
         return f"{what}: {named} ({'; '.join(counts)}; {flag('complete')} refuses them)"
 
 
-def _label(sources: Sequence[str]) -> list[bytes]:
+def label(sources: Sequence[str]) -> list[bytes]:
     """Return a name for each folder: the last part of its path, and where two share that, the parts before too.
 
     Raises:

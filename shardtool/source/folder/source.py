@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -51,7 +51,7 @@ class FolderSource(Source):
         """Whether samples stand in the order of their keys, not in that of a column."""
         return self._options.sort_by is None
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the tree."""
         from shardtool.source.folder import samples as folder
 
@@ -78,7 +78,7 @@ class FolderSource(Source):
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
         return listed
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer) -> Found:
         """Return the samples that files make."""
         parts = self._tree.scan(pool, observer)
         from shardtool.source.folder.samples import collect
@@ -119,7 +119,7 @@ class Tree:
     root: bytes
     rules: ScanRules
 
-    def scan(self, pool: LocalPool, observer: Observer) -> list[ScanPart]:
+    def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return what the tree holds, its top first; listed in the workers, while a thread imports what comes next."""
         ahead = threading.Thread(target=_import_heavy, daemon=True)
         top = ScanPart()

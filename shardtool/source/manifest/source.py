@@ -13,7 +13,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
     from shardtool.source.base import Writable
@@ -26,7 +26,7 @@ class ManifestSource(Source):
         self._manifest = Manifest(source, manifest_options(options))
         self._options = options
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Choose rows and columns, and look at the files in the workers."""
         manifest, options = self._manifest, self._options
         if options.where is not None:

@@ -78,7 +78,7 @@ _NOTHING = os.stat_result(range(10))
 
 def stat_listed(task: ListedTask) -> ListedPart:
     """Look at the files of a task."""
-    part, look = ListedPart(task.samples), _PathChecks(task.root, outside=task.outside)
+    part, look = ListedPart(task.samples), PathChecks(task.root, outside=task.outside)
     found: dict[tuple[SkipCode, str], int] = {}
     last, folder = None, None
     for path in task.paths[:-1].split(b"\0"):
@@ -108,8 +108,13 @@ def stat_listed(task: ListedTask) -> ListedPart:
     return part
 
 
-class _PathChecks:
-    """Looks at folders and links, at each folder once."""
+class PathChecks:
+    """Looks at folders and links below a root, at each folder once.
+
+    Args:
+        root: Ending in a slash.
+        outside: Whether links may lead out of it.
+    """
 
     def __init__(self, root: bytes, *, outside: bool) -> None:
         self._root, self._outside = root, outside

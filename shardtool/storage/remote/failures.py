@@ -10,16 +10,14 @@ import re
 import time
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import AccessRefused, InvalidRequest, StoreFailed
-from shardtool.storage.remote.address import shown
+from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
+from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.retry import Passing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import urllib3
+    from collections.abc import Iterator, Mapping
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
@@ -59,10 +57,25 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
             return StoreFailed(where, "there is no such bucket")
         if status in BUSY:
             return Passing(f"the store answers {status}")
-        return StoreFailed(
-            where, f"the store answers {status}", remedy="Is it the region, or the endpoint, of the bucket?"
-        )
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return AccessRefused(where, f"the store answers {status}", remedy=_CHECK)
+        return StoreFailed(where, f"the store answers {status}", remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
+
+
+@contextmanager
+def writing(address: str) -> Iterator[None]:
+    """Say of an object that cannot be written because something is not there, or in its way, what that is."""
+    where = shown(address)
+    try:
+        yield
+    except FileNotFoundError:
+        bucket = parse_address(address)
+        expected, remedy = "a bucket that is there", "Make it first, or check its name and the endpoint."
+        raise OutputFailed(where, f"no such bucket: {bucket.host}", expected=expected, remedy=remedy) from None
+    except FileExistsError:
+        found = "the store refuses: something else is there, or is being done there"
+        raise OutputFailed(where, found, remedy="Run the same command again.") from None
 
 
 def lost(address: str, error: Exception) -> Passing | StoreFailed:
@@ -82,7 +95,19 @@ def lost(address: str, error: Exception) -> Passing | StoreFailed:
     return Passing(next((said for kind, said in passing.items() if isinstance(error, kind)), "the connection was lost"))
 
 
-def refusal(address: str, method: str, answer: urllib3.BaseHTTPResponse) -> Exception:
+class Answer(Protocol):
+    """What a server has answered."""
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, by names in any case."""
+
+
+def refusal(address: str, method: str, answer: Answer) -> Exception:
     """Return what an answer of another status than was hoped for means."""
     status, where = answer.status, shown(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):

@@ -58,6 +58,10 @@ class Attempts:
     def __init__(self, where: str) -> None:
         self._where, self._failed, self._began = where, 0, time.monotonic()
 
+    def later(self) -> None:
+        """Let the time count from now on, and not the tries: what was tried may have taken long until it failed."""
+        self._began = time.monotonic()
+
     def progress(self) -> None:
         """Note that something arrived: the count starts anew."""
         self._failed, self._began = 0, time.monotonic()

@@ -1,0 +1,109 @@
+"""Where a run's output goes: a folder of a file system, or what lies under a prefix of a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from shardtool.errors import InvalidRequest
+from shardtool.storage.remote.address import WEB, is_url, parse_address
+from shardtool.storage.remote.output import RemoteFolder
+from shardtool.storage.staging import Folder
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from shardtool.storage.staging import FileFact, Sink, Staged, StagedOutput
+
+Made = TypeVar("Made")
+
+
+class OutputFolder(Protocol):
+    """A place that is written to: `Folder` or `RemoteFolder`, a plain value that travels to workers.
+
+    Whatever cannot be written is an `OutputFailed`, or, in a store, a `StoreFailed`.
+    """
+
+    @property
+    def path(self) -> str:
+        """The folder as the user gave it, or its address; "" is the current folder."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether files that are written stay invisible until they are published."""
+
+    @property
+    def temporary(self) -> Folder:
+        """The folder for temporary files of those who write here."""
+
+    def largest(self) -> int | None:
+        """Return how many bytes a file may have at most; None: any number."""
+
+    def ready(self) -> None:
+        """Make the folder where it is missing."""
+
+    def names(self) -> list[str]:
+        """Return the names of all that lies in the folder; none where there is no folder."""
+
+    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
+        """Return the facts of those of `names` that are there."""
+
+    def stage(self, name: str) -> StagedOutput:
+        """Start a small file that will be called `name`."""
+
+    def write(self, name: str, fill: Callable[[Sink], Made], size: int | None, mtime_ns: int, /) -> tuple[Made, Staged]:
+        """Write a file of any size by `fill`, which may be called again; return what it has returned, and the file."""
+
+    def publish(self, *staged: Staged) -> None:
+        """Give staged files their final names, each in place of what had it."""
+
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Set the modification time of a published file, where that is possible."""
+
+    def discard_staged(self, names: Iterable[str]) -> None:
+        """Remove what a run has left of the files `names` under temporary names."""
+
+    def staged_names(self) -> list[str]:
+        """Return the final names of the files that lie here under temporary ones."""
+
+    def remove(self, names: list[str]) -> None:
+        """Remove published files; those that are gone already are no error."""
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file, which must be small."""
+
+    def read_staged(self, name: str) -> bytes:
+        """Return a whole staged file, which must be small; only where staged files are hidden."""
+
+    def md5(self, name: str) -> str | None:
+        """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
+
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+        """Read a published file block by block; see `storage.reading.read_blocks`."""
+
+    def full_path(self, name: str) -> str:
+        """Return where `name` lies."""
+
+    def free_bytes(self) -> int | None:
+        """Return how many more bytes fit; None: any number."""
+
+    def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock of the dataset `base` in this folder; `shared`: beside others who share it."""
+
+
+def open_folder(path: str) -> OutputFolder:
+    """Return the output folder that a path or an address means.
+
+    Raises:
+        InvalidRequest: It is an address that cannot be written to.
+    """
+    if not is_url(path):
+        return Folder(path)
+    at = parse_address(path)
+    if at.scheme in WEB:
+        expected = "a folder, or an address in a store: s3://, gs://, az://"
+        raise InvalidRequest(path, "a server of the web, where nothing can be written", expected=expected)
+    if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
+        raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
+    return RemoteFolder(path)

@@ -1,0 +1,247 @@
+"""A large object is written by one signed PUT whose length is known before: visible when it ends, and whole or not.
+
+Bytes are pushed into the connection as they are made, so that nothing is held, and a process that is killed leaves
+nothing: an answer comes only after all bytes. What is made here takes part in no other request, and works in a forked
+child (decision 017). What failed is made again from its start, for bytes that were pushed are gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from shardtool.errors import Bug, ShardError, StoreFailed
+from shardtool.fingerprint import crc32c
+from shardtool.storage.remote.address import parse_address, shown
+from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.failures import lost, refusal
+from shardtool.storage.remote.objects import signed
+from shardtool.storage.remote.retry import Attempts, Passing
+from shardtool.storage.remote.stores import not_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from urllib.parse import SplitResult
+
+    from typing_extensions import Self
+    from urllib3.connection import HTTPConnection
+
+Made = TypeVar("Made")
+
+LARGEST = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
+_CONNECT_S, _ANSWER_S = 10, 60
+_GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
+_LINE = 65536
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class Shorter(Exception):
+    """Fewer bytes came than were announced: the size has to be found out before."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+
+
+def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
+    """Write an object of a known size, and return what `fill`, which makes its bytes, has returned.
+
+    Args:
+        address: Where.
+        size: Its bytes, `LARGEST` at most.
+        fill: Gets the upload, and writes to it; again from the start where the connection was lost.
+
+    Raises:
+        Shorter: `fill` wrote less; nothing is there.
+        FileNotFoundError: There is no such bucket.
+        AccessRefused: We may not.
+        StoreFailed: It failed time and again.
+    """
+    attempts = Attempts(shown(address))
+    while True:
+        try:
+            with Upload(address, size) as one:
+                made = fill(one)
+                one.finish()
+                return made
+        except Passing as error:
+            attempts.later()
+            attempts.failed(error)
+
+
+class Upload:
+    """An object being written, to be used in a `with` block; one that is left before `finish` is never there."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self._address, self._size, self._left = address, size, size
+        self._md5, self._crc = hashlib.md5(usedforsecurity=False), 0
+        url = urlsplit(signed(address, "PUT"))
+        self._connection = _connection(url)
+        try:
+            self._begin(f"{url.path}?{url.query}" if url.query else url.path)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it.
+
+        Raises:
+            Passing: The connection is lost.
+            AccessRefused: The store does not take it.
+            StoreFailed: It fails.
+        """
+        size = len(data)
+        if size > self._left:
+            raise Bug(shown(self._address), f"more than the {self._size:,} bytes that were planned")
+        self._md5.update(data)
+        self._crc = crc32c(data, self._crc)
+        try:
+            self._connection.send(data)
+        except OSError:
+            raise self._stopped() from None
+        self._left -= size
+
+    def finish(self) -> None:
+        """Wait for the answer, and see that the store has what was sent.
+
+        Raises:
+            Shorter: Bytes are missing.
+            Passing: The connection is lost, or the store has other bytes.
+            AccessRefused: The store does not take it.
+            StoreFailed: It fails.
+        """
+        if self._left:
+            raise Shorter
+        answer = self._answered()
+        _check(self._address, answer)
+        self._compare(answer.headers)
+
+    def _begin(self, target: str) -> None:
+        """Send the headers, and give the server time to refuse.
+
+        Raises:
+            Passing: There is no connection.
+            AccessRefused: The store does not let us.
+            StoreFailed: It takes no object here.
+        """
+        from urllib3.exceptions import HTTPError
+
+        connection = self._connection
+        try:
+            connection.connect()
+            connection.putrequest("PUT", target)
+            connection.putheader("User-Agent", "shardtool")
+            connection.putheader("Content-Length", str(self._size))
+            connection.putheader("Content-Type", "application/octet-stream")
+            if parse_address(self._address).scheme == "az":
+                connection.putheader("x-ms-blob-type", "BlockBlob")
+            connection.putheader("Expect", "100-continue")
+            connection.endheaders()
+        except HTTPError as error:
+            raise lost(self._address, error) from None
+        except OSError:
+            raise Passing("the connection was lost") from None
+        if (answer := _refusal(connection)) is not None:
+            _check(self._address, answer)
+            raise Passing("the store answered before it had the object")
+
+    def _answered(self) -> _Answer:
+        """Return what the server answers to the whole."""
+        from urllib3 import HTTPHeaderDict
+
+        try:
+            answer = http.client.HTTPConnection.getresponse(self._connection)
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            raise Passing("no answer, once all was sent") from None
+        return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()))
+
+    def _stopped(self) -> Exception:
+        """Return why a server takes no more: its answer where there is one."""
+        try:
+            answer = self._answered()
+            _check(self._address, answer)
+        except Passing:
+            return Passing("the connection was lost")
+        except (ShardError, OSError) as error:
+            return error
+        return Passing("the store answered before it had the object")
+
+    def _compare(self, headers: Mapping[str, str]) -> None:
+        """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
+        if stored_md5(headers) == self._md5.hexdigest():
+            return
+        blob, crc = Blob(self._address), 0
+        for piece in blob.pieces():
+            crc = crc32c(piece, crc)
+        if (blob.size, crc) != (self._size, self._crc):
+            raise Passing("the store has other bytes than were sent")
+
+
+def stored_md5(headers: Mapping[str, str]) -> str | None:
+    """Return the MD5 of an object that a store gives in an answer; None: none that can be trusted to be one."""
+    hashes = dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
+    for given in (headers.get("Content-MD5", ""), hashes.get("md5", "")):
+        if given:
+            try:
+                return base64.b64decode(given, validate=True).hex()
+            except ValueError:
+                return None
+    tag = headers.get("ETag", "").strip('"')
+    return tag if _MD5.fullmatch(tag) else None
+
+
+def _connection(url: SplitResult) -> HTTPConnection:
+    """Return a connection to the server of a signed address, not made yet."""
+    try:
+        from urllib3.connection import HTTPConnection, HTTPSConnection
+    except ImportError:
+        raise not_installed("urllib3") from None
+    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
+    return kind(url.hostname or "", url.port, timeout=_CONNECT_S)
+
+
+def _refusal(connection: HTTPConnection) -> _Answer | None:
+    """Return a server's answer where it refuses before the body; None: it wants it, or says nothing for a while.
+
+    http.client takes `100 Continue` for nothing, and goes on to wait for the answer.
+    """
+    from urllib3 import HTTPHeaderDict
+
+    connection.sock.settimeout(_GO_ON_S)
+    file = connection.sock.makefile("rb", 0)
+    try:
+        line = file.readline(_LINE)
+        connection.sock.settimeout(_ANSWER_S)
+        headers = http.client.parse_headers(file)
+    except TimeoutError:
+        connection.sock.settimeout(_ANSWER_S)
+        return None
+    except (OSError, http.client.HTTPException):
+        raise Passing("the connection was lost") from None
+    finally:
+        file.close()
+    if not (found := _STATUS.match(line)):
+        raise Passing("the connection was lost")
+    return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), HTTPHeaderDict(headers.items()))
+
+
+def _check(address: str, answer: _Answer) -> None:
+    if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
+        raise StoreFailed(shown(address), "redirected", remedy="Is it the region, or the endpoint, of the bucket?")
+    if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
+        raise refusal(address, "PUT", answer)

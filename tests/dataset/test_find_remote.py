@@ -1,0 +1,133 @@
+"""Datasets behind HTTP: found, listed in no way, and never left."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, create
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.opened import count_samples, open_dataset, read_part
+from shardtool.dataset.several import given_datasets
+from shardtool.dataset.shard_file import PackedFile, SummedFile, open_shard
+from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.fingerprint import crc32c
+from tests.helpers import shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+
+@pytest.fixture(scope="module")
+def dataset(small_once: Path, http_files: Server) -> tuple[str, Path]:
+    """Give a folder of the web with a dataset of four shards, and the folder that is served."""
+    at = http_files.new_prefix()
+    create(small_once, f"{http_files.local(at)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=1))
+    return at, http_files.local(at)
+
+
+def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
+    """A dataset file, a range with its end, and a list of shards mean the same shards and the same dataset file."""
+    at, folder = dataset
+    names = [path.name.replace(" ", "%20").replace("#", "%23") for path in shards(folder)]
+    wanted = [f"{at}/{name}" for name in names]
+    for given in (f"{at}/x%20y%23.json", f"{at}/x%20y%23-{{000..003}}.tar", f"{at}/x%20y%23-<000..003>.tar", wanted):
+        found = find_dataset(given)
+        assert (list(found.shards), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
+        assert found.own
+        assert found.sidecar(wanted[0]) == wanted[0].removesuffix(".tar") + ".index"
+        assert given_datasets(given) == [given]
+    one = find_dataset(wanted[1])
+    assert (one.shards, one.dataset_file) == ((wanted[1],), None)
+    assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").shards] == [
+        f"{name}?token=1" for name in names
+    ]
+
+
+def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) -> None:
+    """What sidecars and walks say of a dataset behind HTTP is what they say of the same files here."""
+    at, folder = dataset
+    near, far = open_dataset(folder / "x y#.json"), open_dataset(f"{at}/x%20y%23.json")
+    assert near.file == far.file
+    for one, other in zip(near.shards, far.shards, strict=True):
+        assert read_part(one).table == read_part(other).table
+        assert count_samples(one) == count_samples(other)
+        assert count_samples(one) is not None
+        (folder / "bare.tar").write_bytes((folder / one.name).read_bytes())
+        bare = open_dataset(f"{at}/bare.tar").shards[0]
+        walked = read_part(bare)
+        assert walked.walked
+        assert walked.damage == ()
+        assert walked.table.column("__key__") == read_part(one).table.column("__key__")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("", "nothing is listed"),
+        ("/none", "nothing is listed"),
+        ("/x%20y%23-{000..}.tar", "without an end"),
+        ("/x%20y%23-*.tar", "a glob on the web"),
+        ("/none-{00..03}.tar", "no shards of that pattern"),
+        ("/none.tar", "no such file"),
+        ("/none.json", "no such"),
+    ],
+)
+def test_nothing_is_listed(name: str, found: str, dataset: tuple[str, Path]) -> None:
+    """What would need a listing of a folder of the web is the user's mistake, and is said to be."""
+    with pytest.raises(InvalidRequest, match=found):
+        find_dataset(f"{dataset[0]}{name}")
+
+
+def test_splits_of_the_web_are_not_found() -> None:
+    """`{split}` means what lies there, which a web server does not say."""
+    with pytest.raises(InvalidRequest, match="split"):
+        given_datasets("http://127.0.0.1:9/{split}.json")
+
+
+@pytest.mark.parametrize("url", ["/etc/x.tar", "../x.tar", "a/../../x.tar", "http://127.0.0.1:9/x.tar", "s3://b/x.tar",
+                                 "//127.0.0.1:9/x.tar", "file:x.tar"])  # fmt: skip
+def test_a_dataset_file_leads_nowhere_else(
+    url: str, http_files: Server, proxies: Callable[[Server], FaultyProxy]
+) -> None:
+    """A dataset file of the web that names what does not lie below it is refused, and nothing else is asked for."""
+    proxy = proxies(http_files)
+    at = proxy.server.new_prefix()
+    text = json.dumps({"shardlist": [{"url": url, "nsamples": 1}]})
+    (proxy.server.local(at) / "out.json").write_text(text, encoding="ascii")
+    with pytest.raises(CorruptShard, match="no shards beside it"):
+        find_dataset(f"{at}/out.json")
+    assert {one.path for one in proxy.log().asked} == {f"{at.removeprefix(proxy.server.url)}/out.json"}
+
+
+def test_bytes_of_shards(http_files: Server) -> None:
+    """A shard behind HTTP has the bytes that it has here, at any place, summed, and packed."""
+    import gzip
+
+    at = http_files.new_prefix()
+    data = bytes(number * 7 % 251 for number in range(50_000)) * 150
+    (http_files.local(at) / "x.tar").write_bytes(data)
+    (http_files.local(at) / "x.tar.gz").write_bytes(gzip.compress(data, 1))
+    with open_shard(f"{at}/x.tar") as shard:
+        for offset, length in ((0, 10), (5_000_000, 2_000_000), (7_400_000, 200_000), (3, 70_000)):
+            assert shard.read(offset, length) == data[offset : offset + length]
+    with SummedFile(f"{at}/x.tar") as summed:
+        assert summed.read(3_000_000, 100) == data[3_000_000:3_000_100]
+        assert summed.read(5, 7) == data[5:12]
+        assert summed.crc() == crc32c(data)
+    with PackedFile(f"{at}/x.tar.gz") as packed:
+        assert packed.read(6_000_000, 100_000) == data[6_000_000:6_100_000]
+
+
+def test_a_missing_shard_is_named(http_files: Server) -> None:
+    """A shard that is not there is an error that names it, as one of a disk is."""
+    at = http_files.new_prefix()
+    for name in ("x.tar", "x.tar.gz"):
+        with pytest.raises(CorruptShard, match=f"{at}/{name}: cannot be opened: no such object"):
+            open_shard(f"{at}/{name}")

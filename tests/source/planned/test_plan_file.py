@@ -1,0 +1,470 @@
+"""A run with a plan file is the run without it, and a plan file is held to its source, its options and its bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+from dataclasses import replace
+from decimal import Decimal
+from itertools import permutations
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
+from shardtool.fingerprint import crc32c
+from shardtool.wording import command_line_words
+from tests.helpers import flip, read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+_OPTIONS = CreateOptions(workers=1, max_count=2, on_error="skip")
+_FACTS = b"shardtool.plan"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with a source of 7 samples, files that are left out, links, and other kinds of sources."""
+    files = {f"in/{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(6)}
+    files |= {b"in/a/00.json": b'{"n": 1}', b"in/b/none": b"no ending", b"in/a/\xff.txt": b"no UTF-8"}
+    files |= {f"masks/{'ab'[n % 2]}/{n:02}.txt".encode(): b"mask %d" % n for n in range(5)}
+    write_tree(tmp_path, files)
+    (tmp_path / "in/b/linked.txt").symlink_to("../a/02.txt")
+    (tmp_path / "in/b/gone.txt").symlink_to("nothing")
+    return tmp_path
+
+
+def _options(**more: Any) -> CreateOptions:
+    return replace(_OPTIONS, **more)
+
+
+def _planned(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
+    """Write a plan, and return it."""
+    path = folder / "plan.parquet"
+    dry_run(source, f"{folder}/{out}/x-{{000..}}.{ending}", _options(plan_only=path, **more))
+    return path
+
+
+def _manifest(folder: Path) -> Path:
+    """Write a manifest whose columns are of many types."""
+    rows = 5
+    columns = {
+        "path": pa.array([f"in/{'ab'[n % 2]}/{n:02}.txt" for n in range(rows)]),
+        "label": pa.array(["x", "y", None, "x", "y"]),
+        "n": pa.array([1, None, 3, 4, 5], pa.int16()),
+        "wide": pa.array(["é", "", "b\u0301", None, "zz"], pa.large_string()),
+        "when": pa.array([0, 10**18, None, 1, 2], pa.timestamp("ns", "UTC")),
+        "many": pa.array([[1, None], [], None, [2], [3]], pa.list_(pa.int8())),
+        "more": pa.array([{"a": 1.5, "b": "t"}] * rows),
+        "price": pa.array([Decimal("1.50")] * rows, pa.decimal128(9, 2)),
+        "kind": pa.array(["p", "q", "p", "q", None]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns).replace_schema_metadata({"made": "by hand"}), folder / "table.parquet")
+    return folder / "table.parquet"
+
+
+def _archives(place: Path) -> None:
+    with (
+        tarfile.open(place / "all.tar", "w") as tar,
+        zipfile.ZipFile(place / "all.zip", "w", zipfile.ZIP_DEFLATED) as z,
+    ):
+        for path in sorted(place.glob("in/?/*.txt")):
+            if not path.is_symlink():
+                tar.add(path, str(path.relative_to(place)).encode("utf-8", "replace").decode())
+                z.write(path, f"{path.parent.name}/{os.fsencode(path.name).decode('utf-8', 'replace')}")
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ("in", {}),
+        ("in", {"shuffle": True, "label_from_folder": True}),
+        ("in", {"ending": "tfrecord", "place": "hash", "shards": 3, "max_count": None, "label_from_folder": True}),
+        ("in", {"out": "{split}", "split": "train=0.5,val=0.5", "portable": False}),
+        ("in", {"out": "{split}", "split_from_folder": True, "portable": False}),
+        ("in", {"portable": True, "columns_from": ("json",), "sort_by": "n"}),
+        (
+            "in",
+            {"join": "table.parquet", "on": "path", "where": "n > 0", "values": ("cls=kind",), "classes": ("cls",)},
+        ),
+        ("both", {"shuffle": True}),
+        ("table.parquet", {"meta": "all", "shuffle": True}),
+        ("table.parquet", {"values": ("cls=kind",), "classes": ("cls",), "out": "{split}", "split_column": "kind"}),
+        ("all.tar/in", {"where": "key != 'a/02'"}),
+        ("all.zip", {"shuffle": True}),
+    ],
+)
+def test_a_plan_changes_no_byte(
+    source: str, more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a plan file, a run writes what it writes without one, to the byte; the source is not listed."""
+    monkeypatch.chdir(place)
+    _manifest(place)
+    if more.get("on") == "path":
+        table = pq.read_table("table.parquet")
+        table = table.set_column(0, "path", pa.array([one[3:] for one in table.column("path").to_pylist()]))
+        pq.write_table(table.filter(pa.compute.is_valid(table.column("kind"))), "table.parquet")
+    elif "split_column" in more:
+        table = pq.read_table("table.parquet")
+        pq.write_table(table.filter(pa.compute.is_valid(table.column("kind"))), "table.parquet")
+    _archives(place)
+    what: Any = ["in", "masks"] if source == "both" else source
+    out, ending = more.pop("out", ""), more.pop("ending", "tar")
+    options = _options(**more)
+    expected = create(what, f"one/{out}/x-{{000..}}.{ending}", options)
+    dry = dry_run(what, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"))
+    assert "plan.parquet" in dry.notes[-1]
+    monkeypatch.setattr("shardtool.source.open._open_listed", None)  # nothing lists it
+    with_plan = replace(options, plan="plan.parquet")
+    found = create(what, f"two/{out}/x-{{000..}}.{ending}", with_plan)
+    assert read_tree(place / "two") == read_tree(place / "one")
+    assert replace(found, seconds=0, dataset_file="", urls="", splits={}) == replace(
+        expected, seconds=0, dataset_file="", urls="", splits={}
+    )
+    for number in (2, 1):
+        create(what, f"three/{out}/x-{{000..}}.{ending}", replace(with_plan, part=f"{number}/2"))
+    assert read_tree(place / "three") == read_tree(place / "one")
+
+
+def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
+    """In any order, twice, some with a plan file and some without: the same bytes; a missing one is named."""
+    plan = _planned(place / "in", place, shuffle=True)
+    create(place / "in", f"{place}/one/x-{{000..}}.tar", _options(shuffle=True))
+    for order in permutations((1, 2, 3)):
+        for number in order:
+            options = _options(shuffle=True, part=f"{number}/3", plan=plan if number != 2 else None)
+            found = create(place / "in", f"{place}/out/x-{{000..}}.tar", options)
+            assert found.merged == (number == order[-1])
+            if number == order[0]:
+                create(place / "in", f"{place}/out/x-{{000..}}.tar", replace(options, if_exists="resume"))
+            if number == order[1]:
+                merging = typed("index", f"{place}/out/x-{{000..}}.tar", "--merge")
+                assert (merging.code, f"missing: {order[2]}/3" in merging.err) == (2, True), merging
+        assert read_tree(place / "out") == read_tree(place / "one"), order
+        shutil.rmtree(place / "out")
+
+
+def test_files_that_changed_since_are_named(place: Path) -> None:
+    """A file that is another than when the plan was written ends the run by name, or is left out: as without a plan."""
+    write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
+    plan = _planned(place / "sound", place)
+    (place / "sound/2.txt").write_bytes(b"a longer text")
+    (place / "sound/3.txt").unlink()
+    with pytest.raises(SampleFailed, match=r"2\.txt"):
+        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_planned_again(place), on_error="stop"))
+    left = create(place / "sound", f"{place}/t/x-{{0..}}.tar", _options(plan=plan))
+    assert (left.samples, left.skipped) == (2, 2)
+    codes = [json.loads(line)["code"] for line in (place / "t/x.skipped").read_text().splitlines()]
+    assert codes == ["changed", "vanished"]
+
+
+def _planned_again(place: Path) -> Path:
+    """Return the plan, as if its options had been those that stop at an error."""
+    _reseal(place / "plan.parquet", place / "stops.parquet", facts=lambda facts: facts["options"].pop("on_error"))
+    return place / "stops.parquet"
+
+
+def _reseal(
+    plan: Path,
+    to: Path,
+    *,
+    facts: Callable[[dict[str, Any]], object] = len,
+    rows: Callable[[list[dict[str, Any]]], object] = len,
+    writing: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write another plan file, whose checksums are right."""
+    table = pq.read_table(plan)
+    head = re.compile(rb"([0-9]+) crc32c:[0-9a-f]{8} (.*)", re.DOTALL).fullmatch(
+        pq.read_metadata(plan).metadata[_FACTS]
+    )
+    assert head is not None
+    document, samples = json.loads(head[2]), table.to_pylist()
+    facts(document)
+    rows(samples)
+    schema = table.schema
+    body = json.dumps(document).encode()
+    metadata = {**(schema.metadata or {}), _FACTS: b"%b crc32c:%08x %b" % (head[1], crc32c(body), body)}
+    made = pa.Table.from_pylist(samples, schema=schema).replace_schema_metadata(metadata)
+    pq.write_table(made, to, **{"compression": "zstd", "use_dictionary": False, **writing})
+    return to
+
+
+def _use(place: Path, plan: Path, source: Any = None, **more: Any) -> None:
+    create(place / "in" if source is None else source, f"{place}/out/x-{{000..}}.tar", _options(plan=plan, **more))
+
+
+def _sound(place: Path) -> Path:
+    """Write a plan, see that writing it again by hand leaves it sound, and return it."""
+    plan = _planned(place / "in", place)
+    again = _reseal(plan, place / "again.parquet")
+    dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again))
+    return plan
+
+
+def test_another_source_is_refused(place: Path) -> None:
+    """A plan of a source of another name or kind, or of which no file is there, is refused, and says what differs."""
+    plan = _planned(place / "in", place)
+    with pytest.raises(InvalidRequest, match="a plan of the folder in; expected one of the folder masks"):
+        _use(place, plan, place / "masks")
+    with pytest.raises(InvalidRequest, match="expected one of the folders in, masks"):
+        _use(place, plan, [place / "in", place / "masks"])
+    write_tree(place / "other/in", {f"{'ab'[n % 2]}/{n:02}.txt": b"other %d" % n for n in range(6)})
+    with pytest.raises(InvalidRequest, match="no file is there as it was listed, such as a/00"):
+        _use(place, plan, place / "other/in")
+    shutil.copytree(place / "in", place / "moved/in", symlinks=True)  # with its times: the same source elsewhere
+    dry_run(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan))
+    table = _manifest(place)
+    of_table = _planned(table, place / "more")
+    os.utime(table, ns=(0, 0))
+    with pytest.raises(InvalidRequest, match="before it was changed"):
+        _use(place, of_table, table)
+    for source in ("-", pa.table({"path": ["a"]})):
+        with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
+            _use(place, plan, source)
+        with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
+            _planned(source, place / "third")
+
+
+def test_other_options_are_refused(place: Path) -> None:
+    """A plan is used with the options that it was made with; those that say how to go about it are free."""
+    plan = _planned(place / "in", place, seed=3, shuffle=True)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"shuffle": False}, "--shuffle given then, not given now"),
+        ({"shuffle": True, "seed": 4}, "--seed 3 then, 4 now"),
+        ({"shuffle": True, "seed": 3, "include": ("*.txt",)}, "--include not given then, *.txt now"),
+        ({"shuffle": True, "seed": 3, "on_error": "stop"}, "--on-error skip then, not given now"),
+    ]
+    for more, said in cases:
+        with command_line_words(), pytest.raises(InvalidRequest, match=re.escape(said)):
+            _use(place, plan, **more)
+    with pytest.raises(InvalidRequest, match="format tar then, tfrecord now"):
+        create(place / "in", f"{place}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
+    assert not (place / "out").exists()
+    _use(place, plan, seed=3, shuffle=True, workers=2, target=("dali",), if_exists="overwrite")
+
+
+def test_a_plan_of_another_version_is_refused(place: Path) -> None:
+    """Plans of older and newer versions are refused by their version: they may list a source otherwise."""
+    plan = _sound(place)
+    for version in ("0.0.1", "99.0"):
+        other = _reseal(plan, place / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
+        with pytest.raises(InvalidRequest, match=rf"a plan of shardtool {version}; expected one of this version"):
+            _use(place, other)
+    data = plan.read_bytes()
+    newer = place / "newer.parquet"
+    newer.write_bytes(data.replace(b"1 crc32c:", b"2 crc32c:"))
+    with pytest.raises(InvalidRequest, match="a plan of shardtool"):
+        _use(place, newer)
+
+
+def test_what_is_no_plan_is_refused(place: Path) -> None:
+    """Garbage, other Parquet files, folders and FIFOs are no plans; a missing one is the user's mistake."""
+    plan = _sound(place)
+    (place / "fifo").mkdir()
+    os.mkfifo(place / "pipe")
+    (place / "empty").write_bytes(b"")
+    (place / "garbage").write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1")
+    pq.write_table(pa.table({"a": [1]}), place / "other")
+    for name in ("fifo", "pipe", "empty", "garbage", "other"):
+        with pytest.raises(CorruptShard, match="no plan, or a damaged one"):
+            _use(place, place / name)
+    with pytest.raises(InvalidRequest, match="no such file; expected a plan"):
+        _use(place, place / "none")
+    data = plan.read_bytes()
+    for size in range(0, len(data), 97):
+        (place / "cut").write_bytes(data[:size])
+        with pytest.raises(CorruptShard):
+            _use(place, place / "cut")
+    assert not (place / "out").exists()
+
+
+def test_no_flipped_bit_passes(place: Path) -> None:
+    """A bit that flips anywhere in a plan file either is found, or changes nothing of the dataset."""
+    plan = _sound(place)
+    _use(place, plan)
+    expected = read_tree(place / "out")
+    for at in range(4, plan.stat().st_size, 41):
+        damaged = place / "damaged.parquet"
+        shutil.copy(plan, damaged)
+        flip(damaged, at)
+        try:
+            dry_run(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged))
+        except (CorruptShard, InvalidRequest):
+            continue
+        create(place / "in", f"{place}/flipped/x-{{000..}}.tar", _options(plan=damaged))
+        assert read_tree(place / "flipped") == expected, at
+        shutil.rmtree(place / "flipped")
+
+
+def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
+    """Return what changes the first field of the first sample, or its key."""
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        for name, value in values.items():
+            (rows[0] if name.startswith("_") else rows[0]["__fields__"][0])[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        _set(field=9),
+        _set(kind=3),
+        _set(kind=2),
+        _set(size=-1),
+        _set(size=2**60),
+        _set(__key__=b"a\0b"),
+        _set(__fields__=[]),
+    ],
+)
+def test_what_no_listing_says_is_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
+    """Sealed plans whose rows make no samples of this source are refused before anything is written."""
+    other = _reseal(_sound(place), place / "other.parquet", rows=rows)
+    with pytest.raises((CorruptShard, InvalidRequest)):
+        _use(place, other)
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"fields": ["json", "json"]},
+        {"fields": "json"},
+        {"fields": ["json", "../x"]},
+        {"inline": ["other"]},
+        {"numbers": {"json": "code"}},
+        {"skipped": [["a", "b", "no-such-code", "c"]]},
+        {"notes": [1]},
+        {"source": 5},
+        {"options": []},
+        {"divides": True},
+        {"paths": True},
+    ],
+)
+def test_facts_that_no_plan_has_are_refused(facts: dict[str, Any], place: Path) -> None:
+    """Sealed plans whose facts are of other types, or do not go with their rows, are refused."""
+    other = _reseal(_sound(place), place / "other.parquet", facts=lambda known: known.update(facts))
+    with pytest.raises((CorruptShard, InvalidRequest)):
+        _use(place, other)
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [(b"../secret/file", 0), (b"a/../../secret/file", 0), (b"out/file", 0), (b"leads", 1), (b"/etc/x", 0)],
+)
+def test_no_path_leads_out_of_the_source(key: bytes, kind: int, place: Path) -> None:
+    """A plan that names files outside of the source, by `..` or by links, is refused, unless links may be followed."""
+    write_tree(place / "secret", {"file.json": b'{"secret": 1}'})
+    (place / "in/out").symlink_to(place / "secret")
+    (place / "in/leads.json").symlink_to(place / "secret/file.json")
+    fact = (place / "secret/file.json").stat()
+    plan = _planned(place / "in", place, on_error="skip")
+    change = _set(__key__=key, kind=kind, size=fact.st_size, mtime_ns=fact.st_mtime_ns)
+    other = _reseal(plan, place / "other.parquet", rows=change)
+    with pytest.raises(InvalidRequest, match="leads out of the source"):
+        _use(place, other)
+    assert not (place / "out").exists()
+
+
+def test_no_path_leads_out_of_several_folders(place: Path) -> None:
+    """Of several folders, each path starts with the name of one of them, and stays there."""
+    both = [place / "in", place / "masks"]
+    plan = _planned(both, place)
+    for path in (b"secret/file", b"file", b"in/../../secret/file", b"/etc/passwd"):
+        other = _reseal(plan, place / "other.parquet", rows=_set(path=path))
+        with pytest.raises(InvalidRequest, match="leads out of the source"):
+            _use(place, other, both)
+
+
+def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
+    """Only `--allow-outside`, typed again, lets the paths of a manifest's plan leave the root."""
+    write_tree(place, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
+    table, out = place / "near/table.csv", f"{place}/out/x-{{000..}}.tar"
+    plan = place / "plan.parquet"
+    dry_run(table, out, _options(plan_only=plan, allow_outside=True))
+    with pytest.raises(InvalidRequest, match="leads out of the source"):
+        create(table, out, _options(plan=plan))
+    assert create(table, out, _options(plan=plan, allow_outside=True)).samples == 1
+
+
+def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that unfold to more than their bytes can account for are refused before they are decoded."""
+    plan = _sound(place)
+    monkeypatch.setattr("shardtool.source.planned.plan_file._SLACK", 2**16)
+    for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
+        other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
+        assert other.stat().st_size < 10_000
+        with pytest.raises(CorruptShard, match=r"columns of .* in .*kB"):
+            _use(place, other)
+
+
+def test_what_a_plan_is_written_over(place: Path) -> None:
+    """A plan appears whole, and replaces no file unasked; a refused run writes none."""
+    plan = _planned(place / "in", place)
+    with pytest.raises(OutputExists, match="a file is there already"):
+        _planned(place / "in", place)
+    _planned(place / "in", place, if_exists="overwrite")
+    before = plan.read_bytes()
+    with pytest.raises(InvalidRequest):
+        _planned(place / "in", place, if_exists="overwrite", shards=99)
+    assert plan.read_bytes() == before
+    assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
+    with pytest.raises(InvalidRequest, match="a run that writes shards"):
+        create(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=plan))
+    for more in ({"plan": plan}, {"part": "1/2"}, {"stat": False}):
+        with pytest.raises(InvalidRequest, match="plan_only"):
+            _options(plan_only=plan, **more)
+
+
+def test_payloads_that_are_unpacked_first_have_no_plan(place: Path) -> None:
+    """Bytes in a table, and compressed archives, are unpacked in the run that packs them: a plan cannot lead there."""
+    table = pa.table({"key": ["a", "b"], "bytes": [b"one", b"two"]})
+    pq.write_table(table, place / "bytes.parquet")
+    with tarfile.open(place / "all.tar.gz", "w:gz") as tar:
+        tar.add(place / "in/a/00.txt", "00.txt")
+    sources: list[tuple[Path, dict[str, Any]]] = [(place / "all.tar.gz", {})]
+    for source, more in [*sources, (place / "bytes.parquet", {"binary": ("jpg=bytes",)})]:
+        with pytest.raises(InvalidRequest, match="payloads in a table or a compressed archive"):
+            _planned(source, place, **more)
+    assert not (place / "plan.parquet").exists()
+
+
+def test_the_command_line(place: Path) -> None:
+    """`--plan-only` prints the plan and writes it; `--plan` goes by it; `--json` has the note."""
+    words: list[str | Path] = [
+        "create",
+        place / "in",
+        f"{place}/out/x-{{000..}}.tar",
+        "--max-count=2",
+        "--on-error=skip",
+        "--workers=1",
+    ]
+    ran = typed(*words, "--plan-only", place / "plan.parquet", "--json")
+    shown = json.loads(ran.out)
+    assert (ran.code, len(shown["shards"])) == (0, 4), ran
+    assert "--plan" in shown["notes"][-1]
+    assert not (place / "out").exists()
+    ran = typed(*words, "--plan", place / "plan.parquet", "--part", "1/1")
+    assert ran.code == 0, ran
+    create(place / "in", f"{place}/one/x-{{000..}}.tar", _OPTIONS)
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_rows_can_be_read_by_others(place: Path) -> None:
+    """A plan file is a plain table: a row a sample, with its key, its fields and their sizes."""
+    table = pq.read_table(_planned(place / "in", place))
+    assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
+    assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
+    assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
