@@ -46,6 +46,7 @@ if __name__ == "__main__":
 @contextmanager
 def server(root: Path, port: int, files: int) -> Iterator[None]:
     """Serve some files of random bytes."""
+    root.chmod(0o755)  # nginx may serve as another user
     (root / "www").mkdir()
     source, chosen = os.urandom(2**20), random.Random(1)
     for number in range(files):
