@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
+    from shardtool.transform.steps import Transform
 
 
 _FEW = 100  # samples of a shard, of which a share says little
@@ -150,7 +151,9 @@ class Packing:
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
+            work = Work(
+                self._transform(manner.transform), room, plan.limits.max_count, manner.options.oversize, manner.dots
+            )
         for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
@@ -162,6 +165,13 @@ class Packing:
             mtime_ns, size = mtime_of_shard(planned, self.mtime_ns), None if work else int(plan.sizes[shard])
             how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
+
+    def _transform(self, transform: Transform) -> Transform:
+        """Return the transform of one task: of the requests that a host gets at once, it has its share."""
+        if transform.fetch is None:
+            return transform
+        at_once = min(len(self._shards) or 1, self._most)
+        return replace(transform, fetch=replace(transform.fetch, per_host=max(1, transform.fetch.per_host // at_once)))
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""

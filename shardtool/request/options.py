@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local import cores
 from shardtool.request.choices import check_address, check_choices
 from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
@@ -437,7 +436,7 @@ class CreateOptions(SelectingOptions):
 
         return FetchOptions(
             connections=self.connections,
-            per_host=max(1, self.per_host // (self.workers or cores())),
+            per_host=self.per_host,
             timeout_s=self.timeout,
             max_time_s=self.max_time,
             max_bytes=parse_size(self.max_file_size),
