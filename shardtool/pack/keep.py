@@ -3,7 +3,7 @@
 A shard's modification time is a while before its run listed the source, and its nanoseconds name the source's root.
 So nothing below this root that leads to the shard's files has changed since; and the time is ours, not that of a copy
 of the shard, which would say nothing of when its source was read. Where sizes are to be trusted, times are not
-looked at.
+looked at. Of a source in a store the nanoseconds name the versions of the shard's objects, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import fingerprint
 from shardtool.request.options import CreateOptions
-from shardtool.storage.reading import identity
+from shardtool.storage.sources import identity
 from shardtool.values import SPAN, output_text
 from shardtool.write.task import Compare, Keep, Write
 
@@ -87,10 +87,23 @@ def mtime_of(entries: Entries, manner: Manner) -> int:
     return (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(entries)
 
 
+def mtime_of_shard(planned: Planned, mtime_ns: int) -> int:
+    """Return that of one of them; of objects, its nanoseconds name their versions too: a store's clock proves little.
+
+    Args:
+        planned: The shard.
+        mtime_ns: That of all shards of the run.
+    """
+    if not planned.plan.entries.is_remote:
+        return mtime_ns
+    seconds, stamp = divmod(mtime_ns, _SECOND_NS)
+    return seconds * _SECOND_NS + _nine_digits(planned.samples.mtimes, stamp)
+
+
 def is_newer(planned: Planned, mtime_ns: int) -> bool:
     """Tell whether a shard's modification time proves that its source has not changed since."""
-    stamp = _stamp(planned.plan.entries)
-    return planned.plan.changed_ns(planned.shard) < mtime_ns and mtime_ns % _SECOND_NS == stamp
+    of_run = mtime_ns // _SECOND_NS * _SECOND_NS + _stamp(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
 def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
@@ -217,4 +230,8 @@ def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) ->
 
 def _stamp(entries: Entries) -> int:
     """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
-    return crc32c((entries.identity or identity(entries.root)).encode()) % (_SECOND_NS - 1) + 1
+    return _nine_digits((entries.identity or identity(entries.root)).encode())
+
+
+def _nine_digits(data: bytes, before: int = 0) -> int:
+    return crc32c(data, before) % (_SECOND_NS - 1) + 1

@@ -11,7 +11,7 @@ import numpy as np
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import Written, encode, index_of
-from shardtool.errors import memory_for
+from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import run_record
@@ -32,8 +32,8 @@ from shardtool.publish.append import Appended, append_notes, begin, check_append
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import CreateOptions, share
 from shardtool.source.base import check_some, skipped_notes
-from shardtool.values import URL, counted, output_text, parse_size
-from shardtool.wording import flag
+from shardtool.values import URL, counted, output_text, parse_size, show_size
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +96,8 @@ def plan_shards(request: Request, samples: Samples, pool: Pool, notes: Notes) ->
         replace(target, output=target.output.planned(plan.shards)) for target, plan in zip(targets, plans, strict=True)
     )
     samples = replace(samples, targets=targets)
+    for target, plan in zip(targets, plans, strict=True):
+        _check_sizes(target, plan)
     _check_appended(request, targets, plans, notes)
     changes, gone = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
@@ -106,6 +108,21 @@ def plan_shards(request: Request, samples: Samples, pool: Pool, notes: Notes) ->
     # What the source left out belongs to no split; the first one's list has it.
     first = replace(plans[0], skipped=(*samples.listed.skipped, *plans[0].skipped))
     return Plans((first, *plans[1:]), changes, gone, targets)
+
+
+def _check_sizes(target: Target, plan: Plan) -> None:
+    """Refuse shards that are larger than a file may be where they go.
+
+    Raises:
+        InvalidRequest: One is.
+    """
+    most = target.output.folder.largest()
+    if most is None or not plan.shards or int(plan.sizes.max()) <= most:
+        return
+    shard = int(plan.sizes.argmax())
+    where = target.output.folder.full_path(target.output.pattern.shard(target.output.first + shard))
+    found, expected = show_size(int(plan.sizes[shard])), f"at most {show_size(most)}, as one request of a store takes"
+    raise InvalidRequest(where, found, expected=expected, remedy=f"Lower {option('max_size')}.")
 
 
 def _dry_note(request: Request, entries: Entries) -> str:

@@ -24,7 +24,7 @@ from shardtool.fetch.urls import shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, new_sizes, own_shards
+from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
 from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
@@ -155,7 +155,8 @@ class Packing:
                 self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
-            how = self.mtime_ns, decision.todo, work, reads, None if work else int(plan.sizes[shard])
+            mtime_ns, size = mtime_of_shard(planned, self.mtime_ns), None if work else int(plan.sizes[shard])
+            how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
 
     def _transform(self, transform: Transform) -> Transform:

@@ -357,6 +357,9 @@ class CreateOptions(SelectingOptions):
 
     def _check_urls(self) -> None:
         pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
+        planned = next((name for name in ("plan", "plan_only") if self.urls and getattr(self, name) is not None), None)
+        if planned is not None:  # it would hold the secrets of URLs, and save no look at any file
+            raise InvalidRequest(option(planned), f"used with {option('urls')}", expected="one of them")
         parse_size(self.max_file_size)
         share("max_failed", self.max_failed)
         if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
@@ -574,6 +577,26 @@ class ExportOptions:
         check_choices(self)
         check_ranges(self)
         check_address(self.executor, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """How to copy a dataset.
+
+    Attributes:
+        overwrite: Replace another dataset of the same name, and other files of its names. What is right stays, what is
+            missing is copied, and shards that were appended are added without it.
+        dry_run: Only compare, and say what would be copied.
+        workers: Shards at a time; None: 4.
+    """
+
+    overwrite: bool = False
+    dry_run: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)

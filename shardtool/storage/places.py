@@ -15,6 +15,7 @@ from shardtool.storage.remote import address
 from shardtool.storage.remote.blob import Blob, read_end, read_whole
 from shardtool.storage.remote.objects import listed
 from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
 from shardtool.storage.remote.together import callers, together
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read 
 
 Result = TypeVar("Result")
 
-is_url, is_web = address.is_url, address.is_web
+is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
 
 
 def join(folder: str, name: str) -> str:
@@ -40,6 +41,13 @@ def folder_of(path: str) -> str:
 def base_name(path: str) -> str:
     """Return the plain name of something in its folder."""
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
+
+
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two texts mean one folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one or ".") == os.path.realpath(other or ".")
 
 
 def open_blob(where: str, size: int | None = None) -> Blob:
@@ -73,6 +81,25 @@ def plain_size(path: str) -> int | None:
         return open_blob(path).size
     except FileNotFoundError:
         return None
+
+
+def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
+    """Return the bytes of those of `names` that are plain files in a folder; of a store by one listing.
+
+    Returns:
+        Bytes by name; None: the folder is on the web, where each file must be asked for.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if is_web(folder):
+        return None
+    if is_url(folder):
+        above = len(address.parse_address(folder).key.rstrip("/"))
+        found = {one.key[above:].lstrip("/"): one.size for one in listed(folder) if not one.is_folder}
+        return {name: found[name] for name in names if name in found}
+    sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:

@@ -154,10 +154,13 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
     original = rows.columns[name]
     empty = np.flatnonzero(arrays.lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
-    urls = arrays.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
+    is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
+    urls = arrays.places(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
         remedy = f"{option('urls', {'jpg': name})} fetches them."
+        if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
+            remedy = f"What they count from, such as {option('root', 's3://BUCKET')}, must be named."
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return

@@ -33,6 +33,8 @@ from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out
 from shardtool.source.manifest.options import ManifestOptions
 from shardtool.source.manifest.stat import ListedTask
 from shardtool.source.manifest.urls import shown_column
+from shardtool.storage.places import is_url
+from shardtool.storage.sources import check_scheme, is_place, source_root
 from shardtool.table import keys
 from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.files import readable
@@ -106,6 +108,11 @@ class Manifest:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether paths lead into a store, or to the web."""
+        return is_place(self._root)
 
     @property
     def table(self) -> pa.Table:
@@ -281,7 +288,7 @@ class Manifest:
         roles, options = self._roles, self._options
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), found, strict=True):
-            checks.check_paths(rows, name, paths, outside=options.allow_outside)
+            checks.check_paths(rows, name, paths, outside=options.allow_outside and not self.is_remote)
         if found and (roles.path is not None or roles.key is None):
             self._endings = _endings(self._where, found[0], options)
         if roles.path is not None and self._endings is not None:
@@ -406,6 +413,9 @@ class Manifest:
 
 
 def _root(options: ManifestOptions, folder: str) -> bytes:
+    if is_url(options.root or folder):
+        check_scheme(options.root or folder)
+        return source_root(options.root or folder)
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         raise InvalidRequest(
             option("root"), f"no folder {options.root!r}", expected="what the manifest's paths count from"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.request.python_types import pairs
+from shardtool.storage.places import is_url
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
 from shardtool.wording import option
 
@@ -94,6 +95,6 @@ def is_manifest(source: object) -> bool:
     if not isinstance(source, str | os.PathLike):
         return is_frame(source) or any(hasattr(source, name) for name in _STREAM)
     path = os.fspath(source)
-    if os.path.isdir(path):
+    if os.path.isdir(path) or (is_url(path) and not table_ending(path)):
         return bool(parquet_files(path))
     return path == "-" or bool(table_ending(path))
