@@ -357,6 +357,9 @@ class CreateOptions(SelectingOptions):
 
     def _check_urls(self) -> None:
         pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
+        planned = next((name for name in ("plan", "plan_only") if self.urls and getattr(self, name) is not None), None)
+        if planned is not None:  # it would hold the secrets of URLs, and save no look at any file
+            raise InvalidRequest(option(planned), f"used with {option('urls')}", expected="one of them")
         parse_size(self.max_file_size)
         share("max_failed", self.max_failed)
         if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
