@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
+    """Halve an even number."""
     if task % 2:
         raise SampleFailed(str(task), "odd")
     if report is not None:
@@ -60,9 +61,8 @@ def test_without_ray() -> None:
     code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == (
-        "shardtool: --executor ray: Ray is not installed here. Run `pip install 'shardtool[ray]'`, here and on each node.\n"
-    )
+    remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
+    assert done.stderr == f"shardtool: --executor ray: Ray is not installed here. {remedy}\n"
 
 
 @pytest.mark.parametrize(
