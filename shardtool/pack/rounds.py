@@ -162,7 +162,10 @@ class Packing:
                 self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
-            mtime_ns, size = mtime_of_shard(planned, self.mtime_ns), None if work else int(plan.sizes[shard])
+            mtime_ns, size = (
+                mtime_of_shard(planned, self.mtime_ns),
+                None if work or self._fetches else int(plan.sizes[shard]),
+            )
             how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
 
