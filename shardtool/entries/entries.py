@@ -34,11 +34,11 @@ class FieldRows:
 
     Attributes:
         code: uint16[rows], the field's name: its place among `Entries.fields`.
-        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
+        kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
         mtime_ns: int64[rows], as seen when the source was listed; of an object, its version as a number.
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One a row, relative to `Entries.root`; None where each is key + "." + field.
+        paths: One a row, relative to `Entries.root`, or its URL; None where each is key + "." + field.
     """
 
     code: NDArray[np.uint16]

@@ -21,6 +21,7 @@ from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import fingerprint
+from shardtool.request.options import CreateOptions
 from shardtool.storage.sources import identity
 from shardtool.values import SPAN, output_text
 from shardtool.write.task import Compare, Keep, Write
@@ -118,7 +119,8 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     unread = manner.options.trust == "size"
     said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:
-        return _decide_changed(planned, said, unread=unread)
+        again = isinstance(manner.options, CreateOptions) and manner.options.retry_failed
+        return _decide_changed(planned, said, unread=unread, again=again)
     # Only reading finds numbers that are alone in lists: see `digest`.
     if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
         return Decision(Compare())
@@ -127,9 +129,9 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     return Decision(Keep(said.crc, said.crcs, there.size, unread))
 
 
-def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool) -> Decision:
-    """Return what becomes of a shard of changed samples."""
-    if said is None or not _is_sound(said, planned.name):
+def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool, again: bool) -> Decision:
+    """Return what becomes of a shard of changed samples; `again`: it is written again if it left samples out."""
+    if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
         return Decision(Write())
     if planned.samples.content.lists and not unread:
         return Decision(Compare(), said.sidecar)
@@ -153,7 +155,7 @@ def _said(planned: Planned, output: Destination, manner: Manner) -> _Said | None
 
 def _is_sound(said: _Said, name: str) -> bool:
     """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
-    if said.fact.made is None or said.fact.made.skipped:
+    if said.fact.made is None or len(said.fact.made.left_out) != said.fact.made.skipped:
         return False
     try:
         found = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
     from shardtool.storage.staging import Staged
 
-    Report = Callable[[int, int], None]
+    Report = Callable[..., None]  # samples and bytes done since the last time; of URLs also samples that failed
 
 _REPORT_S = 0.1
 
@@ -283,13 +283,17 @@ class Packer:
         """Write a part of a sample that is larger than the buffer."""
         self.write(data)
 
+    def more_done(self) -> tuple[int, ...]:
+        """Return what else is to be reported, since the last time."""
+        return ()
+
     def report_progress(self, samples: int) -> None:
         """Report progress, if the last report is a while ago; `samples` are done."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_S or samples == len(self.keys):
             samples = max(samples, done_samples)
-            self.report(samples - done_samples, self.size - done_bytes)
+            self.report(samples - done_samples, self.size - done_bytes, *self.more_done())
             self.reported = (samples, self.size, now)
 
 

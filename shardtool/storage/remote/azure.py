@@ -1,40 +1,65 @@
-"""Azure's signatures of names that need escaping, which obstore 0.12 gets wrong: it signs the escaped name.
+"""Addresses in Azure's store, signed with the key of the account for a whole container.
 
-Source: "Create a service SAS" of Azure's documentation, version 2020-12-06 and later: the name is signed as it is.
+obstore signs a blob by its encoded name, where Azure wants the plain one: any name with a blank, or a letter beyond
+ASCII, would be refused. A signature of the container holds no name. Source: Microsoft, "Create a service SAS",
+version 2020-12-06 of the string to sign.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import os
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from datetime import datetime, timedelta, timezone
+from urllib.parse import quote, urlencode, urlsplit
 
-if TYPE_CHECKING:
-    from shardtool.storage.remote.address import Address
+from shardtool.errors import InvalidRequest
 
-_ACCOUNT = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME")  # the variables that obstore reads, too
-_KEY = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
-_UNUSED_BEFORE_VERSION = 3  # identifier, IP range, protocol
-_UNUSED_AT_THE_END = 7  # snapshot, encryption scope, five headers
+_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_VERSION = "2022-11-02"
+_SLACK = timedelta(minutes=15)  # by which our clock may be ahead
+_SIGNED_FOR = timedelta(hours=1)
+_PERMISSIONS = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
 
 
-def signed_name(url: str, at: Address) -> str:
-    """Return what obstore has signed with the right signature; as it is, where the account's key is not known.
+def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
+    """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
 
     Args:
-        url: What obstore returned: right but for the signature.
-        at: What is signed.
+        endpoint: The server; empty: as the environment has it, or Azure's own.
+        container: The container.
+        key: The blob's name.
+        method: Of HTTP.
+
+    Raises:
+        InvalidRequest: The key is none.
     """
-    account, key = (next(filter(None, map(os.environ.get, names)), "") for names in (_ACCOUNT, _KEY))
-    if not key:
-        return url
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    before = [query["sp"], query.get("st", ""), query["se"], f"/blob/{account}/{at.host}/{at.key}"]
-    after = [query["sv"], query["sr"], *[""] * _UNUSED_AT_THE_END]
-    text = "\n".join([*before, *[""] * _UNUSED_BEFORE_VERSION, *after])
-    digest = hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()
-    return parts._replace(query=urlencode({**query, "sig": base64.b64encode(digest).decode()})).geturl()
+    account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_KEYS)
+    if not account or not (token or secret):
+        return None
+    base = endpoint or _first(_ENDPOINTS) or f"https://{account}.blob.core.windows.net"
+    query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
+    return f"{base.rstrip('/')}/{quote(container)}/{quote(key)}?{query}"
+
+
+def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
+    try:
+        raw = base64.b64decode(secret, validate=True)
+    except ValueError:
+        raise InvalidRequest(_KEYS[0], "no key of an account", expected="one in Base64") from None
+    now = datetime.now(timezone.utc)
+    start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _SLACK, now + _SIGNED_FOR))
+    protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
+    resource = f"/blob/{account}/{container}"
+    text = "\n".join([permissions, start, end, resource, "", "", protocols, _VERSION, "c", *[""] * 7])
+    signature = base64.b64encode(hmac.digest(raw, text.encode(), "sha256")).decode()
+    return urlencode({
+        "sp": permissions, "st": start, "se": end, "spr": protocols, "sv": _VERSION, "sr": "c", "sig": signature,
+    })  # fmt: skip
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")

@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
-from shardtool.storage.remote.azure import signed_name
+from shardtool.storage.remote.azure import signed_with_key
 from shardtool.storage.remote.failures import store_failures
 from shardtool.storage.remote.retry import Attempts, Passing, retried
-from shardtool.storage.remote.stores import store_of
+from shardtool.storage.remote.stores import endpoint_of_all, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SIGNED_FOR = timedelta(hours=1)
 _PAGE = 1000
@@ -57,15 +57,16 @@ def signed(address: str, method: str) -> str:
     at = parse_address(address)
     if at.scheme in WEB:
         return address
+    if at.scheme == "az" and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method)):
+        return url
     store, plain = store_of(at.scheme, at.host)
     if plain is not None:
         return f"{plain}/{quote(at.key)}"
     import obstore
 
-    key = quote(at.key) if at.scheme == "gs" else at.key  # obstore 0.12 escapes those of the others only
+    key = quote(at.key) if at.scheme == "gs" else at.key  # else a name ends at its first #, and another is signed
     with store_failures(address):
-        url = str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
-        return signed_name(url, at) if at.scheme == "az" and quote(key) != key else url
+        return str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
@@ -124,12 +125,12 @@ def _page(address: str, pages: Any) -> list[Listed]:
 
 
 def put(address: str, data: bytes, expected: str | None = None) -> str:
-    """Write a small object, whole, and return its ETag.
+    """Write a small object, whole, and return its version.
 
     Args:
         address: Where.
         data: Its bytes.
-        expected: The ETag of what it replaces; "" where nothing may be there; None: whatever is there.
+        expected: The version of what it replaces; "" where nothing may be there; None: whatever is there.
 
     Raises:
         FileExistsError: Something else is there.
@@ -140,14 +141,18 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
     store, _ = store_of(at.scheme, at.host)
     import obstore
 
-    mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
-    if expected and at.scheme == "gs":  # Google's conditions are of generations, which only the store knows
-        now = _asked(address, lambda: obstore.head(store, at.key))
-        if now["e_tag"] != expected:
-            raise FileExistsError(17, "changed meanwhile", shown(address))
-        mode["version"] = now["version"]
+    kind = "version" if at.scheme == "gs" else "e_tag"
+    mode: Any = "overwrite" if expected is None else {kind: expected} if expected else "create"
     answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
-    return answer["e_tag"] or ""
+    return answer[kind] or ""
+
+
+def version_in(address: str, headers: Mapping[str, str]) -> str:
+    """Return the version of an object, as `put` knows it, from the headers of an answer; empty: there is none.
+
+    Google's store takes no ETag for a condition of a write.
+    """
+    return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
 
 def delete(folder: str, keys: Sequence[str]) -> None:
