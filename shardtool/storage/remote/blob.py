@@ -162,6 +162,9 @@ class Blob:
         asked = f"bytes {offset}-{end - 1}/{self.size}"
         if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
+        if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
+            what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
+            raise StoreFailed(self._where, what)
 
     def _whole_only(self) -> StoreFailed:
         return StoreFailed(
