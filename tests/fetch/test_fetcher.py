@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardtool.errors import OutputFailed
 from shardtool.fetch.failure import FetchFailed
 from shardtool.fetch.options import FetchOptions
 from tests.fetch.conftest import fetching
@@ -89,6 +91,37 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("socket.getaddrinfo", unknown)
     assert _one("http://gone.example/a") == "no-host"
+
+
+def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is not known for now is asked for again."""
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
+    asked, real = [], socket.getaddrinfo
+
+    def busy(host: str, *more: Any, **how: Any) -> list[Any]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        return real("127.0.0.1", *more, **how)
+
+    monkeypatch.setattr("socket.getaddrinfo", busy)
+    assert _one(web.url("ok/a", "here.example"), retries=1) == body("a")
+    assert asked == ["here.example"] * 2
+
+
+def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine lacks ends the run: it is not listed as a failure of a URL."""
+
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with fetching() as fetcher:
+        monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
+        fetcher.begin([web.url("ok/a")])
+        with pytest.raises(OutputFailed, match="too many open files") as caught:
+            fetcher.take(0)
+        monkeypatch.undo()
+    assert "connections" in caught.value.remedy
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0"])
