@@ -9,12 +9,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardtool.errors import OutputFailed
 from shardtool.fetch.failure import FetchFailed
 from shardtool.fetch.options import FetchOptions
 from tests.fetch.conftest import fetching
-from tests.fetch.server import BOMB, body
+from tests.fetch.server import BOMB, body, web_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,3 +297,33 @@ def test_no_thread_is_left(web: WebServer) -> None:
     web.stalled.set()
     assert fetcher.ended
     assert threading.active_count() <= before + 3  # the server's
+
+
+_KINDS = ("ok", "later", "sized", "status", "other", "cut")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(_KINDS), min_size=1, max_size=30),
+    limits=st.fixed_dictionaries({
+        "connections": st.integers(1, 5), "per_host": st.integers(1, 2), "memory": st.sampled_from([1, 5000, 40_000]),
+    }),
+    passed=st.sets(st.integers(0, 29)),
+)  # fmt: skip
+def test_something_always_goes_on(kinds: list[str], limits: dict[str, int], passed: set[int]) -> None:
+    """Whatever waits for a turn, a host that redirects to another, or memory: each file that is asked for comes."""
+    with web_server() as web, fetching(**limits, max_time_s=20) as fetcher:
+        paths = {
+            "ok": "ok/{}", "later": "later/{}", "sized": "sized/9000", "status": "status/404", "cut": "cut/{}",
+            "other": "to/" + web.url("later/{}", "localhost").replace("/", "%2F"),
+        }  # fmt: skip
+        fetcher.begin([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
+        for number, kind in enumerate(kinds):
+            if number in passed:
+                continue
+            try:
+                found: bytes | str = fetcher.take(number)
+            except FetchFailed as failed:
+                found = failed.code
+            wanted = {"sized": bytes(9000), "status": "http-404", "cut": "cut-short"}
+            assert found == wanted.get(kind, body(str(number)))
