@@ -288,6 +288,21 @@ def test_images_are_asked_for(web: WebServer) -> None:
     assert _one(web.url("text/a")) == b"<html>no picture</html>"
 
 
+def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no memory to begin another file, who asks for it hears of that, and does not wait for ever."""
+
+    def no_memory(_self: Fetcher) -> None:
+        raise MemoryError
+
+    with fetching(connections=1) as fetcher:
+        fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
+        monkeypatch.setattr("shardtool.fetch.fetcher.Fetcher._begin_more", no_memory)
+        with pytest.raises(MemoryError):
+            for number in range(22):
+                fetcher.take(number)
+        monkeypatch.undo()
+
+
 def test_no_thread_is_left(web: WebServer) -> None:
     """Closing ends the thread, also while files are fetched."""
     before = threading.active_count()
