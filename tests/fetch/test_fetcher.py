@@ -288,6 +288,10 @@ def test_images_are_asked_for(web: WebServer) -> None:
     assert _one(web.url("text/a")) == b"<html>no picture</html>"
 
 
+def _all_taken(fetcher: Fetcher, count: int) -> list[bytes]:
+    return [fetcher.take(number) for number in range(count)]
+
+
 def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no memory to begin another file, who asks for it hears of that, and does not wait for ever."""
 
@@ -298,8 +302,7 @@ def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: py
         fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
         monkeypatch.setattr("shardtool.fetch.fetcher.Fetcher._begin_more", no_memory)
         with pytest.raises(MemoryError):
-            for number in range(22):
-                fetcher.take(number)
+            _all_taken(fetcher, 22)
         monkeypatch.undo()
 
 
