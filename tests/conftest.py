@@ -13,13 +13,13 @@ from shardtool.execute import local
 from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
-from tests.servers.fixtures import http_files, proxies
+from tests.servers.fixtures import http_files, proxies, use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["http_files", "proxies"]  # fixtures
+__all__ = ["http_files", "proxies", "use"]  # fixtures
 
 for profile, examples in (("few", 25), ("many", 100)):  # for each law that does not name its own number
     settings.register_profile(

@@ -43,7 +43,7 @@ def _served(function: Callable[..., Any], task: object, number: int, progress: P
     try:
         if progress is None:
             return function(task)
-        return function(task, lambda samples, size: progress(number, samples, size))
+        return function(task, lambda *done: progress(number, *done))
     except Exception as error:  # noqa: BLE001 - as a worker does
         raise _sent(worker.reported(what, error)) from None
 

@@ -43,6 +43,9 @@ def why_not_again(file: DatasetFile) -> str:
     if verb != "create" or file.made.split:
         which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
         return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
+    if file.made.options.get("urls"):
+        again = option("if_exists", "resume")
+        return f"shards of the files of URLs, which may be others by now: run the command that made them, with {again}"
     if table := file.made.options.get("join"):
         which = f"made with {option('join')} {printable(str(table))[:80]}"
         return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"

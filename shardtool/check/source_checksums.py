@@ -15,9 +15,10 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
-from shardtool.pack.read_cost import opening_s, reads_at_once
+from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once
 from shardtool.source.payloads import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
+from shardtool.storage.sources import read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
 if TYPE_CHECKING:
@@ -127,7 +128,10 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Row
     sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    reads = reads_at_once(opening_s(entries), min(-(-len(files) // FILES_A_TASK), cores())) if len(files) else 1
+    reads = 1
+    if len(files):
+        tasks_at_once = min(-(-len(files) // FILES_A_TASK), cores())
+        reads = REMOTE_READS if entries.is_remote else reads_at_once(opening_s(entries), tasks_at_once)
     tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]

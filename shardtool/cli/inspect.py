@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole
+from shardtool.cli.options import Whole, endpoint
 from shardtool.cli.options import progress as progress_option
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
     help="Images that are opened for their sizes and modes.",
 )
 @click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
+@endpoint
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @progress_option

@@ -36,7 +36,7 @@ class Here:
             if progress is None:
                 yield number, function(task)
             else:
-                yield number, function(task, lambda samples, size, number=number: progress(number, samples, size))
+                yield number, function(task, lambda *done, number=number: progress(number, *done))
 
     def close(self) -> None:
         """End nothing: there is no worker."""

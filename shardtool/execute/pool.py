@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    Progress = Callable[[int, int, int], None]
+    Progress = Callable[..., None]  # a task's number, samples, bytes, and of URLs the samples that failed
 
 Result = TypeVar("Result")
 

@@ -99,11 +99,11 @@ def serve(
         return Answer(error=reported(what, error))
 
 
-def _reporter(tally: Tally, number: int) -> Callable[[int, int], None]:
+def _reporter(tally: Tally, number: int) -> Callable[..., None]:
     """Return what reports all that this attempt has done so far: a second attempt begins at nothing again."""
     last, samples, size = time.monotonic(), 0, 0
 
-    def report(more_samples: int, more_bytes: int) -> None:
+    def report(more_samples: int, more_bytes: int, *_: int) -> None:  # what failed is told at the task's end
         nonlocal last, samples, size
         samples, size = samples + more_samples, size + more_bytes
         if time.monotonic() - last > _REPORT_S:

@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -122,14 +123,14 @@ def reported(what: str, error: Exception) -> Exception:
     return Bug.of(what, error)
 
 
-def _reporter(results: int, number: int) -> Callable[[int, int], None]:
-    last, samples, size = time.monotonic(), 0, 0
+def _reporter(results: int, number: int) -> Callable[..., None]:
+    last, done = time.monotonic(), [0, 0]
 
-    def report(more_samples: int, more_bytes: int) -> None:
-        nonlocal last, samples, size
-        samples, size = samples + more_samples, size + more_bytes
+    def report(*more: int) -> None:
+        nonlocal last, done
+        done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
         if time.monotonic() - last > _PROGRESS_S:
-            send(results, (PROGRESS, number, (samples, size)))
-            last, samples, size = time.monotonic(), 0, 0
+            send(results, (PROGRESS, number, done))
+            last, done = time.monotonic(), [0, 0]
 
     return report

@@ -22,6 +22,7 @@ from shardtool.publish.folder_index import has_own_readme, listed_shards, once_f
 from shardtool.publish.outbox import Outbox
 from shardtool.shard_names import is_packed_name
 from shardtool.storage.folders import open_folder
+from shardtool.storage.places import join
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import exporting, made_again, option
 
@@ -219,8 +220,8 @@ class Exporter:
         stops = starts + lengths
         if np.any(starts[1:] < stops[:-1]):
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
-        parts = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
-        path = os.path.join(self.folder.path, *parts)
+        folder, name = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
+        path = join(join(self.folder.path, folder), name)
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:

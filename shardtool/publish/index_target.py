@@ -16,12 +16,14 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardEr
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import base_name, folder_of, for_each, is_url, join, plain_size, read_small
+from shardtool.storage.places import base_name, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.storage.reading import dangling
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.dataset.find import Found
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import IndexOptions
@@ -82,7 +84,7 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     """
     found = find_dataset(dataset)
     shard_kind = _format_of(found)
-    size = sum(for_each(_size_of, found.shards))
+    size = sum(_sizes(found.shards))
     names = [base_name(path) for path in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
         raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
@@ -150,21 +152,28 @@ def _format_of(found: Found) -> str:
     return formats[0]
 
 
-def _size_of(path: str) -> int:
-    """Return the bytes of a shard.
+def _sizes(paths: Sequence[str]) -> list[int]:
+    """Return the bytes of shards.
 
     Raises:
-        CorruptShard: It is not there, or no plain file.
+        CorruptShard: One is not there, or no plain file.
     """
+    sizes = plain_sizes(paths)
+    for path, size in zip(paths, sizes, strict=True):
+        if size is None:
+            raise _missing(path)
+    return [size for size in sizes if size is not None]
+
+
+def _missing(path: str) -> CorruptShard:
+    """Return what is wrong with a shard that is no plain file."""
     remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
-    if (size := plain_size(path)) is None:
-        if is_url(path):
-            raise CorruptShard(path, "no such object", expected="a shard", remedy=remedy)
-        if (target := dangling(path)) is not None:
-            raise CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
-        found = "no plain file" if os.path.lexists(path) else "no such file or directory"
-        raise CorruptShard(path, found, expected="a shard", remedy=remedy)
-    return size
+    if is_url(path):
+        return CorruptShard(path, "no such object", expected="a shard", remedy=remedy)
+    if (target := dangling(path)) is not None:
+        return CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
+    found = "no plain file" if os.path.lexists(path) else "no such file or directory"
+    return CorruptShard(path, found, expected="a shard", remedy=remedy)
 
 
 def _below(folder: str, shards: list[str]) -> str:
@@ -246,7 +255,8 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
     listed, given = {one.name for one in old.shards}, {output_text(base_name(path)) for path in found.shards}
     others = sorted(listed - given)
     folder = join(folder_of(path), os.fsdecode(to_bytes(old.shards_folder)))
-    if there := [name for name in others if _is_there(join(folder, os.fsdecode(to_bytes(name))))]:
+    lies = set(names_in(folder)) if others else set()
+    if there := [name for name in others if os.fsdecode(to_bytes(name)) in lies]:
         what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
         raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
@@ -255,10 +265,6 @@ def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str,
         gone = f", {counted(len(others), 'shard')} of them not there: {listing(others, 3)}" if others else ""
         what = f"it lists {counted(len(listed), 'shard')}{gone}; {len(given):,} were given"
         _check_replaced(path, what, _ONLY_A_PLAN, overwrite=overwrite)
-
-
-def _is_there(path: str) -> bool:
-    return plain_size(path) is not None if is_url(path) else os.path.lexists(path)
 
 
 def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> None:

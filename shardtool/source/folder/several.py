@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.source.folder.source import FolderSource, left_behind_notes, open_tree
-from shardtool.storage.reading import identity
+from shardtool.storage.places import is_url
+from shardtool.storage.sources import identity
 from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -174,7 +175,7 @@ def label(sources: Sequence[str]) -> list[bytes]:
     Raises:
         InvalidRequest: One of them lies in another, or is named twice.
     """
-    real = [os.fsencode(os.path.realpath(source)) for source in sources]
+    real = [os.fsencode(one if is_url(one) else os.path.realpath(one)) for one in sources]
     for (one, inner), (other, outer) in permutations(zip(sources, real, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):
             found = f"the same folder as {other}" if inner == outer else f"lies in {other}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import urllib3
 
 PIECE = 2**20
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+_RANGE = re.compile(r"bytes (?:(\d+)-(-?\d+)|\*)/(\d+)")  # of an empty blob azurite says 0--1/0
 
 
 class Blob:
@@ -37,6 +37,7 @@ class Blob:
         address: Where it is.
         size: Its bytes.
         version: Its ETag; empty where the server gives none, or nothing was asked for yet.
+        ranges: Whether the server gives parts of it, as far as that is known.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -48,9 +49,9 @@ class Blob:
         self.address, self._where = address, shown(address)
         self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
         if size is None:
-            self.size, self._seen["version"], self._ranges = retried(self._where, self._look)
+            self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
         else:
-            self.size, self._ranges = size, True
+            self.size, self.ranges = size, True
 
     @property
     def version(self) -> str:
@@ -117,8 +118,7 @@ class Blob:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
-        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
+        _check_plain(answer, self._where)
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
@@ -127,9 +127,9 @@ class Blob:
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
         whole = offset == 0 and end == self.size
-        if not self._ranges and not whole:
+        if not self.ranges and not whole:
             raise self._whole_only()
-        headers = {"Range": f"bytes={offset}-{end - 1}"} if self._ranges else {}
+        headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
         if self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -144,11 +144,12 @@ class Blob:
         return answer
 
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
+        _check_plain(answer, self._where)
         said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
         if answer.status == HTTPStatus.OK and not said:
             if offset or end < self.size:
                 raise self._whole_only()
-            self._ranges, found = False, None
+            self.ranges, found = False, None
             size = int(answer.headers.get("Content-Length", "-1"))
         else:
             found = _RANGE.fullmatch(said)
@@ -159,8 +160,11 @@ class Blob:
         if size != self.size or self._seen.setdefault("version", tag) != tag:
             raise OSError(errno.ESTALE, "changed while it was read", self._where)
         asked = f"bytes {offset}-{end - 1}/{self.size}"
-        if self._ranges and said != asked:
+        if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
+        if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
+            what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
+            raise StoreFailed(self._where, what)
 
     def _whole_only(self) -> StoreFailed:
         return StoreFailed(
@@ -209,6 +213,7 @@ def read_end(address: str, limit: int) -> bytes:
         answer = send("GET", address, {"Range": f"bytes=-{limit}"})
         found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         try:
+            _check_plain(answer, shown(address))
             if found is None or found[1] is None:
                 blob = Blob(address)
                 return b"" if not blob.size else blob.read(0, blob.size)[-limit:]
@@ -242,6 +247,11 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterat
         answer.release_conn() if whole else answer.close()
     if not whole:
         raise Passing(f"the answer ends {length - got:,} bytes early")
+
+
+def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
+    if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
 
 def _drop(answer: urllib3.BaseHTTPResponse) -> None:
