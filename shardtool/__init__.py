@@ -29,9 +29,18 @@ if TYPE_CHECKING:
     from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
     from shardtool.reading.stream import Stream
     from shardtool.request.observer import Observer
-    from shardtool.request.options import CreateOptions, ExportOptions, IndexOptions, InspectOptions, VerifyOptions
+    from shardtool.request.options import (
+        CopyOptions,
+        CreateOptions,
+        ExportOptions,
+        IndexOptions,
+        InspectOptions,
+        VerifyOptions,
+    )
     from shardtool.request.reshard_options import ReshardOptions
-    from shardtool.request.results import CreateResult, DryRun, ExportResult, IndexResult, SplitResult
+    from shardtool.request.results import CopyResult, CreateResult, DryRun, ExportResult, IndexResult, SplitResult
+    from shardtool.storage.places import use_endpoint
+    from shardtool.verbs.copy import copy
     from shardtool.verbs.create import create, dry_run
     from shardtool.verbs.export import export
     from shardtool.verbs.index import index
@@ -45,6 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cache",
+    "CopyOptions",
+    "CopyResult",
     "CorruptShard",
     "CreateOptions",
     "CreateResult",
@@ -73,6 +84,7 @@ __all__ = [
     "WorkerDied",
     "WriterOptions",
     "__version__",
+    "copy",
     "create",
     "dry_run",
     "export",
@@ -83,11 +95,14 @@ __all__ = [
     "open",
     "reshard",
     "reshard_dry_run",
+    "use_endpoint",
     "verify",
 ]
 
 _MODULES = {
     "Cache": "cache.cache",
+    "CopyOptions": "request.options",
+    "CopyResult": "request.results",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
     "Dataset": "reading.dataset",
@@ -107,6 +122,7 @@ _MODULES = {
     "Summary": "inspection.summary",
     "VerifyOptions": "request.options",
     "WriterOptions": "writer.options",
+    "copy": "verbs.copy",
     "create": "verbs.create",
     "dry_run": "verbs.create",
     "export": "verbs.export",
@@ -117,6 +133,7 @@ _MODULES = {
     "merge": "writer.merge",
     "reshard": "verbs.reshard",
     "reshard_dry_run": "verbs.reshard",
+    "use_endpoint": "storage.places",
     "verify": "verbs.verify",
 }
 

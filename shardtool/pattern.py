@@ -151,10 +151,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     if not texts:
         raise InvalidRequest("the output", "nothing given", expected=_EXAMPLE)
     for text in texts:
-        if not is_utf8(raw := _raw(text)):
-            raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
-        if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
-            raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
+        _check_text(text)
     if len(texts) == 1 and (spec := _SPEC.fullmatch(texts[0])) and (many := int(spec[2])):
         texts = [f"{spec[1]}-{{{0:05}..{many - 1:05}}}-of-{many:05}"]
     folder, slash, name = texts[0].rpartition("/")
@@ -170,6 +167,33 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     if len(_raw(sidecar_name(longest))) > _NAME_LIMIT:
         raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
     return pattern
+
+
+def _check_text(text: str) -> None:
+    """Refuse what no dataset file can hold, or nobody print.
+
+    Raises:
+        InvalidRequest: It is such.
+    """
+    if not is_utf8(raw := _raw(text)):
+        raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
+    if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
+        raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
+    _check_address(text)
+
+
+def _check_address(text: str) -> None:
+    """Refuse a URL that names no bucket or server, or has an empty part: no file lies there.
+
+    Raises:
+        InvalidRequest: It is such.
+    """
+    _, mark, rest = text.partition("://")
+    above, slash, _ = rest.rpartition("/")
+    if mark and not slash:
+        raise InvalidRequest(text, "no folder, and no bucket", expected="such as s3://bucket/out-{000000..}.tar")
+    if mark and "" in above.split("/"):
+        raise InvalidRequest(text, "an empty part in its path", expected="names between its slashes")
 
 
 def check_written(pattern: ShardPattern) -> None:

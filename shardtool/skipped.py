@@ -5,14 +5,23 @@ To find where a code is given, search for it in quotes: each stands where the re
 
 from __future__ import annotations
 
+from binascii import a2b_base64, b2a_base64
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
+from zlib import compress, decompressobj
+from zlib import error as zlib_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_BYTES = 2**26  # of the rows of a shard
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
     "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
     "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
-    "bad-value",
+    "bad-value", "bad-url", "http-404", "timeout", "no-host", "no-connection", "bad-certificate", "refused-address",
+    "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
@@ -42,7 +51,54 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "no-number": "what was a number is none after --map, in TFRecord",
     "bad-json": "a field of --columns-from that is no JSON object, or holds what no column can",
     "bad-value": "a value that a program gave to ShardWriter.write, and that no field or column can hold",
+    "bad-url": "no http or https URL with a host",
+    "http-404": "the web server answered with this status: 404 if the file is not there, 403 if it is not for us, and "
+    "so on for any status but 200",
+    "timeout": "the server was silent for too long, or the file took too long in all (--timeout, --max-time)",
+    "no-host": "the name service knows no address of the host",
+    "no-connection": "the server cannot be reached, or ended the connection",
+    "bad-certificate": "the server cannot prove that it is the host of the URL",
+    "refused-address": "the host, or one that it redirects to, has an address of a local network (--allow-private)",
+    "bad-redirect": "too many redirects, or one to what cannot be fetched",
+    "bad-response": "what the server sent is no HTTP, or damaged",
+    "cut-short": "the server sent less than it had announced",
+    "too-large": "the file of a URL is larger than --max-file-size",
+    "robots-header": "the server's X-Robots-Tag says that the file is not for training or for an index (--robots)",
+    "not-an-image": "the file of a URL does not begin as an image does (--require image)",
 }
+
+
+def pack_rows(rows: Sequence[Skipped]) -> str:
+    """Return rows as a short text, for a sidecar."""
+    from json import dumps
+
+    data = dumps([[one.key, one.path, one.code, one.message] for one in rows]).encode()
+    return b2a_base64(compress(data), newline=False).decode()
+
+
+def unpack_rows(text: str) -> tuple[Skipped, ...]:
+    """Return the rows that `pack_rows` made a text of.
+
+    Raises:
+        ValueError: It made no such text.
+    """
+    from json import loads
+
+    unpacker = decompressobj()
+    try:
+        data = unpacker.decompress(a2b_base64(text), _MOST_BYTES)
+        rows = [[str(value) for value in row] for row in loads(data)]
+        found = tuple(Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows)
+    except (zlib_error, ValueError, TypeError, RecursionError):
+        raise ValueError("a list of what was left out that is none") from None
+    if not unpacker.eof:
+        raise ValueError("a list of what was left out that is too long, or cut")
+    return found
+
+
+def http_code(status: int) -> SkipCode:
+    """Return the code for a web server's status: `http-404`, `http-503`, ..."""
+    return cast("SkipCode", f"http-{status}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from shardtool.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, or shards, as a caller names them
 Datasets = Given | Sequence[Given]
@@ -24,6 +24,7 @@ Oversize = Literal["error", "alone", "skip"]
 Place = Literal["order", "hash"]
 Symlinks = Literal["inside", "follow", "skip"]
 StartMethod = Literal["auto", "fork", "spawn"]
+Executor = Literal["local", "ray"]
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
@@ -33,6 +34,9 @@ OnDuplicate = Literal["error", "rename", "first", "last"]
 OnKnown = Literal["error", "first"]  # a sample whose key the dataset that is appended to has
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
+
+Robots = Literal["obey", "ignore"]  # the header X-Robots-Tag of files that are fetched
+Require = Literal["image"]  # what such a file must be
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
@@ -47,8 +51,8 @@ SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
 
-# How a field is read: a file, a file behind a link, carried in the plan, or a span of a shard or spool.
-FILE, LINK, INLINE, SPAN = 0, 1, 2, 3
+# How a field is read: a file, a file behind a link, carried in the plan, a span of a shard or spool, or from the web.
+FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 
 NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -251,9 +255,9 @@ class ShardSamples:
         content: What they hold.
         needs: int64 a sample: bytes of its records, headers and padding included.
         root: What paths count from, ending in a slash.
-        kinds: uint8 a field, how it is read: FILE, LINK, INLINE or SPAN.
+        kinds: uint8 a field, how it is read: FILE, LINK, INLINE, SPAN or URL.
         mtimes: int64 a field, nanoseconds, as the plan saw it.
-        paths: A field's, relative to `root`, a NUL after each; empty: key + "." + field.
+        paths: A field's, relative to `root`, or its URL, a NUL after each; empty: key + "." + field.
         spans: Where SPAN fields lie.
         folders: Of a source of several folders: what the first part of each path stands for; see `Entries`.
     """
@@ -266,3 +270,10 @@ class ShardSamples:
     paths: bytes
     spans: ShardSpans
     folders: Mapping[bytes, bytes] = field(default_factory=dict)
+
+    def shown_paths(self, shown: Callable[[bytes], bytes]) -> bytes:
+        """Return the paths as outputs may have them: URLs as `shown` returns them."""
+        if URL not in self.kinds:
+            return self.paths
+        pairs = zip(self.paths[:-1].split(b"\0"), self.kinds, strict=True)
+        return b"".join([(shown(path) if kind == URL else path) + b"\0" for path, kind in pairs])

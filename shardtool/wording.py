@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _OPTION = {
     "files": "--file",
     "binary": "--bytes",
+    "urls": "--url",
     "values": "--field",
     "images": "--image",
     "masks": "--mask",

@@ -13,13 +13,13 @@ from shardtool.execute import local
 from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
-from tests.servers.fixtures import http_files, proxies
+from tests.servers.fixtures import http_files, proxies, use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["http_files", "proxies"]  # fixtures
+__all__ = ["http_files", "proxies", "use"]  # fixtures
 
 for profile, examples in (("few", 25), ("many", 100)):  # for each law that does not name its own number
     settings.register_profile(
@@ -48,8 +48,7 @@ def few_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
-        for module in ("pack.run", "verbs.index", "verbs.export", "check.look"):
-            patched.setattr(f"shardtool.{module}.LocalPool", OwnWorker)
+        patched.setattr("shardtool.execute.start.LocalPool", OwnWorker)
         yield
 
 

@@ -11,7 +11,7 @@ from shardtool.execute.local import LocalPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shardtool.execute.local import Progress
+    from shardtool.execute.pool import Progress
     from shardtool.values import StartMethod
 
 
@@ -39,13 +39,13 @@ class OwnWorker(LocalPool):
 
 def _served(function: Callable[..., Any], task: object, number: int, progress: Progress | None) -> object:
     """Return the result of a task; raise what a pool would."""
-    what = worker._what(function, task)  # noqa: SLF001 - as a worker does
+    what = worker.what_of(function, task)
     try:
         if progress is None:
             return function(task)
-        return function(task, lambda samples, size: progress(number, samples, size))
+        return function(task, lambda *done: progress(number, *done))
     except Exception as error:  # noqa: BLE001 - as a worker does
-        raise _sent(worker._reported(what, error)) from None  # noqa: SLF001
+        raise _sent(worker.reported(what, error)) from None
 
 
 def _sent(value: Any) -> Any:

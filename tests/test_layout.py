@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 # From above; a module imports from its own room and from those below it. The package's own modules, which give the
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
-    "package", "torch", "tensorflow", "cli", "verbs", "compat", "cache", "writer", "check", "pack", "inspection",
-    "reading", "publish", "write", "source", "select", "plan", "dataset", "table", "interop", "request", "entries",
-    "transform", "execute", "format", "storage", "values",
+    "package", "torch", "tensorflow", "ray", "cli", "verbs", "compat", "transfer", "cache", "writer", "check", "pack",
+    "inspection", "reading", "publish", "write", "source", "select", "plan", "dataset", "table", "interop",
+    "request", "entries", "transform", "fetch", "execute", "format", "storage", "values",
 )  # fmt: skip
 MOST_IN_A_ROOM = 16
 MOST_AT_THE_ROOT = 12
@@ -28,7 +28,7 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing", "urllib3", "obstore", "boto3",
+    "multiprocessing", "urllib3", "obstore", "boto3", "ray", "aiohttp",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",
@@ -49,10 +49,11 @@ LATE = {
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
     "check.worker": {"io", "warnings"},
+    "execute.ray_cluster": {"_version", "sys"},  # in a function that travels by itself
     "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter", "publish.renewal"},
     "pack.run": {"pack.result", "publish.exporter", "publish.renewal"},
-    "request.options": {"transform.steps"},
+    "request.options": {"fetch.options", "transform.steps"},
     "source.folder.source": {"dataset.classes"},
     "source.manifest.options": {"dataset.classes"},
     "source.kinds": {"source.manifest.options"},

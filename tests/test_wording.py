@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from shardtool import (
+    CopyOptions,
     CreateOptions,
     ExportOptions,
     IndexOptions,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
-    "export": ExportOptions, "inspect": InspectOptions, "ShardWriter": WriterOptions,
+    "export": ExportOptions, "copy": CopyOptions, "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": Space, "Cache.writer": Grown,
 }  # fmt: skip
 _WRITE, _WORK = ("create", "reshard"), ("create", "reshard", "verify", "index", "export")
@@ -59,7 +60,7 @@ _ALL_HAVE = {
     "write.spans": _WRITE, "write.transformed": ("create",), "plan.cuts": _WRITE, "execute": _WORK,
     "publish.destination": _WRITE, "publish.old_dataset": _WRITE, "publish.stale_indexes": _WRITE,
     "publish.index_target": ("index",), "publish.indexer": ("index",), "publish.outbox": ("index", "export"),
-    "publish.exporter": _WRITE, "verbs.create": ("create",),
+    "publish.exporter": _WRITE, "verbs.create": ("create",), "transfer": ("copy",), "verbs.copy": ("copy",),
 }  # fmt: skip
 _OF_MADE = {("publish.index_target", "if_exists")}  # what made a dataset, not what is done with it
 _NAMES = {"option", "flag"}  # the functions that name an option
@@ -124,7 +125,7 @@ def test_messages_name_options_that_the_verb_has() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("verb", ["create", "reshard", "verify", "index"])
+@pytest.mark.parametrize("verb", ["create", "reshard", "verify", "index", "copy"])
 def test_the_command_line_has_them_by_these_names(verb: str) -> None:
     """What the command line calls an option of a verb in a message, that verb takes."""
     command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)

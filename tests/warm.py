@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 POSSIBLE = sys.platform == "linux"
-_FRAMEWORKS = ("shardtool.torch", "shardtool.tensorflow")  # PyTorch and TensorFlow are not installed here
+_FRAMEWORKS = (
+    "shardtool.torch",
+    "shardtool.tensorflow",
+    "shardtool.execute.ray_",
+    "shardtool.ray",
+)  # not installed here
 _HEAVY = ("numpy", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet")
 _NUMBER = struct.Struct("=i")
 _MESSAGE = 2**17

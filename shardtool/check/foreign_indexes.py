@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.check.subject import Subject
-    from shardtool.execute.here import Here
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import FolderIndex
     from shardtool.values import Dots
 
@@ -57,7 +56,7 @@ class BesideFound:
     unknown: tuple[str, ...]
 
 
-def check_beside(subject: Subject, pool: LocalPool | Here) -> Findings:
+def check_beside(subject: Subject, pool: Pool) -> Findings:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, folder = Findings(), subject.found.folder
     names = set(names_in(folder))

@@ -13,22 +13,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.check.across_shards import Sums, check_together
+from shardtool.check.findings import Findings
 from shardtool.check.numbering import check_finished, check_numbering
 from shardtool.check.sampling import chosen_shards, left_out, share_of
 from shardtool.check.subject import open_subject
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.walk import Survey
-from shardtool.errors import printable
+from shardtool.errors import printable, without_secrets
 from shardtool.execute.here import Here
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.local import cores
+from shardtool.execute.pool import Needs, a_few
+from shardtool.execute.start import start_pool
+from shardtool.storage.places import for_each
 from shardtool.values import counted, output_text, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.check.findings import Finding, Findings
+    from shardtool.check.findings import Finding
     from shardtool.check.subject import Case, Subject
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
     from shardtool.values import Given
@@ -52,6 +57,7 @@ class Report:
         seconds: How long it took.
         read: With `sample`, how many shards were read, and their bytes; None: all.
         datasets: Where several were verified, the report of each; all else is then of all of them.
+        quick: Whether no shard was read.
     """
 
     dataset: str
@@ -67,6 +73,7 @@ class Report:
     seconds: float = 0.0
     read: tuple[int, int] | None = None
     datasets: tuple[Report, ...] = ()
+    quick: bool = False
 
     @property
     def sound(self) -> bool:
@@ -87,6 +94,7 @@ class Report:
         return {
             "dataset": printable(self.dataset),
             "sound": self.sound,
+            **({"quick": True} if self.quick else {}),
             **found,
             "totals": {"shards": self.shards, "samples": self.samples, "size": self.size},
             **({} if self.read is None else {"read": dict(zip(("shards", "size"), self.read, strict=True))}),
@@ -107,7 +115,7 @@ def look(
     dataset: Given,
     options: VerifyOptions,
     observer: Observer,
-    pool: LocalPool | Here | None = None,
+    pool: Pool | None = None,
     *,
     contents: bool = False,
 ) -> Looked:
@@ -133,13 +141,13 @@ def look(
 
 
 @contextmanager
-def open_pool(options: VerifyOptions) -> Iterator[LocalPool | Here]:
+def open_pool(options: VerifyOptions) -> Iterator[Pool]:
     """Give the workers that read shards; where one is enough, this process."""
     workers = options.workers or cores()
-    if options.quick or (workers == 1 and options.source is None):
+    if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
         yield Here()
         return
-    with LocalPool(workers, options.start_method) as pool:  # forked before anything heavy is imported
+    with start_pool(options) as pool:  # forked before anything heavy is imported
         yield pool
 
 
@@ -148,15 +156,22 @@ def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) ->
     subject, findings = open_subject(dataset)
     _start(subject, observer, range(len(subject.cases)))
     findings.take(check_numbering(subject))
-    for number, case in enumerate(subject.cases):
-        _check_case(findings, number, case)
+    cases = {case.sidecar_path: (number, case) for number, case in enumerate(subject.cases)}
+
+    def check(sidecar_path: str) -> Findings:
+        found = Findings()
+        _check_case(found, *cases[sidecar_path])
+        return found
+
+    for found in for_each(check, cases):
+        findings.take(found)
     findings.take(check_finished(subject))
+    size = show_size(sum(case.size or 0 for case in subject.cases))
+    findings.unchecked.append(f"the bytes of {counted(len(cases), 'shard')}, {size}: {flag('quick')} reads none")
     return Looked(_report(subject, options, findings, Sums()), subject, Sums())
 
 
-def _look_inside(
-    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here, *, contents: bool
-) -> Looked:
+def _look_inside(dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool) -> Looked:
     """Look at every byte."""
     subject, findings = open_subject(dataset)
     comparison = None
@@ -166,6 +181,7 @@ def _look_inside(
         comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
     there = chosen_shards(subject.cases, options)
     _start(subject, observer, there)
+    pool.check(Needs(a_few([subject.cases[number].path for number in there])))
     findings.take(check_numbering(subject))
     tasks = (
         Task(case.path, case.name, subject.dots, options.decode, subject.classes, contents)
@@ -180,7 +196,7 @@ def _look_inside(
 
     findings.take(check_beside(subject, pool))
     findings.take(check_finished(subject))
-    if comparison is not None and isinstance(pool, LocalPool):
+    if comparison is not None:
         findings.take(comparison.run(surveys, pool))
     if options.target:
         from shardtool.check.readers import check_targets
@@ -263,7 +279,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         read = share_of(subject.cases)
         unchecked += [left_out(subject.cases, options)] if sums.partial else []
     return Report(
-        dataset=output_text(subject.found.dataset_file or subject.found.folder or "."),
+        dataset=without_secrets(output_text(subject.found.dataset_file or subject.found.folder or ".")),
         findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
         counts={code: count for code, count in sorted(findings.counts.items()) if count},
         checked=(*_checked(subject, options, partial=sums.partial), *findings.checked),
@@ -272,6 +288,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         samples=sums.samples,
         size=sum(case.size or 0 for case in subject.cases),
         read=read,
+        quick=options.quick,
         readable=subject.file is not None or options.quick or any(case.survey is not None for case in subject.cases),
     )
 

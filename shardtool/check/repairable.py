@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.check.recorded_run import recorded_run
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.options import CreateOptions
+from shardtool.request.options import OF_WORKERS, CreateOptions
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def why_not_again(file: DatasetFile) -> str:
     if verb != "create" or file.made.split:
         which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
         return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
+    if file.made.options.get("urls"):
+        again = option("if_exists", "resume")
+        return f"shards of the files of URLs, which may be others by now: run the command that made them, with {again}"
     if table := file.made.options.get("join"):
         which = f"made with {option('join')} {printable(str(table))[:80]}"
         return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
@@ -77,8 +80,8 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
-    options = replace(run.options, workers=asked.workers, start_method=asked.start_method)
-    return replace(options, map=given, if_exists="resume", on_error=on_error)
+    how = {name: getattr(asked, name) for name in ("start_method", *OF_WORKERS)}
+    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **how)
 
 
 def output_again(file: DatasetFile, found: Found, codes: Collection[str]) -> list[str] | str:

@@ -15,9 +15,10 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
-from shardtool.pack.read_cost import opening_s, reads_at_once
+from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once
 from shardtool.source.payloads import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
+from shardtool.storage.sources import read_blocks
 from shardtool.values import FILE, LINK, SPAN
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.source.base import Source
 
     Rows = NDArray[np.int64]
@@ -116,7 +117,7 @@ def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterat
         yield text if number is None or not as_numbers else encode_number(text, number)
 
 
-def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -> Rows:
+def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
 
     Raises:
@@ -127,7 +128,10 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: LocalPool) -
     sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
     spans = np.flatnonzero(kinds == SPAN)
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    reads = reads_at_once(opening_s(entries), min(-(-len(files) // FILES_A_TASK), cores())) if len(files) else 1
+    reads = 1
+    if len(files):
+        tasks_at_once = min(-(-len(files) // FILES_A_TASK), cores())
+        reads = REMOTE_READS if entries.is_remote else reads_at_once(opening_s(entries), tasks_at_once)
     tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]

@@ -31,6 +31,7 @@ _VERBS = {
     "verify": "Prove that a dataset is whole, or say what is wrong with it.",
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
+    "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
     "cache": "Look at a cache of shards, check it, or empty it.",
 }
 _GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
@@ -39,6 +40,7 @@ _AFTERWARDS = {
     "create": _GOES_ON,
     "reshard": _GOES_ON,
     "index": "What is there is finished files only. Run it again.",
+    "copy": "What is there is finished files only. Run it again: it goes on from them.",
 }
 
 
@@ -74,6 +76,7 @@ def cli() -> None:
       shardtool inspect out.json --html report.html
       shardtool verify out.json --source ./imgs
       shardtool index ./shards --export energon
+      shardtool copy out.json /mnt/backup/out
       shardtool cache status /fast/disk/cache
 
     Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Whole, chosen, common, dividing, if_exists, running, selecting, shards
+from shardtool.cli.options import (
+    Sectioned,
+    Size,
+    Whole,
+    chosen,
+    common,
+    dividing,
+    if_exists,
+    running,
+    selecting,
+    shards,
+)
+from shardtool.cli.piped import in_files
 from shardtool.cli.reshard import follows
 from shardtool.request.options import CreateOptions
 from shardtool.shard_names import is_shard_name
+from shardtool.wording import typed_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardtool.cli.options import Command
 
 
 class _Create(Sectioned):
@@ -20,6 +39,7 @@ class _Create(Sectioned):
         "where": "Choosing and dividing",
         "include": "Folders",
         "key": "Manifests",
+        "connections": "URLs",
         "columns_from": "Fields and metadata",
         "resize": "Changing samples",
         "portable": "Names and errors",
@@ -47,6 +67,35 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
         at -= 1
     sources = [*arguments[:at]]
     return sources[0] if len(sources) == 1 else sources, [*arguments[at:]]
+
+
+def fetching(command: Command) -> Command:
+    """Add what says how the files of URLs are fetched."""
+    for one in reversed((
+        _number("connections", "Fetched at once by each worker."),
+        _number("per_host", "Of these, of one host: by all workers."),
+        _number("timeout", "Seconds to connect, and to wait for bytes."),
+        _number("max_time", "Seconds for a file in all."),
+        click.option(
+            "--max-file-size", type=Size(), default="100MB", show_default=True, help="Bytes of a file at most."
+        ),
+        _number("retries", "Further tries after a failure that may pass."),
+        click.option("--allow-private", is_flag=True, help="Ask addresses of this machine and local networks, too."),
+        chosen(CreateOptions, "robots", "The header X-Robots-Tag, such as noai."),
+        click.option("--user-agent", metavar="TEXT", help="Who asks. [default: shardtool/VERSION]"),
+        chosen(CreateOptions, "require", "Files must begin as an image does."),
+        click.option(
+            "--max-failed", default="90%", show_default=True, metavar="SHARE", help="Stop where more of a shard fail."
+        ),
+        click.option("--retry-failed", is_flag=True, help="With --resume, fetch shards with failures again."),
+    )):  # fmt: skip
+        command = one(command)
+    return command
+
+
+def _number(name: str, text: str) -> Callable[[Command], Command]:
+    default = next(one.default for one in fields(CreateOptions) if one.name == name)
+    return click.option(typed_name(name), type=Whole(name), default=default, show_default=True, metavar="N", help=text)
 
 
 @click.command(cls=_Create, no_args_is_help=True)
@@ -79,6 +128,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
 @click.option("--path", metavar="COLUMN", help="A file, its ending names the field. [default: path, file ...]")
 @click.option("--file", "files", multiple=True, metavar="FIELD=COLUMN", help="A file; repeatable.")
 @click.option("--bytes", "binary", multiple=True, metavar="FIELD=COLUMN", help="The bytes; repeatable.")
+@click.option("--url", "urls", multiple=True, metavar="FIELD=COLUMN", help="A file in the web; repeatable.")
 @click.option(
     "--meta", default="all", show_default=True, metavar="COLUMNS",
     help="What goes into the field json and the sidecar: all other columns, none, or these (a,b,c).",
@@ -87,6 +137,7 @@ def divide_arguments(arguments: tuple[str, ...]) -> tuple[str | list[str], list[
 @click.option("--allow-outside", is_flag=True, help="Paths may leave the root.")
 @click.option("--size", metavar="COLUMN", help="The file's bytes, for --no-stat.")
 @click.option("--no-stat", "stat", flag_value=False, default=True, help="Look at no file, with --dry-run.")
+@fetching
 @selecting
 @click.option("--resize", metavar="N|WxH", help="To this many pixels; see --resize-mode.")
 @chosen(
@@ -167,6 +218,7 @@ def create(
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls
       shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --rename-field JPEG=jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
+      shardtool create urls.parquet 'out-{000000..}.tar' --url jpg=url --require image --max-count 10000
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
@@ -175,6 +227,6 @@ def create(
     from shardtool.verbs.create import dry_run as run_dry
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
-    source, output = divide_arguments(arguments)
+    source, output = divide_arguments((*in_files(arguments[:-1], table=True), *arguments[-1:]))
     work = partial(run_dry if dry_run or asked.plan_only is not None else run, source, output, asked)
     carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)

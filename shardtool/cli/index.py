@@ -8,7 +8,7 @@ import click
 
 from shardtool.cli.options import chosen, common
 from shardtool.interop.export_formats import EXPORTS
-from shardtool.request.options import ExportOptions, IndexOptions
+from shardtool.request.options import OF_WORKERS, ExportOptions, IndexOptions
 
 if TYPE_CHECKING:
     from shardtool.request.observer import Observer
@@ -106,7 +106,7 @@ def index(
                 f"dataset file  {printable(result.dataset_file)}"
             )
         if formats:
-            how = ExportOptions(output=output, overwrite=overwrite, workers=options["workers"])
+            how = ExportOptions(output=output, overwrite=overwrite, **{name: options[name] for name in OF_WORKERS})
             exported = export(file, formats, how, observer=terminal)
             document = {**document, "export": exported.to_json()} if document else exported.to_json()
             there = f", {exported.kept:,} of them there already" if exported.kept else ""

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole
+from shardtool.cli.options import Whole, endpoint
 from shardtool.cli.options import progress as progress_option
+from shardtool.cli.piped import in_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,6 +68,7 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
     help="Images that are opened for their sizes and modes.",
 )
 @click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
+@endpoint
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @progress_option
@@ -124,6 +126,7 @@ def inspect(
     if field is not None and len(samples) > 1:
         message = "--field is about one --sample."
         raise click.UsageError(message)
+    dataset = in_files(dataset)
     if not asked:
         from shardtool.cli.results_text import Terminal
         from shardtool.request.options import InspectOptions

@@ -13,6 +13,7 @@ from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.choices import choices
 from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import RANGES
+from shardtool.storage.places import use_endpoint
 from shardtool.values import parse_size
 from shardtool.wording import typed_name
 
@@ -239,7 +240,10 @@ def common(command: Command) -> Command:
     """Add what every verb has."""
     return _add(
         command,
-        click.option("--workers", type=Whole("workers"), metavar="N", help="Processes. [default: the cores]"),
+        click.option("--workers", type=Whole("workers"), metavar="N", help="Tasks at once. [default: the cores]"),
+        chosen(OutputOptions, "executor", "Where they run: on this machine, or on the nodes of a Ray cluster."),
+        click.option("--address", metavar="ADDRESS", help="The cluster's: auto, ray://host:port or host:port."),
+        endpoint,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
         click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
         progress,
@@ -253,6 +257,22 @@ def progress(command: Command) -> Command:
         "--progress", type=click.Choice(["auto", "plain"]), default="auto", show_default=True,
         help="A bar where stderr is a terminal; plain: a line every ten seconds, for logs.",
     )(command)  # fmt: skip
+
+
+def endpoint(command: Command) -> Command:
+    """Add what says which server has the buckets."""
+    return click.option(
+        "--endpoint", metavar="URL", expose_value=False, callback=_use_endpoint,
+        help="The server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://. [default: as the cloud's own tools have it]",
+    )(command)  # fmt: skip
+
+
+def _use_endpoint(_ctx: click.Context, param: click.Parameter, url: str | None) -> None:
+    if url is not None:
+        try:
+            use_endpoint(url)
+        except InvalidRequest as error:
+            raise click.BadParameter(f"{error.found}, expected {error.expected}.", param=param) from None
 
 
 def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:

@@ -27,16 +27,17 @@ class PlainProgress:
         self._ended = Event()
         self._thread: Thread | None = None
         self._total: int | None = None
-        self._label, self._done, self._shards, self._begun = "", 0, "", 0.0
+        self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
-    def begin(self, label: str, total: int | None) -> None:
+    def begin(self, label: str, total: int | None, unit: str = "B") -> None:
         """Tell of something else from now on.
 
         Args:
             label: What is done.
-            total: Its bytes; None: samples are counted, and how many there are is unknown.
+            total: Its bytes or samples; None: samples are counted, and how many there are is unknown.
+            unit: `B` for bytes.
         """
-        self._label, self._total, self._done, self._shards = label, total, 0, ""
+        self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun = time.monotonic()
         if self._thread is None:
             self._thread = Thread(target=self._tell, daemon=True)
@@ -81,4 +82,6 @@ class PlainProgress:
         rate = done / max(time.monotonic() - self._begun, 1e-9)
         left = f", {max(total - done, 0) / rate:,.0f} s left" if rate else ""
         share = f" ({min(done / total, 1):.0%})" if total else ""
+        if self._unit != "B":
+            return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"
         return f"{self._label}: {show_size(done)} of {show_size(total)}{share}{self._shards}, {show_size(rate)}/s{left}"

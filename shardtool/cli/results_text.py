@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from shardtool.cli.output import say, show, show_json
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40
 
 
+class _Fetched:
+    """How well files are fetched, as text for a bar."""
+
+    def __init__(self) -> None:
+        self.failed = self._samples = self._size = 0
+        self._begun = time.monotonic()
+
+    def more(self, samples: int, size: int) -> str:
+        """Return the share of samples that were fetched so far, and how fast, with some more."""
+        self._samples += samples
+        self._size += size
+        good = 1 - self.failed / self._samples if self._samples else 1
+        return f", {max(0, good):.1%} fetched, {show_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
+
+
 class Terminal(Observer):
     """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal.
 
@@ -36,6 +52,7 @@ class Terminal(Observer):
         self._plain = PlainProgress() if progress == "plain" and not quiet else None
         self._bar: Any = None
         self._shards = (0, 0)
+        self._fetched: _Fetched | None = None
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""
@@ -67,13 +84,17 @@ class Terminal(Observer):
         """Start the bar."""
         self._close_bar()
         self._shards = (0, shards)
+        self._fetched = None if size or not samples else _Fetched()  # of the web, no sizes are known
+        if self._fetched is not None:
+            self._start_bar("fetching", samples, " samples", leave=True)
+            return
         self._start_bar(f"{samples:,} samples" if samples else "reading", size, "B", leave=True)
 
     def _start_bar(self, label: str, total: int | None, unit: str, *, leave: bool) -> None:
         if self._quiet or sys.stderr is None:
             return
         if self._plain is not None:
-            self._plain.begin(label, total)
+            self._plain.begin(label, total, unit)
             self._bar = self._plain
             return
         if not sys.stderr.isatty():
@@ -90,15 +111,21 @@ class Terminal(Observer):
             file=sys.stderr,
         )
 
-    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - bytes say the most
-        """Move the bar."""
+    def failed(self, samples: int) -> None:
+        """Count what could not be fetched."""
+        if self._fetched is not None:
+            self._fetched.failed += samples
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        """Move the bar: bytes say the most, where they are known."""
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
             try:
                 if total:
-                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}", refresh=False)
-                self._bar.update(size)
+                    rate = "" if self._fetched is None else self._fetched.more(samples, size)
+                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=False)
+                self._bar.update(size if self._fetched is None else samples)
             except OSError:
                 self._stop_printing()
 

@@ -9,9 +9,12 @@ Source: docs/format.md, "Sidecar".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from shardtool.skipped import Skipped
 
 FORMAT_VERSION = 2
 READ_VERSIONS = (1, 2)  # version 1 is without the column that names the shard
@@ -62,12 +65,14 @@ class MadeFact:
         consumed: How many of the samples planned for it are dealt with.
         dropped: How many of these the user's function dropped.
         skipped: How many of them were left out.
+        left_out: Which, and why; empty where that is not kept, since another run shall try them again.
     """
 
     content: int
     consumed: int
     dropped: int
     skipped: int
+    left_out: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
 from shardtool.fingerprint import crc32c
+from shardtool.skipped import unpack_rows
 from shardtool.storage.places import read_small, read_tail
 from shardtool.values import counted
 from shardtool.wording import call, made_again
@@ -450,9 +451,9 @@ def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
         version = int(facts["format_version"])
         made = None
         if "consumed" in facts:
-            made = MadeFact(
-                int(facts["content"], 16), int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
-            )
+            counts = int(facts["consumed"]), int(facts["dropped"]), int(facts["skipped"])
+            left_out = unpack_rows(facts["left_out"]) if "left_out" in facts else ()
+            made = MadeFact(int(facts["content"], 16), *counts, left_out)
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         shards = int(facts["shards"]) if "shards" in facts else None
         fact = ShardFact(
@@ -476,3 +477,5 @@ def _check_facts(fact: ShardFact) -> None:
         raise ValueError("a size or count that no shard has")
     if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
         raise ValueError("a checksum that is none")
+    if fact.made is not None and fact.made.left_out and len(fact.made.left_out) != fact.made.skipped:
+        raise ValueError("a list of what was left out of another length than it says")

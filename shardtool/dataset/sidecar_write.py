@@ -27,6 +27,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, heads_and_tails
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
+from shardtool.skipped import pack_rows
 from shardtool.values import source_text
 from shardtool.wording import option
 
@@ -161,6 +162,8 @@ def encode_table(table: pa.Table, shard: ShardFact, version: int = FORMAT_VERSIO
         made = shard.made
         facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
+        if made.left_out:
+            facts["left_out"] = pack_rows(made.left_out)
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot give again
     more = table.column_names[len(SCHEMA) :]
     if version > 1:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.values import placed, to_bytes, to_text
+from shardtool.fetch.urls import shown_bytes
+from shardtool.storage.sources import is_place
+from shardtool.values import LINK, URL, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,11 +35,11 @@ class FieldRows:
 
     Attributes:
         code: uint16[rows], the field's name: its place among `Entries.fields`.
-        kind: uint8[rows]: FILE, LINK, INLINE or SPAN.
+        kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
-        mtime_ns: int64[rows], as seen when the source was listed.
+        mtime_ns: int64[rows], as seen when the source was listed; of an object, its version as a number.
         changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One a row, relative to `Entries.root`; None where each is key + "." + field.
+        paths: One a row, relative to `Entries.root`, or its URL; None where each is key + "." + field.
     """
 
     code: NDArray[np.uint16]
@@ -146,6 +148,11 @@ class Entries:
         return len(self.keys)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `sources`)."""
+        return any(map(is_place, (self.root, *self.folders.values())))
+
+    @property
     def known_spans(self) -> FieldSpans:
         """Where the payloads of SPAN rows lie, of a source that has such rows.
 
@@ -161,14 +168,23 @@ class Entries:
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row, as messages and outputs have it: relative to `root`."""
+        """Return the path of a row, as messages and outputs have it: relative to `root`, or what is shown of a URL."""
         if self.rows.paths is not None:
-            return self.rows.paths.span(row, row + 1)[:-1]
+            path = self.rows.paths.span(row, row + 1)[:-1]
+            return shown_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def place(self, row: int) -> bytes:
         """Return where the file of a row is read."""
         return self.root + placed(self.path(row), self.folders)
+
+    def files(self) -> tuple[bytes, ...]:
+        """Return some of the files that payloads lie in: the first, one in the middle, the last."""
+        lie = np.flatnonzero(self.rows.kind <= LINK)
+        found = [self.place(int(lie[at])) for at in (0, len(lie) // 2, -1)] if len(lie) else []
+        spans = () if self.spans is None else self.spans.files
+        found += [spans[at].path for at in (0, len(spans) // 2, -1)] if spans else []
+        return tuple(dict.fromkeys(found))
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many fields each sample has."""

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from shardtool.execute.pool import Needs, Progress
     from shardtool.values import StartMethod
 
-    Progress = Callable[[int, int, int], None]
-
-Task = TypeVar("Task")
 Result = TypeVar("Result")
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
@@ -98,7 +96,8 @@ class LocalPool:
         if workers < 1:
             raise InvalidRequest(option("workers"), str(workers), expected="one or more")
         self._again = again
-        self._most, self._start = workers, start
+        self.most = self.most_together = workers
+        self._start = start
         self._workers: list[_Worker] = []
         for _ in range(min(workers, cores())):
             self._start_one()
@@ -108,7 +107,7 @@ class LocalPool:
         try:
             self._workers.append(self._fork() if fork else self._spawn())
         except OSError as error:
-            where, found = f"worker {len(self._workers) + 1} of {self._most}", reason(error)
+            where, found = f"worker {len(self._workers) + 1} of {self.most}", reason(error)
             self.close()
             if is_out_of_memory(error):
                 raise OutOfMemory(
@@ -136,6 +135,9 @@ class LocalPool:
             one.wait()
         self._workers = []
 
+    def check(self, needs: Needs) -> None:
+        """Refuse nothing: the workers see what this process sees."""
+
     def map(  # noqa: C901 - one loop over what workers say
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
@@ -156,7 +158,7 @@ class LocalPool:
         for one in self._workers:
             self._feed(one, function, queue, reports=reports)
         if all(one.number is not None for one in self._workers):
-            for first in islice(queue, self._most - len(self._workers)):
+            for first in islice(queue, self.most - len(self._workers)):
                 self._feed(self._start_one(), function, iter([first]), reports=reports)
         poll = select.poll()
         by_fd = {one.results: one for one in self._workers}

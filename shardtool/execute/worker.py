@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ def _serve(tasks: int, results: int) -> None:
     what = "a worker, taking its task"
     try:
         function, number, task, reports = receive(tasks)
-        what = _what(function, task)
+        what = what_of(function, task)
         report = _reporter(results, number) if reports else None
         send(results, (DONE, number, function(task) if report is None else function(task, report)))
     except (Closed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        send(results, (FAILED, 0, _reported(what, error)))  # it ends the run: no number is needed
+        send(results, (FAILED, 0, reported(what, error)))  # it ends the run: no number is needed
 
 
 def _spare_stdout(pipes: set[int]) -> None:
@@ -103,14 +104,14 @@ def _spare_stdout(pipes: set[int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _what(function: Callable[..., object], task: object) -> str:
+def what_of(function: Callable[..., object], task: object) -> str:
     """Return what a worker does, for messages."""
     on = getattr(task, "name", None) or getattr(task, "path", None)
     does = function.__name__.strip("_").replace("_", " ")
     return f"a worker, {does} {on}" if isinstance(on, str) else f"a worker, {does}"
 
 
-def _reported(what: str, error: Exception) -> Exception:
+def reported(what: str, error: Exception) -> Exception:
     """Return what the parent is to raise for an exception that ended a task."""
     from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
     from shardtool.wording import option
@@ -122,14 +123,14 @@ def _reported(what: str, error: Exception) -> Exception:
     return Bug.of(what, error)
 
 
-def _reporter(results: int, number: int) -> Callable[[int, int], None]:
-    last, samples, size = time.monotonic(), 0, 0
+def _reporter(results: int, number: int) -> Callable[..., None]:
+    last, done = time.monotonic(), [0, 0]
 
-    def report(more_samples: int, more_bytes: int) -> None:
-        nonlocal last, samples, size
-        samples, size = samples + more_samples, size + more_bytes
+    def report(*more: int) -> None:
+        nonlocal last, done
+        done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
         if time.monotonic() - last > _PROGRESS_S:
-            send(results, (PROGRESS, number, (samples, size)))
-            last, samples, size = time.monotonic(), 0, 0
+            send(results, (PROGRESS, number, done))
+            last, done = time.monotonic(), [0, 0]
 
     return report

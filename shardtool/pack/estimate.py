@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.plan.plan import Plan
     from shardtool.transform.steps import Transform
@@ -38,7 +38,7 @@ _BLOCK = 512  # what a small sample takes at least, in most formats
 
 
 def estimate_sizes(
-    entries: Entries, pattern: ShardPattern, transform: Transform | None, pool: LocalPool
+    entries: Entries, pattern: ShardPattern, transform: Transform | None, pool: Pool
 ) -> NDArray[np.int64]:
     """Return int64[samples]: about how many bytes the records of each changed sample take.
 

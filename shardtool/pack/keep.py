@@ -3,7 +3,7 @@
 A shard's modification time is a while before its run listed the source, and its nanoseconds name the source's root.
 So nothing below this root that leads to the shard's files has changed since; and the time is ours, not that of a copy
 of the shard, which would say nothing of when its source was read. Where sizes are to be trusted, times are not
-looked at.
+looked at. Of a source in a store the nanoseconds name the versions of the shard's objects, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from shardtool.errors import ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import fingerprint
-from shardtool.storage.reading import identity
+from shardtool.request.options import CreateOptions
+from shardtool.storage.sources import identity
 from shardtool.values import SPAN, output_text
 from shardtool.write.task import Compare, Keep, Write
 
@@ -86,10 +87,23 @@ def mtime_of(entries: Entries, manner: Manner) -> int:
     return (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(entries)
 
 
+def mtime_of_shard(planned: Planned, mtime_ns: int) -> int:
+    """Return that of one of them; of objects, its nanoseconds name their versions too: a store's clock proves little.
+
+    Args:
+        planned: The shard.
+        mtime_ns: That of all shards of the run.
+    """
+    if not planned.plan.entries.is_remote:
+        return mtime_ns
+    seconds, stamp = divmod(mtime_ns, _SECOND_NS)
+    return seconds * _SECOND_NS + _nine_digits(planned.samples.mtimes, stamp)
+
+
 def is_newer(planned: Planned, mtime_ns: int) -> bool:
     """Tell whether a shard's modification time proves that its source has not changed since."""
-    stamp = _stamp(planned.plan.entries)
-    return planned.plan.changed_ns(planned.shard) < mtime_ns and mtime_ns % _SECOND_NS == stamp
+    of_run = mtime_ns // _SECOND_NS * _SECOND_NS + _stamp(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
 def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
@@ -105,7 +119,8 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     unread = manner.options.trust == "size"
     said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:
-        return _decide_changed(planned, said, unread=unread)
+        again = isinstance(manner.options, CreateOptions) and manner.options.retry_failed
+        return _decide_changed(planned, said, unread=unread, again=again)
     # Only reading finds numbers that are alone in lists: see `digest`.
     if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
         return Decision(Compare())
@@ -114,9 +129,9 @@ def decide(planned: Planned, output: Destination, manner: Manner) -> Decision:
     return Decision(Keep(said.crc, said.crcs, there.size, unread))
 
 
-def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool) -> Decision:
-    """Return what becomes of a shard of changed samples."""
-    if said is None or not _is_sound(said, planned.name):
+def _decide_changed(planned: Planned, said: _Said | None, *, unread: bool, again: bool) -> Decision:
+    """Return what becomes of a shard of changed samples; `again`: it is written again if it left samples out."""
+    if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
         return Decision(Write())
     if planned.samples.content.lists and not unread:
         return Decision(Compare(), said.sidecar)
@@ -140,7 +155,7 @@ def _said(planned: Planned, output: Destination, manner: Manner) -> _Said | None
 
 def _is_sound(said: _Said, name: str) -> bool:
     """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
-    if said.fact.made is None or said.fact.made.skipped:
+    if said.fact.made is None or len(said.fact.made.left_out) != said.fact.made.skipped:
         return False
     try:
         found = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size)
@@ -215,4 +230,8 @@ def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) ->
 
 def _stamp(entries: Entries) -> int:
     """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
-    return crc32c((entries.identity or identity(entries.root)).encode()) % (_SECOND_NS - 1) + 1
+    return _nine_digits((entries.identity or identity(entries.root)).encode())
+
+
+def _nine_digits(data: bytes, before: int = 0) -> int:
+    return crc32c(data, before) % (_SECOND_NS - 1) + 1

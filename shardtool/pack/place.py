@@ -7,7 +7,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, memory_for
-from shardtool.execute.local import cores
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.storage.staging import local_folder
 from shardtool.values import parse_size
@@ -16,7 +15,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pack.plans import Plans
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
@@ -75,9 +74,7 @@ def temporary_file(request: Request, targets: Sequence[Target]) -> tuple[Folder,
 
 
 @memory_for("arranging the payloads")
-def arrange_payloads(
-    request: Request, samples: Samples, planned: Plans, pool: LocalPool, notes: Notes
-) -> Sequence[Plan]:
+def arrange_payloads(request: Request, samples: Samples, planned: Plans, pool: Pool, notes: Notes) -> Sequence[Plan]:
     """Return the plans for payloads that lie where they can be read better; the output is locked."""
     options, plans, compressed = request.options, [*planned.each], samples.listed.compressed
     temporary = temporary_file(request, samples.targets)
@@ -90,7 +87,7 @@ def arrange_payloads(
     to_write = sum(sum(new_sizes(plan, target.output, request)) for plan, target in both)
     if not to_write and not compressed:
         return plans  # all is there, and is only compared
-    memory, workers = parse_size(options.memory), options.workers or cores()
+    memory, workers = parse_size(options.memory), pool.most_together
     method = choose_method(plans, memory=memory, workers=workers, packed=compressed, asked=options.method)
     if method.note:
         notes.add(method.note)

@@ -11,7 +11,7 @@ import numpy as np
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import Written, encode, index_of
-from shardtool.errors import memory_for
+from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.sample_counts import check_timm_splits
 from shardtool.pack.advice import folder_notes, loader_notes, name_notes
 from shardtool.pack.request import run_record
@@ -30,10 +30,10 @@ from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import Appended, append_notes, begin, check_appended
 from shardtool.publish.old_dataset import Done
-from shardtool.request.options import share
+from shardtool.request.options import CreateOptions, share
 from shardtool.source.base import check_some, skipped_notes
-from shardtool.values import output_text, parse_size
-from shardtool.wording import flag
+from shardtool.values import URL, counted, output_text, parse_size, show_size
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Request
     from shardtool.pack.samples import Samples
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
+
+
+_FETCHED = 10_000  # samples of URLs in a shard, where nothing bounds it: how much that is, is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Plans:
 
 
 @memory_for("planning the shards")
-def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Notes) -> Plans:
+def plan_shards(request: Request, samples: Samples, pool: Pool, notes: Notes) -> Plans:
     """Decide which sample goes into which shard.
 
     Raises:
@@ -83,7 +86,7 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         return Plans((), None)
     estimate = _estimate(request, samples, pool)
     if estimate is not None and request.dry:
-        notes.add("sizes are estimates: samples are changed on the way")
+        notes.add(_dry_note(request, entries))
     seed = options.seed if options.shuffle else None
     plans = tuple(
         make_plan(entries, target.output.pattern_left, _bounds(options, target), seed, which=part, estimate=estimate)
@@ -93,6 +96,8 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
         replace(target, output=target.output.planned(plan.shards)) for target, plan in zip(targets, plans, strict=True)
     )
     samples = replace(samples, targets=targets)
+    for target, plan in zip(targets, plans, strict=True):
+        _check_sizes(target, plan)
     _check_appended(request, targets, plans, notes)
     changes, gone = _changes(request, samples, plans, notes)
     _note_plans(request, samples, plans, notes)
@@ -105,12 +110,38 @@ def plan_shards(request: Request, samples: Samples, pool: LocalPool, notes: Note
     return Plans((first, *plans[1:]), changes, gone, targets)
 
 
+def _check_sizes(target: Target, plan: Plan) -> None:
+    """Refuse shards that are larger than a file may be where they go.
+
+    Raises:
+        InvalidRequest: One is.
+    """
+    most = target.output.folder.largest()
+    if most is None or not plan.shards or int(plan.sizes.max()) <= most:
+        return
+    shard = int(plan.sizes.argmax())
+    where = target.output.folder.full_path(target.output.pattern.shard(target.output.first + shard))
+    found, expected = show_size(int(plan.sizes[shard])), f"at most {show_size(most)}, as one request of a store takes"
+    raise InvalidRequest(where, found, expected=expected, remedy=f"Lower {option('max_size')}.")
+
+
+def _dry_note(request: Request, entries: Entries) -> str:
+    """Return what a plan cannot know of samples that are changed on the way."""
+    if request.transform is None or request.transform.fetch is None:
+        return "sizes are estimates: samples are changed on the way"
+    urls = int(np.count_nonzero(entries.rows.kind == URL))
+    return f"{counted(urls, 'URL')} not asked: what they give, and how large it is, shows only when they are fetched"
+
+
 def _bounds(options: OutputOptions, target: Target) -> Bounds:
-    """Return what limits the shards of a target."""
-    by_hash = options.place == "hash"
+    """Return what limits the shards of a target: where files are fetched, without other limits, their number."""
+    by_hash, max_count = options.place == "hash", options.max_count
+    limits = options.max_size, options.shards, target.pattern.count
+    if isinstance(options, CreateOptions) and options.urls and limits == (None, None, None):
+        max_count = max_count or _FETCHED
     return Bounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
-        max_count=options.max_count,
+        max_count=max_count,
         shards=options.shards,
         equal_count=options.equal_count,
         multiple_of=options.shards_multiple_of,
@@ -120,7 +151,7 @@ def _bounds(options: OutputOptions, target: Target) -> Bounds:
     )
 
 
-def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np.int64] | None:
+def _estimate(request: Request, samples: Samples, pool: Pool) -> NDArray[np.int64] | None:
     """Return about what changed samples will take; None if they stay as they are."""
     transform = request.transform
     if transform is None:
@@ -129,7 +160,8 @@ def _estimate(request: Request, samples: Samples, pool: LocalPool) -> NDArray[np
 
     transform.check_fields(samples.entries.fields)
     pattern = samples.targets[0].pattern
-    return estimate_sizes(samples.entries, pattern, None if samples.binary else transform, pool)
+    tried = None if samples.binary or transform.fetch is not None else transform  # a plan asks no server
+    return estimate_sizes(samples.entries, pattern, tried, pool)
 
 
 @memory_for("planning the shards")

@@ -126,7 +126,7 @@ def read_request(output: OutputNames, options: CreateOptions | ReshardOptions, *
     identity = transform.identity() if transform else ""
     part = None if options.part is None else parse_part(options.part)
     if part is not None:
-        _check_part(options, changes=transform is not None)
+        _check_part(options, changes=transform is not None and not _cut_by_count(options))
     return Request(verb, names, options, dry, dividing, transform, identity, exports, part)
 
 
@@ -134,13 +134,18 @@ def _check_part(options: CreateOptions | ReshardOptions, *, changes: bool) -> No
     """Refuse what no part can plan alone: sizes must be known before, and each payload lie where any part reads it."""
     found, why = "", ""
     if changes:
-        given = ("resize", "encode", "probe", "map")
+        given = ("urls", "resize", "encode", "probe", "map")
         found, why = next(name for name in given if getattr(options, name, None)), "samples whose sizes are known"
     elif isinstance(options, ReshardOptions) and options.method == "scatter":
         found, why = "method", "samples that are read at their places"
     if found:
         remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
         raise InvalidRequest(option("part", options.part), f"used with {option(found)}", expected=why, remedy=remedy)
+
+
+def _cut_by_count(options: CreateOptions | ReshardOptions) -> bool:
+    """Tell whether shards of URLs have no bound of bytes, so that all that is planned for one finds room in it."""
+    return not isinstance(options, ReshardOptions) and bool(options.urls) and options.max_size is None
 
 
 def _first_of_many(names: tuple[str, ...], options: CreateOptions | ReshardOptions) -> CreateOptions | ReshardOptions:

@@ -20,34 +20,39 @@ from shardtool.dataset.sidecar_write import Written, encode, encode_table, index
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata import with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
-from shardtool.execute.local import cores
+from shardtool.fetch.urls import shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
-from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, new_sizes, own_shards
-from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
+from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
+from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.old_dataset import Done
+from shardtool.request.options import CreateOptions, share
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.portability import Misread
     from shardtool.pack.request import Manner
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
+    from shardtool.transform.steps import Transform
+
+
+_FEW = 100  # samples of a shard, of which a share says little
 
 
 class Packing:
@@ -80,18 +85,23 @@ class Packing:
         self._round, self._base = plan, self.output.first  # the plan of this round, and the number of its first shard
         self._shards = own_shards(plan, self.output)  # of this round
         self._consumed: dict[int, int] = {}  # of this round's shards
+        self._most = 1  # tasks at the same time
         self._done = 0  # planned samples that are written, left out or dropped
         self._working: dict[int, tuple[Planned, bytes]] = {}  # with the sidecar of a shard of changed samples
+        self._fetched = np.zeros(2, np.int64)  # failed, and all: samples of URLs in this run
         self.misread: dict[str, Misread] = {}
-        self._reported: dict[int, tuple[int, int]] = {}
+        self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes, samples that failed
 
     @memory_for("packing the shards")
-    def pack(self, pool: LocalPool) -> Packed:
+    def pack(self, pool: Pool) -> Packed:
         """Have every shard written, and publish each as it is done; return what they hold."""
-        plan, shards = self.plan, self._shards
+        plan, shards, self._most = self.plan, self._shards, pool.most
         samples = sum(map(plan.count, shards))
-        self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
-        self.observer.start(samples, int(plan.sizes[shards.start : shards.stop].sum()), len(shards))
+        if not self._fetches:  # of the web, no sizes are known
+            self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
+        size = 0 if self._fetches else int(plan.sizes[shards.start : shards.stop].sum())
+        self._note_gap()
+        self.observer.start(samples, size, len(shards))
         while True:
             self._consumed, again = {}, []
             for _, result in pool.map(pack_shard, self._tasks(self._shards), self._progress):
@@ -129,13 +139,21 @@ class Packing:
             tuple(self.misread.values()),
         )
 
+    def _note_gap(self) -> None:
+        """Say that a dataset goes before another is there, where nothing can wait unseen."""
+        there = self.output.pattern.dataset_file in self.output.existing
+        if there and self.output.if_exists == "overwrite" and not self.output.folder.hides:
+            self.observer.note("in a store the old dataset file goes first: there is none until this run has ended")
+
     def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
+            work = Work(
+                self._transform(manner.transform), room, plan.limits.max_count, manner.options.oversize, manner.dots
+            )
         for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
@@ -143,16 +161,29 @@ class Packing:
             if isinstance(decision.todo, Write):
                 self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
-            folder, on_error = self.output.folder, manner.options.on_error
-            how = self.mtime_ns, decision.todo, work, reads, None if work else int(plan.sizes[shard])
+            folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
+            mtime_ns, size = (
+                mtime_of_shard(planned, self.mtime_ns),
+                None if work or self._fetches else int(plan.sizes[shard]),
+            )
+            how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
+
+    def _transform(self, transform: Transform) -> Transform:
+        """Return the transform of one task: of the requests that a host gets at once, it has its share."""
+        if transform.fetch is None:
+            return transform
+        at_once = min(len(self._shards) or 1, self._most)
+        return replace(transform, fetch=replace(transform.fetch, per_host=max(1, transform.fetch.per_host // at_once)))
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
-        if self.manner.transform and self.manner.transform.function:
+        if self.manner.transform and (self.manner.transform.function or self.manner.transform.fetch):
             return 1
+        if self._round.entries.is_remote:
+            return REMOTE_READS
         file_s = opening_s(self._round.entries)
-        reads = reads_at_once(file_s, min(len(self._shards) or 1, self.manner.options.workers or cores()))
+        reads = reads_at_once(file_s, min(len(self._shards) or 1, self._most))
         if reads > 1:
             self.observer.log(f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time")
         return reads
@@ -165,6 +196,30 @@ class Packing:
             rest.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(rest)
 
+    @property
+    def _fetches(self) -> bool:
+        return self.manner.transform is not None and self.manner.transform.fetch is not None
+
+    def _check_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
+        """End the run where too many URLs gave no file: rather the network is gone than they are.
+
+        Raises:
+            SampleFailed: There are too many in this shard or, if it is a small one, in all of this run so far.
+        """
+        if not self._fetches or not isinstance(self.manner.options, CreateOptions):
+            return
+        failed = len(left_out)
+        self._fetched += np.array([failed, samples])
+        if samples < _FEW:
+            failed, samples = self._fetched.tolist()
+        most = share("max_failed", self.manner.options.max_failed)
+        if failed > most * samples:
+            ((_, why), times), *_ = Counter((one.code, one.message) for one in left_out).most_common(1)
+            found = f"{failed:,} of {counted(samples, 'sample')} failed, {times:,} of this shard with: {why}"
+            expected, again = f"{float(100 * most):.4g}% at most", option("if_exists", "resume")
+            remedy = f"Go on with {again}, and with {option('max_failed', '100%')} if these URLs are really gone."
+            raise SampleFailed(shard, found, expected=expected, remedy=remedy)
+
     def _check_shape(self) -> None:
         """Check that shards of changed samples are what was asked for: their plan could only guess."""
         if self.manner.transform is None:
@@ -176,7 +231,7 @@ class Packing:
         if self.manner.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
-        if len(counts) % self.manner.options.shards_multiple_of:
+        if self.output.own is None and len(counts) % self.manner.options.shards_multiple_of:
             found = f"{len(counts):,} shards, now that the sizes are known"
             expected = f"a multiple of {self.manner.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
@@ -208,17 +263,22 @@ class Packing:
         self.entries[number] = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *sidecar, *keys)
         if isinstance(self.output.append, Done):
             check_same(self.output.append, number, self.entries[number], self.output)
-            self.output.folder.discard_staged([name])
+            if result.staged is not None:
+                self.output.folder.discard_staged([name])
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
-            if result.compared and is_newer(planned, self.mtime_ns):  # not while the clocks may differ by more
-                self.output.folder.set_time(name, self.mtime_ns)  # so that the next run trusts it
+            mtime_ns = mtime_of_shard(planned, self.mtime_ns)
+            if result.compared and is_newer(planned, mtime_ns):  # not while the clocks may differ by more
+                self.output.folder.set_time(name, mtime_ns)  # so that the next run trusts it
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
-        done_samples, done_bytes = self._reported.pop(shard, (0, 0))
-        more = self._consumed[shard] - done_samples, int(self._round.sizes[shard]) - done_bytes
+        done_samples, done_bytes, done_failed = self._reported.pop(shard, (0, 0, 0))
+        size = fact.size if self._fetches else int(self._round.sizes[shard])
+        more = self._consumed[shard] - done_samples, size - done_bytes
+        if self._fetches:
+            self.observer.failed(max(0, len(result.skipped) - done_failed))
         self.observer.advance(max(0, more[0]), max(0, more[1]), 1)
         state = "kept" if result.staged is None else "written"
         self.observer.log(f"{name}: {state}, {tally.samples:,} samples, {fact.size:,} bytes")
@@ -227,7 +287,7 @@ class Packing:
         """Return the facts of a shard that was packed as planned, and its sidecar."""
         plan, shard, samples = self._round, result.shard, planned.samples
         skipped = tuple(place for place, _ in result.skipped)
-        paths = samples.paths if plan.entries.source_paths else b""
+        paths = samples.shown_paths(shown_bytes) if plan.entries.source_paths else b""
         written = Written(plan.format, samples.content, plan.metadata(shard), result.field_crcs, skipped, paths)
         fact = self._fact(result, planned, None, plan.count(shard))
         index = index_of(written)
@@ -243,12 +303,15 @@ class Packing:
         columns = plan.metadata(shard)
         if plan.entries.source_paths:
             counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-            columns = with_column(columns, "source_paths", string_lists(samples.paths[:-1].split(b"\0"), counts))
+            paths = samples.shown_paths(shown_bytes)[:-1].split(b"\0")
+            columns = with_column(columns, "source_paths", string_lists(paths, counts))
         if columns is not None:
             columns = columns.take(number_array(sources))
         if made.images or (self.manner.transform and self.manner.transform.probes):
             columns = with_images(columns, made.images)
-        of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped))
+        left_out = tuple(one for _, one in result.skipped) if self._fetches else ()
+        self._check_failed(planned.name, left_out, made.consumed)
+        of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped), left_out)
         fact = self._fact(result, planned, of_made, made.consumed)
         index = index_of(Written(plan.format, made.content, columns, result.field_crcs, ()))
         data, self.schema = encode(index, fact)
@@ -279,6 +342,7 @@ class Packing:
             data = encode_table(table, fact)
         self.digest += made.content
         self.dropped += made.dropped
+        self.skipped += made.left_out
         self._consumed[shard] = made.consumed
         self._done += made.consumed
         self._check_keys([key.encode() for key in table.column("__key__").to_pylist()])
@@ -332,7 +396,9 @@ class Packing:
         keys = Names.of(()) if old is None else existing_keys(self.output.folder, old.shards[: self.output.first])
         return frozenset(blake2b(keys[at], digest_size=16).digest() for at in range(len(keys)))
 
-    def _progress(self, shard: int, samples: int, size: int) -> None:
-        done = self._reported.get(shard, (0, 0))
-        self._reported[shard] = done[0] + samples, done[1] + size
+    def _progress(self, shard: int, samples: int, size: int, failed: int = 0) -> None:
+        done = self._reported.get(shard, (0, 0, 0))
+        self._reported[shard] = done[0] + samples, done[1] + size, done[2] + failed
+        if failed:
+            self.observer.failed(failed)
         self.observer.advance(samples, size, 0)

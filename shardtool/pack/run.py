@@ -16,20 +16,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.errors import printable
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.pool import Needs, folders_of
+from shardtool.execute.start import start_pool
 from shardtool.pack.place import arrange_payloads, check_memory, check_method, temporary_file
 from shardtool.pack.request import Manner, output_pattern, read_request, run_record
 from shardtool.pack.samples import list_samples, spool
 from shardtool.pack.targets import open_publishers, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
+from shardtool.request.options import CreateOptions
 from shardtool.source.open import open_source
 from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from shardtool.execute.pool import Pool
     from shardtool.pack.request import OutputNames, Request
     from shardtool.pack.samples import Samples
     from shardtool.pack.targets import Target
-    from shardtool.request.options import CreateOptions, OutputOptions
+    from shardtool.request.options import OutputOptions
     from shardtool.request.reshard_options import ReshardOptions
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.source.base import Source
@@ -49,7 +52,7 @@ def write_dataset(
         observer: Gets the progress, and what the user should know.
     """
     begun, notes = time.time(), Notes(observer or Observer())
-    with start_pool(options) as pool, ExitStack() as stack:
+    with start_workers(options) as pool, ExitStack() as stack:
         request = read_request(output, options, dry=False)
         opened, samples = _open_and_list(request, source, pool, notes)
 
@@ -100,7 +103,7 @@ def plan_dataset(
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     notes = Notes(observer or Observer())
-    with start_pool(options) as pool:
+    with start_workers(options) as pool:
         request = read_request(output, options, dry=True)
         opened, samples = _open_and_list(request, source, pool, notes)
 
@@ -115,7 +118,7 @@ def plan_dataset(
     return dry_result(request, samples, plans, notes)
 
 
-def start_pool(options: OutputOptions) -> LocalPool:
+def start_workers(options: OutputOptions) -> Pool:
     """Start the workers, before anything is imported that starts threads: then they can be forked.
 
     What they need is imported before, once for all of them.
@@ -123,21 +126,24 @@ def start_pool(options: OutputOptions) -> LocalPool:
     for name in _OF_WORKERS:
         import_module(name)
     again = f"Run the same command with {option('if_exists', 'resume')}: finished shards are kept."
-    return LocalPool(options.workers or cores(), options.start_method, again)
+    return start_pool(options, again)
 
 
-def _open_and_list(request: Request, source: object, pool: LocalPool, notes: Notes) -> tuple[Source, Samples]:
+def _open_and_list(request: Request, source: object, pool: Pool, notes: Notes) -> tuple[Source, Samples]:
     """Open the output and the source; return the source, and the samples that were asked for."""
     targets = open_targets(request)
     patterns = [target.pattern for target in targets] or [output_pattern(request.names)]  # a column will name splits
     opened = open_source(source, request.options, patterns)
     check_memory(request)
+    function = request.options.map if isinstance(request.options, CreateOptions) else None
+    pool.check(Needs(folders_of(source), function=str(function or "")))
     samples = list_samples(request, opened, targets, pool, notes)
+    pool.check(Needs(samples.listed.entries.files()))
     check_method(request, samples.listed)
     return opened, samples
 
 
-def _export(request: Request, target: Target, pool: LocalPool, notes: Notes) -> None:
+def _export(request: Request, target: Target, pool: Pool, notes: Notes) -> None:
     """Write the indexes of other tools for a dataset that is there; those of one appended to are renewed unasked."""
     from shardtool.publish.exporter import Exporter
     from shardtool.publish.renewal import renew_exports

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.pack.request import Request
     from shardtool.pack.targets import Target
@@ -59,9 +59,7 @@ class Samples:
 
 
 @memory_for("listing the source")
-def list_samples(
-    request: Request, source: Source, targets: tuple[Target, ...], pool: LocalPool, notes: Notes
-) -> Samples:
+def list_samples(request: Request, source: Source, targets: tuple[Target, ...], pool: Pool, notes: Notes) -> Samples:
     """Return the samples that were asked for, in their order, divided.
 
     Raises:

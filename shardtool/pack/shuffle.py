@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries, FieldSpans
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.request.observer import Observer
     from shardtool.skipped import SkipCode
@@ -114,7 +114,7 @@ class SpoolRoom:
 
 
 def scatter(
-    plans: list[Plan], room: SpoolRoom, pool: LocalPool, observer: Observer, *, on_error: OnError = "stop"
+    plans: list[Plan], room: SpoolRoom, pool: Pool, observer: Observer, *, on_error: OnError = "stop"
 ) -> list[Plan]:
     """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
 
@@ -377,7 +377,7 @@ class _Pass:
         self._tasks: list[tuple[int, int]] = []  # of each, its first of `layout.rows`, and the one after its last
         self._told: defaultdict[int, int] = defaultdict(int)
 
-    def run(self, pool: LocalPool) -> NDArray[np.int64]:
+    def run(self, pool: Pool) -> NDArray[np.int64]:
         """Have workers copy all payloads; return the rows of those that could not be."""
         bad = [np.zeros(0, np.int64)]
         for number, result in pool.map(scatter_rows, self._make_tasks(), self._progress):

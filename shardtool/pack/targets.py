@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
+from shardtool.execute.pool import Needs
 from shardtool.pack.request import output_pattern
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.part_file import Own, check_divided_alike
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pack.request import Request
     from shardtool.pattern import ShardPattern
     from shardtool.storage.staging import Folder
@@ -124,7 +125,7 @@ def remove_splits(request: Request, names: Sequence[str]) -> None:
 
 
 def open_publishers(
-    targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: LocalPool, stack: ExitStack
+    targets: Sequence[Target], temporary: tuple[Folder, str] | None, pool: Pool, stack: ExitStack
 ) -> list[Publisher]:
     """Make the folders, take the locks, look again, and remove what a killed run has left.
 
@@ -147,6 +148,9 @@ def open_publishers(
         if own is not None:
             stack.enter_context(folder.lock(f"{base}.{own.part.tag}"))
             check_divided_alike(folder, target.pattern, own.part)
+    folders = [*(target.output.folder for target in targets), *([] if temporary is None else [temporary[0]])]
+    for path in {folder.path: None for folder in folders}:
+        pool.check(Needs(output=path))
     stack.callback(_discard, targets, temporary)
     publishers = [Publisher(look(target.output)) for target in targets]
     for publisher in publishers:

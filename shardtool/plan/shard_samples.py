@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.fetch.urls import shown_bytes
 from shardtool.format.sizes import NUMBERS, Payloads, heads_and_tails
 from shardtool.names import Names
 from shardtool.values import INLINE, SPAN, ShardContent, ShardSamples, ShardSpans, to_bytes
@@ -156,9 +157,8 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     if work:
         digest.update(f" {work}".encode())
     local = codes.astype(np.uint16).tobytes()
-    paths = (
-        samples.paths if samples.paths.strip(b"\0") else b""
-    )  # bytes of a table are in no file, as those of a program
+    paths = samples.shown_paths(shown_bytes)  # another signature of a URL makes no other file of it
+    paths = paths if paths.strip(b"\0") else b""  # bytes of a table are in no file, as those of a program
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):

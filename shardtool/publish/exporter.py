@@ -22,6 +22,7 @@ from shardtool.publish.folder_index import has_own_readme, listed_shards, once_f
 from shardtool.publish.outbox import Outbox
 from shardtool.shard_names import is_packed_name
 from shardtool.storage.folders import open_folder
+from shardtool.storage.places import join
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import exporting, made_again, option
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Notes
@@ -117,9 +118,7 @@ class Exporter:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
 
-    def write(
-        self, target: OutputFolder, pool: LocalPool | None = None, *, overwrite: bool
-    ) -> tuple[tuple[str, ...], int]:
+    def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Write all index files, then let them appear.
 
         Args:
@@ -181,7 +180,7 @@ class Exporter:
         if wrong := misreading({*there, *map(output_text, names)}):
             self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
 
-    def _indexed(self, dataset: DatasetFile, pool: LocalPool | None) -> Iterator[IndexedShard]:
+    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
         """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
         shards, wanted = dataset.shards, self.wanted.values()
         if all(export.encode is None for export in wanted):
@@ -221,8 +220,8 @@ class Exporter:
         stops = starts + lengths
         if np.any(starts[1:] < stops[:-1]):
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
-        parts = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
-        path = os.path.join(self.folder.path, *parts)
+        folder, name = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
+        path = join(join(self.folder.path, folder), name)
         return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:

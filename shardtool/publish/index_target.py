@@ -16,11 +16,14 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardEr
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name
 from shardtool.storage.folders import open_folder
-from shardtool.storage.reading import dangling, plain_size, read_small
+from shardtool.storage.places import base_name, folder_of, is_url, join, names_in, plain_sizes, read_small
+from shardtool.storage.reading import dangling
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.dataset.find import Found
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import IndexOptions
@@ -81,15 +84,15 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     """
     found = find_dataset(dataset)
     shard_kind = _format_of(found)
-    size = sum(map(_size_of, found.shards))
-    names = [os.path.basename(path) for path in found.shards]
+    size = sum(_sizes(found.shards))
+    names = [base_name(path) for path in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
         raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
     pattern = parse_pattern(names)
     folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
     shards_folder = _below(folder.path, found.folders())
     _check_rivals(folder, names, set() if shards_folder else {*names})
-    name = os.path.basename(found.dataset_file) if found.dataset_file else pattern.dataset_file
+    name = base_name(found.dataset_file) if found.dataset_file else pattern.dataset_file
     path = folder.full_path(name)
     data = read_there(path)
     if data is None:
@@ -114,7 +117,7 @@ def read_there(path: str) -> bytes | None:
     try:
         return read_small(path)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+        if isinstance(error, FileNotFoundError) and (is_url(path) or not os.path.islink(path)):
             return None
         found = f"cannot be read: {reason(error)}"
         remedy = "Make it readable, or move it away."
@@ -133,7 +136,7 @@ def _format_of(found: Found) -> str:
     where = found.dataset_file or found.folder or "."
     if not found.shards:
         raise InvalidRequest(where, "no shards", expected="one at least")
-    if blobs := [path for path in found.shards if not is_shard_name(os.path.basename(path))]:
+    if blobs := [path for path in found.shards if not is_shard_name(base_name(path))]:
         raise InvalidRequest(
             blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
             remedy="Make a link to it that has such a name, and index that.",
@@ -149,19 +152,28 @@ def _format_of(found: Found) -> str:
     return formats[0]
 
 
-def _size_of(path: str) -> int:
-    """Return the bytes of a shard.
+def _sizes(paths: Sequence[str]) -> list[int]:
+    """Return the bytes of shards.
 
     Raises:
-        CorruptShard: It is not there, or no plain file.
+        CorruptShard: One is not there, or no plain file.
     """
+    sizes = plain_sizes(paths)
+    for path, size in zip(paths, sizes, strict=True):
+        if size is None:
+            raise _missing(path)
+    return [size for size in sizes if size is not None]
+
+
+def _missing(path: str) -> CorruptShard:
+    """Return what is wrong with a shard that is no plain file."""
     remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
-    if (size := plain_size(path)) is None:
-        if (target := dangling(path)) is not None:
-            raise CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
-        found = "no plain file" if os.path.lexists(path) else "no such file or directory"
-        raise CorruptShard(path, found, expected="a shard", remedy=remedy)
-    return size
+    if is_url(path):
+        return CorruptShard(path, "no such object", expected="a shard", remedy=remedy)
+    if (target := dangling(path)) is not None:
+        return CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
+    found = "no plain file" if os.path.lexists(path) else "no such file or directory"
+    return CorruptShard(path, found, expected="a shard", remedy=remedy)
 
 
 def _below(folder: str, shards: list[str]) -> str:
@@ -173,7 +185,7 @@ def _below(folder: str, shards: list[str]) -> str:
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {listing(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each alone.")
-    path = os.path.relpath(os.path.realpath(shards[0] or "."), os.path.realpath(folder or "."))
+    path = _way(folder, shards[0])
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
@@ -185,6 +197,14 @@ def _below(folder: str, shards: list[str]) -> str:
     if printable(name) != name or ":" in name:
         raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
     return name
+
+
+def _way(folder: str, below: str) -> str:
+    """Return the way from one folder down to another; it starts with `..` where that lies elsewhere."""
+    if not is_url(folder) and not is_url(below):
+        return os.path.relpath(os.path.realpath(below or "."), os.path.realpath(folder or "."))
+    top, place = f"{folder.rstrip('/')}/", f"{below.rstrip('/')}/"
+    return (place[len(top) : -1] or os.curdir) if place.startswith(top) else os.pardir
 
 
 def _check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None:
@@ -232,10 +252,11 @@ def _is_json(data: bytes) -> bool:
 
 def _check_listed(old: DatasetFile, found: Found, path: str, shards_folder: str, *, overwrite: bool) -> None:
     """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
-    listed, given = {one.name for one in old.shards}, {output_text(os.path.basename(path)) for path in found.shards}
+    listed, given = {one.name for one in old.shards}, {output_text(base_name(path)) for path in found.shards}
     others = sorted(listed - given)
-    folder = os.path.join(os.path.dirname(path), os.fsdecode(to_bytes(old.shards_folder)))
-    if there := [name for name in others if os.path.lexists(os.path.join(folder, os.fsdecode(to_bytes(name))))]:
+    folder = join(folder_of(path), os.fsdecode(to_bytes(old.shards_folder)))
+    lies = set(names_in(folder)) if others else set()
+    if there := [name for name in others if os.fsdecode(to_bytes(name)) in lies]:
         what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
         raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of

@@ -107,7 +107,8 @@ def known_samples(entries: Entries, destinations: Sequence[Destination], *, tran
     theirs = place[mine]
     there[theirs] = True
     if len(mine):
-        newest = np.maximum.reduceat(entries.rows.mtime_ns, entries.first[:-1])
+        times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
+        newest = np.maximum.reduceat(times, entries.first[:-1])
         changed[theirs[newest[theirs] > packed.written_ns[mine] + _SLACK_NS]] = True
         if not transformed:
             changed[theirs[_differ(packed, entries, mine, theirs)]] = True

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard
+from shardtool.storage.places import base_name
 from shardtool.values import output_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare_sidecar(found: Survey, where: str, data: bytes, walked: pa.Table, *,
     except CorruptShard:
         return Wrong("damaged")
     lost = frozenset({*table.column_names} - {*SCHEMA.names})
-    same = (fact.name, fact.size) == (output_text(os.path.basename(found.path)), found.size)
+    same = (fact.name, fact.size) == (output_text(base_name(found.path)), found.size)
     if not same or places_of(table) != places_of(walked):
         return Wrong("of another shard", lost)
     current = data if known.version == FORMAT_VERSION else None

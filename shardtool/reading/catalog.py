@@ -20,9 +20,10 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.unfinished import recorded_dots
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
+from shardtool.storage.places import base_name, folder_of, for_each, is_url
 from shardtool.storage.shared import JoinedBlocks, SharedBlocks
 from shardtool.values import counted
 
@@ -123,6 +124,11 @@ class Catalog:
     def _origin_ends(self) -> NDArray[np.int64]:
         return np.cumsum([one.shards for one in self.origins])
 
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether any shard lies in a store or behind HTTP."""
+        return any(is_url(shard.path) for shard in self.shards)
+
     @property
     def splits(self) -> Mapping[str, list[Catalog]]:
         """Split to its datasets."""
@@ -167,12 +173,16 @@ def open_catalog(given: Given) -> Catalog:
 def _anywhere(opened: OpenedDataset) -> OpenedDataset:
     """Return a dataset whose shards are found from any folder, for programs that go to another one."""
     beside, paths = opened.found.index_folder, (shard.path for shard in opened.shards)
-    if all(map(os.path.isabs, paths if beside is None else (beside, *paths))):
+    if all(map(_is_full, paths if beside is None else (beside, *paths))):
         return opened
     here = os.getcwd()
     beside = None if beside is None else os.path.join(here, beside)
     shards = (replace(one, path=os.path.join(here, one.path), index_folder=beside) for one in opened.shards)
     return replace(opened, shards=tuple(shards))
+
+
+def _is_full(path: str) -> bool:
+    return is_url(path) or os.path.isabs(path)
 
 
 def joined(parts: Sequence[Catalog]) -> Catalog:
@@ -204,7 +214,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=opened.found.dataset_file or listing([*opened.found.shards], 1),
+        name=without_secrets(opened.found.dataset_file or listing([*opened.found.shards], 1)),
         shards=tuple(found.shards),
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),
@@ -233,13 +243,13 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
             crcs=[one.crc for one in of],
         )
-    shards, heads = opened.shards, [count_samples(shard) for shard in opened.shards]
+    shards, heads = opened.shards, [*for_each(count_samples, opened.shards, lambda shard: shard.path)]
     if None in heads:  # keys of shards that are walked end where those of the others do
         dots = recorded_dots(opened.found)
         shards = tuple(replace(shard, dots=dots) for shard in shards)
     walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
     counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
-    sizes = [file_size(shard.path) or 0 for shard in shards]
+    sizes = [size or 0 for size in for_each(file_size, [shard.path for shard in shards])]
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
     return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
@@ -272,8 +282,9 @@ def _origin(opened: OpenedDataset, described: _Described) -> Origin:
     split = file.made.split if file is not None else ""
     if not split:
         where = opened.found.dataset_file
-        folder = os.path.dirname(os.path.abspath(opened.shards[0].path))
-        split = os.path.basename(where).removesuffix(DATASET_SUFFIX) if where else os.path.basename(folder)
+        path = opened.shards[0].path
+        folder = folder_of(path if is_url(path) else os.path.abspath(path))
+        split = base_name(where).removesuffix(DATASET_SUFFIX) if where else base_name(folder)
     appends = () if file is None else file.appends
     return Origin(split, len(opened.shards), listed=file is not None, walks=described.walks, appends=appends)
 

@@ -18,6 +18,7 @@ from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import LATE, ShardRows, single_sample
 from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
+from shardtool.storage.places import callers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 _MOST_REASONS = 1000
+_READS_ELSEWHERE = 4
 _FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
@@ -97,7 +99,7 @@ class Fetcher:
         self._kinds: dict[int, Mapping[str, Kind] | None] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
-        self._plain = not (options.check or options.metadata)
+        self._plain = not (options.check or options.metadata or catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
@@ -111,6 +113,11 @@ class Fetcher:
     def copies(self) -> bool:
         """Whether shards are copied into a cache before they are read."""
         return self._files.copies
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many calls of `read_late` are best made at the same time: more than one where shards lie elsewhere."""
+        return _READS_ELSEWHERE if self.catalog.is_remote else 1
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
@@ -199,7 +206,8 @@ class Fetcher:
             for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
                 found[place] = self.one(number)
             return found
-        return join([self._part(group) for group in groups], len(numbers))
+        parts = callers().map(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
+        return join([*parts], len(numbers))
 
     def _reads_alone(self, groups: list[_Group]) -> bool:
         """Tell whether samples are better read one by one: few of each shard, which need no more than reading."""

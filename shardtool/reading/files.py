@@ -1,9 +1,9 @@
 """The shards that are open for reading: not more than a process can spare, given back when others are wanted.
 
-A shard is read at places only (`os.pread`), so that threads and forked processes share no position in it. It is not
-mapped into memory: where a file was cut, or a disk fails, a mapping ends the process instead of naming the shard, and
-from a cold disk a sample of 14 KB takes 200 KB of reading (measured). A compressed one is unpacked once into a
-temporary file without a name, which goes with its descriptor.
+A shard is read at places only (`os.pread`, or ranges of an object), so that threads and forked processes share no
+position in it. It is not mapped into memory: where a file was cut, or a disk fails, a mapping ends the process instead
+of naming the shard, and from a cold disk a sample of 14 KB takes 200 KB of reading (measured). A compressed one is
+unpacked once into a temporary file without a name, which goes with its descriptor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, reason
 from shardtool.storage.forks import ForkLock
+from shardtool.storage.places import is_url, open_blob, read_places
 from shardtool.storage.reading import open_plain
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.opened import OpenedShard
+    from shardtool.storage.places import Blob
 
     Numbers = NDArray[np.int64]
 
@@ -92,7 +94,7 @@ class OpenFile:
         size: Bytes that it must have; None: not known.
 
     Attributes:
-        fd: Its descriptor.
+        fd: Its descriptor; -1: it lies elsewhere, and is read by `read` alone.
         path: Of the shard, for messages.
         copied: Whether a copy of it is read.
 
@@ -103,23 +105,31 @@ class OpenFile:
 
     def __init__(self, shard: OpenedShard, cache: ShardCache | None, size: int | None = None) -> None:
         self.fd = -1
+        self._blob: Blob | None = None
         self._held: CachedShard | None = None
         self.path, self._pid = shard.path, os.getpid()
         self._held = cache.open(shard) if cache else None
         path = self._held.path if self._held else shard.path
         self.copied = path != shard.path
+        packed = is_packed(shard.path)
         try:
-            self.fd, fact = open_plain(path)
+            if not is_url(path):
+                self.fd, fact = open_plain(path)
+                found = fact.st_size
+            elif not packed:
+                self._blob = open_blob(path, size)
+                found = self._blob.size
         except OSError as error:
             raise unopened(shard.path, error) from None
-        if size is not None and fact.st_size != size:
+        if size is not None and not (packed and is_url(path)) and found != size:
             raise CorruptShard(
-                shard.path, f"{fact.st_size:,} bytes", expected=f"{size:,}, as its dataset says",
+                shard.path, f"{found:,} bytes", expected=f"{size:,}, as its dataset says",
                 remedy="The shard changed or was cut: `shardtool verify` says more.",
             )  # fmt: skip
-        if is_packed(shard.path):
-            packed, self.fd = self.fd, -1
-            os.close(packed)
+        if packed:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
             self.fd = _unpacked(path)
 
     def __del__(self) -> None:
@@ -143,6 +153,9 @@ class OpenFile:
         """
         fd, at = self.fd, 0
         try:
+            if self._blob is not None:
+                yield from _read_elsewhere(self._blob, offsets, lengths)
+                return
             for at, length in zip(offsets, lengths, strict=True):
                 yield read_at(fd, length, at)
         except EOFError as error:
@@ -194,6 +207,20 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
     if got < length:
         raise EOFError(offset + got, length - got)
     return b"".join(parts)
+
+
+def _read_elsewhere(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+    """Yield the bytes at places of an object.
+
+    Raises:
+        OSError: It is another one by now, or it is gone.
+        ShardError: A store or a server fails.
+        EOFError: It ends before: where, and how many bytes are missing.
+    """
+    for at, length, data in zip(offsets, lengths, read_places(blob, offsets, lengths), strict=True):
+        if len(data) < length:
+            raise EOFError(at + len(data), length - len(data))
+        yield data
 
 
 def _unpacked(path: str) -> int:

@@ -152,17 +152,30 @@ class ShardRows:
                 pass
         wanted = self.options.fields
         keys, names, counts, values = self._keys(), list[str](), list[int](), list[object]()
-        for at, key in enumerate(keys):
-            taken = {name: value for name, value in self._record(at, key) if wanted is None or name in wanted}
+        for at, (key, record) in enumerate(zip(keys, self._records(), strict=True)):
+            taken = {name: value for name, value in self._values(at, key, record) if wanted is None or name in wanted}
             names += taken
             counts.append(len(taken))
             values += taken.values()
         return ShardPart(self.places, keys, tuple(names), counts, values, self._metadata(), self._errors)
 
-    def _record(self, at: int, key: str) -> Iterator[tuple[str, object]]:
-        start, size = int(self.index.starts[self.rows[at]]), int(self.index.sizes[self.rows[at]])
+    def _records(self) -> Iterator[bytes | CorruptShard]:
+        """Yield the records, errors in place of those that cannot be read."""
+        starts, sizes, at = self.index.starts[self.rows].tolist(), self.index.sizes[self.rows].tolist(), 0
+        while at < len(starts):
+            try:
+                for record in self.file.read(starts[at:], sizes[at:]):
+                    yield record
+                    at += 1
+            except CorruptShard as error:
+                yield error
+                at += 1
+
+    def _values(self, at: int, key: str, record: bytes | CorruptShard) -> Iterator[tuple[str, object]]:
+        start = int(self.index.starts[self.rows[at]])
         try:
-            (record,) = self.file.read([start], [size])
+            if isinstance(record, CorruptShard):
+                raise record
             yield from values_of_record(record, start, self.file.path, self.catalog.lists).items()
         except CorruptShard as error:
             self._errors.setdefault(at, _named(error, key))

@@ -11,6 +11,8 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from shardtool.values import Executor
+
 _MOST = 2**63 - 1  # of a recorded number
 _CONTAINERS = (list, tuple, set, frozenset)
 _ONE_TEXT = {str, type(None)}
@@ -66,6 +68,17 @@ def check_choice(name: str, value: object, literal: object) -> None:
     texts = get_args(literal)
     if value not in texts:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(texts)}")
+
+
+def check_address(executor: Executor, address: str | None) -> None:
+    """Refuse the address of a cluster that is not used.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    if address is not None and executor != "ray":
+        expected = f"{option('executor', 'ray')}, too"
+        raise InvalidRequest(option("address", address), "no cluster to use", expected=expected)
 
 
 def _is_several(allowed: tuple[object, ...]) -> bool:

@@ -23,6 +23,9 @@ class Observer:
     def start(self, samples: int, size: int, shards: int) -> None:
         """Take how much there is to do, sizes in bytes."""
 
+    def failed(self, samples: int) -> None:
+        """Take how many of the samples that `advance` takes next could not be fetched."""
+
     def advance(self, samples: int, size: int, shards: int) -> None:
         """Take how much more is done."""
 

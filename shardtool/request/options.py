@@ -5,23 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_choices
+from shardtool.request.choices import check_address, check_choices
 from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
 from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
     Dots,
+    Executor,
     IfExists,
     ImageFormat,
     OnError,
     OnKnown,
     Oversize,
     Place,
+    Require,
     ResizeMode,
+    Robots,
     StartMethod,
     Symlinks,
     Target,
@@ -31,12 +35,14 @@ from shardtool.values import (
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
+    from shardtool.fetch.options import FetchOptions
     from shardtool.transform.steps import Transform
 
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
 
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
+OF_WORKERS = ("workers", "executor", "address")  # what every verb that starts some can be asked for
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
@@ -44,10 +50,16 @@ _OF_FOLDERS = (
     "include", "exclude", "hidden", "complete", "label_from_folder", "split_from_folder", "columns_from",
     "select_fields", "drop_fields", "rename_fields", "join", "on", "sort_by", "descending",
 )  # fmt: skip
-_OF_MANIFESTS = ("key", "path", "files", "binary", "meta", "root", "allow_outside", "size", "stat")
+_OF_URLS = (
+    "connections", "per_host", "timeout", "max_time", "max_file_size", "retries", "allow_private", "robots",
+    "user_agent", "require", "max_failed", "retry_failed",
+)  # fmt: skip
+_OF_MANIFESTS = ("key", "path", "files", "binary", "urls", "meta", "root", "allow_outside", "size", "stat", *_OF_URLS)
 _NOT_RECORDED = {
     "workers", "start_method", "if_exists", "on_error", "root", "classes_from", "allow_outside", "stat", "export",
-    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only",
+    "join", "method", "memory", "temp_dir", "max_removed", "trust", "target", "part", "plan", "plan_only", "executor",
+    "address", "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
+    "retry_failed",
 }  # fmt: skip
 
 
@@ -81,6 +93,8 @@ class OutputOptions:
         part: Only the shards of one of several runs side by side: `3/64`, or `slurm`; `merge` makes the dataset of all.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     max_size: str | int | None = None
@@ -107,11 +121,14 @@ class OutputOptions:
     part: str | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         if self.max_size is not None:
             parse_size(self.max_size)
         share("max_removed", self.max_removed)
@@ -156,8 +173,9 @@ class OutputOptions:
             value = getattr(self, one.name)
             if one.name not in _NOT_RECORDED and value != one.default and not (one.name == "seed" and not seeded):
                 found[one.name] = list(value) if isinstance(value, tuple) else value
-        if self.max_size is not None:
-            found["max_size"] = parse_size(self.max_size)  # 500MB and 500000000 are the same request
+        for name in ("max_size", "max_file_size"):
+            if name in found:
+                found[name] = parse_size(getattr(self, name))  # 500MB and 500000000 are the same request
         return found
 
     def of_split(self) -> SplitOptions | None:
@@ -239,6 +257,19 @@ class CreateOptions(SelectingOptions):
         files: `--file`, of a manifest: `{"jpg": "COLUMN"}`, or texts such as `jpg=COLUMN`: a path whose bytes are the
             field `jpg`.
         binary: `--bytes`, of a manifest: the bytes themselves, given as `files` are.
+        urls: `--url`, of a manifest: http or https URLs, given as `files` are.
+        connections: URLs: how many each worker fetches at once.
+        per_host: URLs: how many of one host all workers fetch at once; each worker one at least.
+        timeout: URLs: seconds to connect, and to wait for more bytes.
+        max_time: URLs: seconds for a file in all.
+        max_file_size: URLs: bytes of a file at most.
+        retries: URLs: further tries after a failure that may pass.
+        allow_private: URLs: addresses of this machine and of local networks may be asked, too.
+        robots: URLs: `obey` the header X-Robots-Tag, or `ignore` it.
+        user_agent: URLs: what requests say of who asks; None: `shardtool/VERSION`.
+        require: URLs: files must begin as an `image` does; None: they may be anything.
+        max_failed: URLs: the run ends where more than this share of a shard's samples failed, such as `90%` or 0.9.
+        retry_failed: URLs, to resume: shards of which samples failed are fetched again.
         meta: Manifests only: `all` other columns, `none`, or some with commas between them, are the samples' metadata.
         root: Manifests only: what relative paths count from; None: its folder.
         allow_outside: Manifests only: whether paths may leave the root.
@@ -271,6 +302,19 @@ class CreateOptions(SelectingOptions):
     path: str | None = None
     files: Pairs = ()
     binary: Pairs = ()
+    urls: Pairs = ()
+    connections: int = 64
+    per_host: int = 16
+    timeout: int = 10
+    max_time: int = 60
+    max_file_size: str | int = 100_000_000
+    retries: int = 2
+    allow_private: bool = False
+    robots: Robots = "obey"
+    user_agent: str | None = None
+    require: Require | None = None
+    max_failed: str | float = "90%"
+    retry_failed: bool = False
     meta: str = "all"
     root: Folder | None = None
     allow_outside: bool = False
@@ -292,6 +336,7 @@ class CreateOptions(SelectingOptions):
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         self._check_on_duplicate()
+        self._check_urls()
         of_images = [name for name in ("only_larger", "quality", "images", "masks") if getattr(self, name)]
         if of_images and self.resize is None and self.encode is None and not self.probe:
             raise InvalidRequest(
@@ -309,6 +354,18 @@ class CreateOptions(SelectingOptions):
         other = next((name for name, given in wrong.items() if given), None)
         if self.plan_only is not None and other:
             raise InvalidRequest(option("plan_only"), f"used with {option(other)}", expected="one of them")
+
+    def _check_urls(self) -> None:
+        pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
+        planned = next((name for name in ("plan", "plan_only") if self.urls and getattr(self, name) is not None), None)
+        if planned is not None:  # it would hold the secrets of URLs, and save no look at any file
+            raise InvalidRequest(option(planned), f"used with {option('urls')}", expected="one of them")
+        parse_size(self.max_file_size)
+        share("max_failed", self.max_failed)
+        if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
+            raise InvalidRequest(option("user_agent"), repr(self.user_agent[:100]), expected="a line of ASCII")
+        if self.retry_failed and "resume" not in self.if_exists:
+            raise InvalidRequest(option("retry_failed"), "nothing to resume", expected=option("if_exists", "resume"))
 
     def _check_on_duplicate(self) -> None:
         if self.on_duplicate == "error":
@@ -338,6 +395,9 @@ class CreateOptions(SelectingOptions):
             if getattr(self, name) != defaults[name]:
                 found, other = ("a manifest", "a folder") if manifest else ("a folder", "a manifest")
                 raise InvalidRequest(option(name), f"the source is {found}", expected=f"{other}, or not this option")
+        for name in _OF_URLS if manifest and not self.urls else ():
+            if getattr(self, name) != defaults[name]:
+                raise InvalidRequest(option(name), "no URLs to fetch", expected=option("urls", {"jpg": "COLUMN"}))
 
     def of_split(self) -> SplitOptions | None:
         """Return how samples are divided; None: they are not."""
@@ -347,13 +407,13 @@ class CreateOptions(SelectingOptions):
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""
-        if self.resize is None and self.encode is None and not self.probe and not self.map:
+        if self.resize is None and self.encode is None and not self.probe and not self.map and not self.urls:
             return None
         from shardtool.transform.steps import Transform
 
-        function = self.map if isinstance(self.map, str) else ""
+        function, fetch = self.map if isinstance(self.map, str) else "", self._of_fetch()
         if self.resize is None and self.encode is None and not self.probe:
-            return Transform(None, function)
+            return Transform(None, function, fetch)
         from shardtool.transform.image import ImageOptions
 
         images = ImageOptions(
@@ -366,7 +426,29 @@ class CreateOptions(SelectingOptions):
             masks=tuple(self.masks),
             probe=self.probe,
         )
-        return Transform(images, function)
+        return Transform(images, function, fetch)
+
+    def _of_fetch(self) -> FetchOptions | None:
+        """Return how the files of URLs are fetched; None: there are none."""
+        if not self.urls:
+            return None
+        if find_spec("aiohttp") is None:
+            remedy = "Run `pip install 'shardtool[urls]'`."
+            raise InvalidRequest(option("urls"), "aiohttp is not installed here", remedy=remedy)
+        from shardtool.fetch.options import USER_AGENT, FetchOptions
+
+        return FetchOptions(
+            connections=self.connections,
+            per_host=self.per_host,
+            timeout_s=self.timeout,
+            max_time_s=self.max_time,
+            max_bytes=parse_size(self.max_file_size),
+            retries=self.retries,
+            allow_private=self.allow_private,
+            robots=self.robots == "obey",
+            user_agent=self.user_agent or USER_AGENT,
+            images=self.require == "image",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +471,8 @@ class VerifyOptions:
             but `follow`, which only the user can ask for.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     quick: bool = False
@@ -404,11 +488,14 @@ class VerifyOptions:
     symlinks: Symlinks | None = None
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         keep_texts(self)
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
         for name in OF_SOURCE:
             if getattr(self, name) and self.source is None:
                 raise InvalidRequest(
@@ -447,6 +534,8 @@ class IndexOptions:
         overwrite: Replace sidecars and a dataset file that were read and found wrong. What is missing needs none.
         workers: Processes; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     checksum: bool = False
@@ -455,10 +544,13 @@ class IndexOptions:
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_ranges(self)
+        check_address(self.executor, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,12 +562,37 @@ class ExportOptions:
         overwrite: Replace files of these names; without it, only files with the same bytes may be there.
         workers: Processes, where shards must be read; None: the cores that this process may use.
         start_method: `auto`, `fork` or `spawn`.
+        executor: Where tasks run: `local`, on this machine, or on the nodes of a `ray` cluster.
+        address: The cluster's: `auto`, `ray://host:port` or `host:port`; None: RAY_ADDRESS, or the one of this machine.
     """
 
     output: Folder | None = None
     overwrite: bool = False
     workers: int | None = None
     start_method: StartMethod = "auto"
+    executor: Executor = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+        check_address(self.executor, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """How to copy a dataset.
+
+    Attributes:
+        overwrite: Replace another dataset of the same name, and other files of its names. What is right stays, what is
+            missing is copied, and shards that were appended are added without it.
+        dry_run: Only compare, and say what would be copied.
+        workers: Shards at a time; None: 4.
+    """
+
+    overwrite: bool = False
+    dry_run: bool = False
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)

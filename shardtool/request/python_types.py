@@ -31,7 +31,7 @@ def keep_texts(options: DataclassInstance) -> None:
             text: object = _function_name(value)
         elif name == "split" and isinstance(value, Mapping):
             text = shares_text(value)
-        elif name in ("files", "binary", "values", "rename_fields") and isinstance(value, Mapping):
+        elif name in ("files", "binary", "urls", "values", "rename_fields") and isinstance(value, Mapping):
             text = tuple(_pair(name, *pair) for pair in value.items())
         else:
             continue

@@ -23,6 +23,11 @@ RANGES: dict[str, tuple[int, int]] = {
     "workers": (1, MOST_WORKERS),
     "looks": (0, 10**6),  # images that are held to be shown
     "quality": (1, 100),
+    "connections": (1, 4096),  # sockets of a worker
+    "per_host": (1, 10**6),
+    "timeout": (1, 3600),  # seconds
+    "max_time": (1, 86_400),
+    "retries": (0, 20),
 }
 
 

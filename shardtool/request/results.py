@@ -163,6 +163,63 @@ class CreateResult:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedDataset:
+    """A dataset that was copied.
+
+    Attributes:
+        source: The path of its dataset file.
+        dataset_file: The path of the copy's.
+        shards: How many.
+        copied: How many of them, or their sidecars, were copied.
+        kept: How many were there already, with the right bytes.
+        removed: Shards that only the dataset had which was replaced.
+        samples: In all shards.
+        size: Bytes of all shards.
+        copied_size: Bytes of the shards and sidecars that were copied.
+        indexes: How many index files of other tools were copied.
+    """
+
+    source: str
+    dataset_file: str
+    shards: int
+    copied: int
+    kept: int
+    removed: int
+    samples: int
+    size: int
+    copied_size: int
+    indexes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """Datasets that were copied, or that would be.
+
+    Attributes:
+        datasets: Each.
+        notes: What the user should know.
+        seconds: How long it took.
+        dry_run: Nothing was written: this is what would be done.
+    """
+
+    datasets: tuple[CopiedDataset, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        names = ("shards", "copied", "kept", "removed", "samples", "size", "copied_size")
+        return {
+            **({"dry_run": True} if self.dry_run else {}),
+            "datasets": [asdict(one) for one in self.datasets],
+            "totals": {name: sum(getattr(one, name) for one in self.datasets) for name in names},
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class IndexResult:
     """The index of a dataset.
 

@@ -11,6 +11,8 @@ from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
+from shardtool.storage.places import base_name, is_url, is_web
+from shardtool.storage.sources import check_scheme
 from shardtool.values import counted
 from shardtool.wording import either, option
 
@@ -30,10 +32,11 @@ def check_folder(source: str) -> None:
     Raises:
         InvalidRequest: It is not; the remedy depends on what it is instead.
     """
+    if is_url(source):
+        _check_address(source)
+        return
     if os.path.isdir(source):
         return
-    if "://" in source:
-        raise InvalidRequest(source, "a URL", expected=_EXPECTED, remedy="Copy it to this machine first.")
     if what := _shards(source):
         raise InvalidRequest(source, what, expected=_EXPECTED, remedy=f"{_again()}.")
     if os.path.isfile(source):
@@ -43,6 +46,16 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
     raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+
+
+def _check_address(source: str) -> None:
+    """Check that an address may be that of a folder; whether something lies below it is seen when it is listed."""
+    check_scheme(source)
+    if is_web(source):
+        expected = f"{_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
+        raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
+    if read_name(base_name(source)):
+        raise InvalidRequest(source, "a shard", expected=_EXPECTED, remedy=f"{_again()}.")
 
 
 def check_archive(path: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
@@ -76,7 +76,7 @@ class Source(ABC):
         return True
 
     @abstractmethod
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return the samples, with the fields and metadata that were asked for."""
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:  # noqa: ARG002

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.skipped import SkipCode
     from shardtool.source.base import Listing
     from shardtool.source.json_scalars import Scalars
@@ -56,7 +56,7 @@ class _Found:
     failed: Mapping[int, Skipped]
 
 
-def with_json_columns(listed: Listing, field: str, pool: LocalPool) -> Listing:
+def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
     """Return the samples with columns from a JSON field; those where it cannot be read are among `skipped`.
 
     Raises:
@@ -84,7 +84,7 @@ def with_json_columns(listed: Listing, field: str, pool: LocalPool) -> Listing:
     return replace(left, entries=entries, notes=(*listed.notes, *notes))
 
 
-def _read(listed: Listing, field: str, rows: Rows, pool: LocalPool) -> _Found:
+def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> _Found:
     """Return what workers find in a field's payloads."""
     entries = listed.entries
     spans, places = entries.rows.kind[rows] == SPAN, np.arange(len(rows))

@@ -20,6 +20,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.source.payloads import Files, Spans
+from shardtool.storage import places, sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
 
 if TYPE_CHECKING:
@@ -118,11 +119,18 @@ def _problem(error: Exception) -> str:
 
 
 def _of_files(task: Files) -> Iterator[bytes | OSError]:
-    for path, link in zip(task.paths, task.links, strict=True):
-        try:
-            yield read_small(os.fsdecode(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
-        except OSError as error:
-            yield error
+    pairs = zip(task.paths, task.links, strict=True)
+    return sources.at_once(_of_file, pairs) if any(map(sources.is_place, task.paths)) else map(_of_file, pairs)
+
+
+def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
+    path, link = one
+    try:
+        if sources.is_place(path):
+            return places.read_small(sources.address_of(path), _MOST)
+        return read_small(os.fsdecode(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
+    except OSError as error:
+        return error
 
 
 def _of_shard(task: Spans) -> Iterator[bytes | OSError]:

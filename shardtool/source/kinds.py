@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from shardtool.shard_names import format_of
+from shardtool.shard_names import format_of, is_shard_name
+from shardtool.storage.places import base_name, is_url, is_web
 from shardtool.storage.reading import entries_in
+from shardtool.storage.sources import objects_below
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
 
@@ -36,10 +43,17 @@ def is_table(source: object) -> bool:
 
 def _may_be_manifest(text: str) -> bool:
     """Tell whether it is worth asking: pyarrow is not imported for a folder of samples."""
+    if is_url(text) and (is_web(text) or is_shard_name(base_name(text))):
+        return base_name(text).lower().endswith(_MANIFEST_ENDINGS)
     if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
         return True
     try:
-        names = [entry.name for _, entry in zip(range(8), entries_in(text), strict=False)]
+        entries = (one.name for one in entries_in(text)) if not is_url(text) else _paths_below(text)
+        names = list(islice(entries, 8))
     except OSError:
         return False
     return any(name.endswith(".parquet") or "=" in name for name in names)
+
+
+def _paths_below(folder: str) -> Iterator[str]:
+    return (one.path for one in objects_below(folder))

@@ -9,6 +9,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.source.advice import check_archive, check_folder, check_not_shards
 from shardtool.source.kinds import archive_in, is_table
+from shardtool.storage.places import is_url
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     check_not_shards(sources)
     for one in sources or [None]:
         is_path = isinstance(one, str | os.PathLike)
-        if not is_path or not os.path.isdir(one):
+        if not is_path or not _may_be_folder(os.fspath(one)):
             where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
@@ -97,3 +98,10 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     from shardtool.source.folder.several import FoldersSource
 
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
+
+
+def _may_be_folder(path: str) -> bool:
+    if not is_url(path):
+        return os.path.isdir(path)
+    check_folder(path)
+    return True

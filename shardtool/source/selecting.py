@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.options import SelectingOptions
 
 
@@ -35,7 +35,7 @@ class Selection:
     table_of: Callable[[Listing], pa.Table]
     to_format: str = "tar"
 
-    def with_fields(self, listed: Listing, pool: LocalPool) -> Listing:
+    def with_fields(self, listed: Listing, pool: Pool) -> Listing:
         """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
 
         Raises:

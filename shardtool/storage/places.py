@@ -7,21 +7,28 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused
 from shardtool.storage import reading
 from shardtool.storage.remote import address
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, read_end, read_whole
 from shardtool.storage.remote.objects import listed
-from shardtool.storage.remote.together import together
+from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
+from shardtool.storage.remote.together import callers, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-Result = TypeVar("Result")
+__all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
 
-is_url, is_web = address.is_url, address.is_web
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_FEW = 4  # files that are asked for one by one, and not by a listing
+
+is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
 
 
 def join(folder: str, name: str) -> str:
@@ -39,14 +46,25 @@ def base_name(path: str) -> str:
     return address.split(path)[1] if is_url(path) else os.path.basename(path)
 
 
-def open_blob(where: str) -> Blob:
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two texts mean one folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one or ".") == os.path.realpath(other or ".")
+
+
+def open_blob(where: str, size: int | None = None) -> Blob:
     """Return an object at an address, to be read at any place.
+
+    Args:
+        where: The address.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
 
     Raises:
         OSError: It is not there.
         ShardError: It cannot be read.
     """
-    return Blob(where)
+    return Blob(where, size)
 
 
 def is_file(path: str) -> bool:
@@ -68,19 +86,46 @@ def plain_size(path: str) -> int | None:
         return None
 
 
+def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
+    """Return the bytes of those of `names` that are plain files in a folder; of a store by one listing.
+
+    Returns:
+        Bytes by name; None: the folder is on the web, where each file must be asked for.
+
+    Raises:
+        ShardError: A store cannot be asked.
+    """
+    if is_web(folder):
+        return None
+    if is_url(folder):
+        above = len(address.parse_address(folder).key.rstrip("/"))
+        found = {one.key[above:].lstrip("/"): one.size for one in listed(folder) if not one.is_folder}
+        return {name: found[name] for name in names if name in found}
+    sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the same for many, which are asked for at once where they lie elsewhere.
+    """Return the same for many: those in one folder of a store by a listing, others elsewhere at once.
 
     Raises:
         ShardError: A store or a server cannot be asked.
     """
+    paths = list(paths)
+    folders = {folder_of(path) for path in paths}
+    if len(paths) > _FEW and len(folders) == 1 and is_url(folder := folders.pop()) and not is_web(folder):
+        with suppress(AccessRefused):  # who may read may not be allowed to list
+            sizes = sizes_of(folder, map(base_name, paths)) or {}
+            return [sizes.get(base_name(path)) for path in paths]
     return list(for_each(plain_size, paths))
 
 
-def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
-    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
-    paths = list(paths)
-    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
+def for_each(
+    ask: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
+) -> Iterator[Result]:
+    """Yield what `ask` returns for each item, in order; many are asked for at once where their paths lead elsewhere."""
+    items = list(items)
+    return together(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
 
 
 def is_folder(path: str) -> bool:
@@ -140,9 +185,9 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """
     if not is_url(path):
         return reading.read_small(path, limit, ending=ending)
-    blob = open_blob(path)
-    reading.check_small(path, blob.size, limit, lambda: blob.read(blob.size - len(ending), len(ending)), ending)
-    return blob.read(0, blob.size)
+    return read_whole(
+        path, lambda size: reading.check_small(path, size, limit, lambda: read_end(path, len(ending)), ending)
+    )
 
 
 def read_beside(path: str) -> bytes | None:
@@ -181,5 +226,4 @@ def read_tail(path: str, limit: int) -> bytes:
     """
     if not is_url(path):
         return reading.read_tail(path, limit)
-    blob = open_blob(path)
-    return blob.read(max(0, blob.size - limit), limit)
+    return read_end(path, limit)

@@ -1,8 +1,8 @@
 """Files that are written: in a folder, under a temporary name first, and visible only whole and durable.
 
-A file is *staged*: it lies as `.NAME.part` beside its final name, and is fsynced. *Publishing* renames it and
-fsyncs the folder; an object store's would be a multipart upload and its completion. A `Staged` value travels
-between processes: a worker stages, its parent publishes.
+A file is *staged*: it lies as `.NAME.part` beside its final name, or as `.NAME~ATTEMPT.part` where several attempts may
+write it, and is fsynced. *Publishing* renames it and fsyncs the folder; an object store's would be a multipart upload
+and its completion. A `Staged` value travels between processes: a worker stages, its parent publishes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 _STAGED_SUFFIX = ".part"
+_STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
+_attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -279,9 +282,11 @@ class Folder:
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
-        for name in names:
-            with contextlib.suppress(OSError):
-                os.unlink(staged_path(self, name))
+        wanted = {*names}
+        for staged in self.names() if wanted else ():
+            if is_staged(staged) and _final_name(staged) in wanted:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.full_path(staged))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
@@ -291,7 +296,7 @@ class Folder:
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
-        return [name[1 : -len(_STAGED_SUFFIX)] for name in self.names() if is_staged(name)]
+        return [*{_final_name(name): None for name in self.names() if is_staged(name)}]
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
@@ -421,7 +426,19 @@ def local_folder(path: str) -> Folder:
 
 def staged_path(folder: Folder, name: str) -> str:
     """Return where a file lies until it is published."""
-    return folder.full_path(f".{name}{_STAGED_SUFFIX}")
+    return folder.full_path(f".{name}{_attempt}{_STAGED_SUFFIX}")
+
+
+def set_attempt(token: str) -> None:
+    """Give the files that this process stages from now on temporary names of their own.
+
+    A task that runs a second time, while the first attempt still writes somewhere, must not meet its file.
+
+    Args:
+        token: Eight digits, hexadecimal; empty: there are no other attempts.
+    """
+    global _attempt  # noqa: PLW0603 - as the language of messages: of the process
+    _attempt = f"~{token}" if token else ""
 
 
 def write_whole(folder: Stages, name: str, data: bytes) -> Staged:
@@ -438,6 +455,11 @@ def write_whole(folder: Stages, name: str, data: bytes) -> Staged:
 def is_staged(name: str) -> bool:
     """Tell whether a file of this name is an unfinished one."""
     return name.startswith(".") and name.endswith(_STAGED_SUFFIX)
+
+
+def _final_name(staged: str) -> str:
+    found = _STAGED.fullmatch(staged)
+    return found[1] if found else ""
 
 
 def _create(path: str) -> int:

@@ -15,9 +15,12 @@ import pyarrow as pa
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, listing
+from shardtool.storage import places
 from shardtool.storage.reading import file_stat
+from shardtool.storage.sources import object_fact, open_object
 from shardtool.table import arrays
 from shardtool.table.text import numbers_of
+from shardtool.values import to_bytes
 from shardtool.wording import create_again
 
 if TYPE_CHECKING:
@@ -43,12 +46,26 @@ def readable(name: str) -> Iterator[None]:
 
 def base_name(path: str) -> str:
     """Return the name of a file, links followed."""
-    return os.path.basename(os.path.realpath(path))
+    return places.base_name(path.rstrip("/")) if places.is_url(path) else os.path.basename(os.path.realpath(path))
 
 
 def folder_of(path: str) -> str:
     """Return the folder that a file, or a folder, lies in."""
+    if places.is_url(path):
+        return places.folder_of(path.rstrip("/"))
     return os.path.dirname(path.rstrip("/")) or "."
+
+
+def opened(path: str) -> pa.NativeFile | str:
+    """Return what pyarrow can open: a path as it is, and an address as a file."""
+    return pa.PythonFile(open_object(path), "r") if places.is_url(path) else path
+
+
+def _fact(path: str) -> tuple[int, int, int]:
+    if places.is_url(path):
+        return (0, *object_fact(to_bytes(path)))
+    fact = file_stat(path)
+    return fact.st_ino, fact.st_size, fact.st_mtime_ns
 
 
 class _Files:
@@ -60,8 +77,7 @@ class _Files:
         self._facts = self._look()
 
     def _look(self) -> list[tuple[int, int, int]]:
-        facts = [file_stat(file) for file in self._files]
-        return [(fact.st_ino, fact.st_size, fact.st_mtime_ns) for fact in facts]
+        return list(places.for_each(_fact, self._files))
 
     def _check_same(self) -> None:
         try:
@@ -84,10 +100,10 @@ class ParquetTable(_Files):
             import pyarrow.parquet as pq
 
             self._open = pq.ParquetFile
-            with self._open(files[0]) as file:
+            with self._open(opened(files[0])) as file:
                 schema = file.schema_arrow
             for more in files[1:]:
-                with self._open(more) as file:
+                with self._open(opened(more)) as file:
                     schema = pa.unify_schemas([schema, file.schema_arrow], promote_options="permissive")
         schema = schema.remove_metadata()
         for name in sorted({name for one in self._partitions for name in one}):
@@ -101,7 +117,7 @@ class ParquetTable(_Files):
         tables = []
         with readable(self._path):
             for path, partition in zip(self._files, self._partitions, strict=True):
-                with self._open(path, pre_buffer=False) as file:
+                with self._open(opened(path), pre_buffer=False) as file:
                     own = [name for name in file.schema_arrow.names if name in names]
                     table = _read_columns(file, own)
                 for name in folders:
@@ -121,7 +137,7 @@ class ParquetTable(_Files):
         with readable(self._path):
             total = 0
             for path in self._files:
-                with self._open(path) as file:
+                with self._open(opened(path)) as file:
                     total += file.metadata.num_rows
         return total
 
@@ -129,7 +145,7 @@ class ParquetTable(_Files):
         """Yield record batches of some columns."""
         with readable(self._path):
             for path in self._files:
-                with self._open(path, pre_buffer=False, buffer_size=_BUFFER) as file:
+                with self._open(opened(path), pre_buffer=False, buffer_size=_BUFFER) as file:
                     missing = [name for name in columns if name not in file.schema_arrow.names]
                     if missing:
                         raise InvalidRequest(path, f"no column {listing([repr(name) for name in missing])}")
@@ -176,9 +192,9 @@ class ArrowTable(_Files):
 
     @contextmanager
     def _reader(
-        self, columns: list[str] | None, opened: Callable[[str], pa.NativeFile] = pa.OSFile
+        self, columns: list[str] | None, local: Callable[[str], pa.NativeFile] = pa.OSFile
     ) -> Iterator[pa.RecordBatchReader]:
-        with opened(self._path) as file:
+        with local(self._path) if isinstance(found := opened(self._path), str) else found as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             try:

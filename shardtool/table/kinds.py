@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from shardtool.storage.places import base_name, is_url, is_web, join
 from shardtool.storage.reading import entries_in
+from shardtool.storage.sources import objects_below
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -27,7 +29,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 def table_ending(path: str) -> str:
     """Return the ending that names a table's format, without that of a compression; empty for no table."""
-    lower = path.lower()
+    lower = base_name(path).lower() if is_web(path) else path.lower()  # an address may end in a query
     packed = next((one for one in _PACKED if lower.endswith(one)), "")
     ending = os.path.splitext(lower.removesuffix(packed))[1]
     text = (*SEPARATORS, *JSON_LINES)
@@ -39,6 +41,8 @@ def parquet_files(folder: str) -> list[str]:
 
     Names that start with a dot or an underscore are a writer's own, such as `_SUCCESS`.
     """
+    if is_url(folder):
+        return _parquet_objects(folder)
     found, folders = [], [folder]
     try:
         while folders:
@@ -53,4 +57,17 @@ def parquet_files(folder: str) -> list[str]:
                     return []
     except OSError:
         return []
+    return sorted(found, key=os.fsencode)
+
+
+def _parquet_objects(folder: str) -> list[str]:
+    found = []
+    if is_web(folder):
+        return []
+    for one in objects_below(folder):
+        if any(part[0] in "._" for part in one.path.split("/")) or not one.size:
+            continue
+        if not one.path.lower().endswith(PARQUET):
+            return []
+        found.append(join(folder, one.path))
     return sorted(found, key=os.fsencode)

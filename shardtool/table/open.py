@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.storage import places
 from shardtool.table import arrays
 from shardtool.table.columns import PATH_NAMES, check_names
 from shardtool.table.files import ArrowTable, ParquetTable, base_name, folder_of, readable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _STDIN = "stdin"
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _NESTED = ("list", "dict", "tuple", "ndarray")
 
 
@@ -82,9 +84,10 @@ def open_table(source: object, named: Collection[str]) -> Table:
 def _open_path(path: str, named: Collection[str]) -> Table:
     if path == "-":
         return _standard_input(sys.stdin.buffer.read(), named)
-    if not os.path.exists(path):
+    is_remote = places.is_url(path)
+    if not is_remote and not os.path.exists(path):
         raise InvalidRequest(path, "no such file or folder", expected="a table")
-    if not os.path.isdir(path):
+    if table_ending(path) if is_remote else not os.path.isdir(path):
         with readable(path):
             return _open_file(path)
     files = parquet_files(path)
@@ -108,6 +111,11 @@ def _open_file(path: str) -> Table:
 
 
 def _opener(path: str) -> Callable[[], BinaryIO]:
+    if places.is_url(path):
+        blob = places.open_blob(path)
+        data = pa.py_buffer(blob.read(0, blob.size))  # a text is read more than once
+        packed = next((kind for ending, kind in _PACKED.items() if base_name(path).lower().endswith(ending)), None)
+        return lambda: pa.input_stream(data, compression=packed)
     return lambda: pa.input_stream(path, compression="detect")
 
 

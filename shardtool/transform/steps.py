@@ -1,4 +1,4 @@
-"""What is done to a sample on its way into a shard: its images are changed, then the user's function is called."""
+"""What is done to a sample on its way into a shard: files of URLs are fetched, images changed, a function is called."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from shardtool.wording import option, typed_option
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shardtool.fetch.options import FetchOptions
     from shardtool.skipped import SkipCode
     from shardtool.transform.image import ImageFact, ImageOptions
 
@@ -55,10 +56,12 @@ class Transform:
     Attributes:
         images: What to do to images; None: nothing.
         function: `package.module:function`, called with each sample; empty: none.
+        fetch: How the files of URLs are fetched; None: there are none.
     """
 
     images: ImageOptions | None = None
     function: str = ""
+    fetch: FetchOptions | None = None
 
     @property
     def probes(self) -> bool:
@@ -83,7 +86,7 @@ class Transform:
         Raises:
             InvalidRequest: There is no such function.
         """
-        parts = [repr(self.images)]
+        parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
             import PIL
             from PIL import features

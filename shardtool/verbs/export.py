@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, printable
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.start import start_pool
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.publish.exporter import Exporter, index_names
@@ -17,6 +17,7 @@ from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions
 from shardtool.request.results import ExportResult
 from shardtool.storage.folders import open_folder
+from shardtool.storage.places import base_name, folder_of
 from shardtool.wording import either
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ def export(
     """
     options = options or ExportOptions()
     notes = Notes(observer or Observer())
-    source, name = os.path.split(os.fspath(dataset_file))
+    given = os.fspath(dataset_file)
+    source, name = folder_of(given), base_name(given)
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:
         raise InvalidRequest(either("formats", "--export"), "no format", expected=f"one of {', '.join(EXPORTS)}")
     with ExitStack() as stack:
         pool = None
         if any(one.hashed for one in wanted.values()):
-            pool = stack.enter_context(LocalPool(options.workers or cores(), options.start_method))
+            pool = stack.enter_context(start_pool(options))
         exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))
@@ -75,7 +77,7 @@ def check_names(dataset: Given, formats: Sequence[str]) -> None:
         InvalidRequest: They cannot, they are indexes of other shards, or there are no such shards.
     """
     found = find_dataset(dataset)
-    names = [os.path.basename(path) for path in found.shards]
+    names = [base_name(path) for path in found.shards]
     wanted = wanted_exports(formats, shard_format(found.shards[0]) if names else "")
     file = found.dataset_file or (parse_pattern(names).dataset_file if names else "")
-    index_names(names, wanted, os.path.basename(file))
+    index_names(names, wanted, base_name(file))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.walk import survey
-from shardtool.execute.local import LocalPool, cores
+from shardtool.execute.pool import Needs, a_few
+from shardtool.execute.start import start_pool
 from shardtool.publish.index_target import index_target
 from shardtool.publish.indexer import Indexer
 from shardtool.request.observer import Observer
@@ -32,8 +33,9 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
         OutputFailed: The output cannot be written.
     """
     options, observer = options or IndexOptions(), observer or Observer()
-    with LocalPool(options.workers or cores(), options.start_method) as pool:
+    with start_pool(options) as pool:
         target = index_target(dataset, options)
+        pool.check(Needs(a_few(target.paths)))
         target.folder.ready()
         with target.folder.lock(target.base):
             indexer = Indexer(target, options, observer)

@@ -181,13 +181,14 @@ class _Mending:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.request.options import IndexOptions
+        from shardtool.request.options import OF_WORKERS, IndexOptions
         from shardtool.verbs.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.shards
         try:
-            overwrite, workers = "dataset-file-damaged" in self.codes, self.options.workers
-            options = IndexOptions(checksum=True, dots=self.seen.dots, workers=workers, overwrite=overwrite)
+            overwrite = "dataset-file-damaged" in self.codes
+            same = {name: getattr(self.options, name) for name in OF_WORKERS}
+            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **same)
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")

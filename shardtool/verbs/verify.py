@@ -15,8 +15,7 @@ from shardtool.request.options import VerifyOptions
 
 if TYPE_CHECKING:
     from shardtool.check.look import Looked, Report
-    from shardtool.execute.here import Here
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.values import Given
 
 
@@ -47,7 +46,7 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
 
 
 def _look(
-    dataset: Given, options: VerifyOptions, observer: Observer, pool: LocalPool | Here | None = None, *,
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool | None = None, *,
     contents: bool = False,
 ) -> Looked:  # fmt: skip
     """Look at one dataset, and mend it where that is asked for."""

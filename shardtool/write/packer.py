@@ -8,6 +8,8 @@ out the shard is begun again without it.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from array import array
 from bisect import bisect_right
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_blocks, read_file
+from shardtool.storage import sources
+from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, placed, to_text
 from shardtool.wording import option
 from shardtool.write.buffers import packing_buffer
@@ -26,13 +29,12 @@ from shardtool.write.spans import SpanReader
 from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
     from shardtool.skipped import SkipCode
     from shardtool.storage.staging import Staged
 
-    Report = Callable[[int, int], None]
+    Report = Callable[..., None]  # samples and bytes done since the last time; of URLs also samples that failed
 
 _REPORT_S = 0.1
 
@@ -93,8 +95,9 @@ class Packer:
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
-        self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
-        self.read_file = self.ahead.read if self.ahead else read_file
+        read = sources.read_file if any(map(sources.is_place, (self.root, *samples.folders.values()))) else read_file
+        self.ahead = ReadAhead(self._planned_files(), task.reads, read) if task.reads > 1 else None
+        self.read_file = self.ahead.read if self.ahead else read
         self.file_of_row: list[int] = []
         if self.files:
             for file, count in zip(numbers("I", samples.spans.file), self.counts, strict=True):
@@ -191,7 +194,7 @@ class Packer:
         if self.ahead and (blocks := self.ahead.blocks(whole, size, flags, view)):
             yield from blocks
             return
-        for got in read_blocks(whole, view, flags):
+        for got in sources.read_blocks(whole, view, flags):
             if not isinstance(got, int):
                 if done != size or got.st_size != size or got.st_mtime_ns != self.mtimes[row]:
                     raise changed(path, size, done, got)
@@ -280,13 +283,17 @@ class Packer:
         """Write a part of a sample that is larger than the buffer."""
         self.write(data)
 
+    def more_done(self) -> tuple[int, ...]:
+        """Return what else is to be reported, since the last time."""
+        return ()
+
     def report_progress(self, samples: int) -> None:
         """Report progress, if the last report is a while ago; `samples` are done."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_S or samples == len(self.keys):
             samples = max(samples, done_samples)
-            self.report(samples - done_samples, self.size - done_bytes)
+            self.report(samples - done_samples, self.size - done_bytes, *self.more_done())
             self.reported = (samples, self.size, now)
 
 
@@ -294,16 +301,19 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
     if is_out_of_memory(error):
         raise error
+    if error.errno == errno.ESTALE:
+        return Failed(path, "changed", "changed while it was packed")
     code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
     return Failed(path, code, reason(error))
 
 
-def changed(path: bytes, planned: int, got: int, fact: os.stat_result) -> Failed:
+def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> Failed:
     """Return the failure of a file that is not what the plan saw."""
     if fact.st_size != planned:
         message = f"changed while it was packed: {planned:,} bytes in the plan, {fact.st_size:,} now"
     elif got != planned:
         message = f"gives {got:,} bytes where the file system says {planned:,}"
     else:
-        message = "changed while it was packed: its modification time is another"
+        what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
+        message = f"changed while it was packed: its {what} is another"
     return Failed(path, "changed", message)

@@ -12,16 +12,17 @@ import errno
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import is_out_of_memory
-from shardtool.storage.reading import read_file
+from shardtool.errors import ShardError, is_out_of_memory
 from shardtool.write.buffers import BUFFER_SIZE
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    Read = tuple[int, os.stat_result]
+    from shardtool.storage.sources import FileFact
+
+    Read = tuple[int, FileFact]
+    ReadFile = Callable[[bytes, memoryview, int], Read]
 
 _QUEUED = 2  # times as many as are read: no thread waits while a buffer is written
 _TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that reading one file at a time may not meet
@@ -52,13 +53,14 @@ class ReadAhead:
     Args:
         files: All that may be asked for, in order.
         at_once: How many are read at the same time.
+        read_file: Reads one: that of `storage.reading`, or of `storage.sources`.
     """
 
-    def __init__(self, files: Iterator[PlannedFile], at_once: int) -> None:
+    def __init__(self, files: Iterator[PlannedFile], at_once: int, read_file: ReadFile) -> None:
         self.memory = at_once * BUFFER_SIZE
         self.largest = self.memory // 2  # or it would be read alone
         self.held = 0  # bytes of files that are read and not asked for yet
-        self._at_once = at_once
+        self._at_once, self._read_file = at_once, read_file
         self._files = (file for file in files if file.size <= self.largest)
         self._next = next(self._files, None)
         self._begun: deque[_Reading] = deque()
@@ -69,10 +71,11 @@ class ReadAhead:
 
         Raises:
             OSError: The file cannot be opened or read.
+            ShardError: A store cannot be asked.
         """
         data = self.take(path, len(into), flags)
         if data is None:
-            return read_file(path, into, flags)
+            return self._read_file(path, into, flags)
         got, fact = data.read.result()
         into[:] = data.data
         return got, fact
@@ -93,6 +96,8 @@ class ReadAhead:
             self.held -= one.file.size
             if one.file[:3] != (path, flags, size):
                 continue
+            if isinstance(error, ShardError):
+                raise error  # a store that refuses, or fails time and again: it is not asked once more
             if isinstance(error, OSError) and error.errno in _TOO_MANY:
                 for other in self._begun:
                     other.read.exception()
@@ -111,7 +116,7 @@ class ReadAhead:
             file = self._next
             try:
                 data = memoryview(bytearray(file.size))
-                read = self._pool().submit(read_file, file.path, data, file.flags)
+                read = self._pool().submit(self._read_file, file.path, data, file.flags)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -11,16 +11,20 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
+from shardtool.fetch.failure import FetchFailed
+from shardtool.fetch.urls import shown_bytes
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
-from shardtool.values import counted, ends_early, show_size, to_text
+from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
 from shardtool.write.records import Field, ShardRecords
 from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
 
 if TYPE_CHECKING:
+    from shardtool.fetch.fetcher import Fetcher
+    from shardtool.fetch.options import FetchOptions
     from shardtool.storage.staging import Staged
     from shardtool.values import Number
     from shardtool.write.packer import Output, Report
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     Fields = list[tuple[bytes, bytes | memoryview]]
 
 _transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
+fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
 
 
 def transformer(transform: Transform) -> Transformer:
@@ -36,6 +41,15 @@ def transformer(transform: Transform) -> Transformer:
     if transform not in _transformers:
         _transformers[transform] = Transformer(transform)
     return _transformers[transform]
+
+
+def fetcher(options: FetchOptions) -> Fetcher:
+    """Return what fetches files by some options, made once a process."""
+    if options not in fetchers:
+        from shardtool.fetch.fetcher import Fetcher
+
+        fetchers[options] = Fetcher(options)
+    return fetchers[options]
 
 
 def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult:
@@ -73,7 +87,27 @@ class TransformPacker(Packer):
         self._numbers: dict[bytes, Number] = of_names
         self._records, self._sources = ShardRecords(self.write), array("q")
         self._images: list[tuple[int, int, str] | None] = []
-        self._consumed = self._dropped = 0
+        self._consumed = self._dropped = self._reported_skips = 0
+        self._fetcher: Fetcher | None = None
+        self._urls: dict[int, int] = {}  # the rows of URLs, and the place of each among them
+        if work.transform.fetch is not None:
+            rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
+            self._urls = {row: place for place, row in enumerate(rows)}
+            self._fetcher = fetcher(work.transform.fetch)
+            self._fetcher.begin([to_text(self._path(b"", row)) for row in rows])
+
+    def close(self) -> None:
+        """Close what was opened for reading, and give up what was fetched in vain."""
+        super().close()
+        if self._fetcher is not None:
+            self._fetcher.end()
+
+    def more_done(self) -> tuple[int, ...]:
+        """Return how many more samples of URLs failed."""
+        if self._fetcher is None:
+            return ()
+        more, self._reported_skips = len(self.skipped) - self._reported_skips, len(self.skipped)
+        return (more,)
 
     def run(self) -> None:
         """Write samples until all are done or the shard is full, and the end of the file."""
@@ -127,18 +161,36 @@ class TransformPacker(Packer):
         """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
         names = self.content.fields
         found = [at for at in range(row, end) if field and to_text(names[self.codes[at]]) == field]
-        return self._path(key, found[0]) if found else b""
+        return self._shown_path(key, found[0]) if found else b""
+
+    def _shown_path(self, key: bytes, row: int) -> bytes:
+        """Return a path as outputs may have it."""
+        path = self._path(key, row)
+        return shown_bytes(path) if self.kinds[row] == URL else path
 
     def _fields(self, key: bytes, row: int, end: int) -> dict[str, bytes | memoryview]:
         fields: dict[str, bytes | memoryview] = {}
         for at in range(row, end):
-            payload = memoryview(bytearray(self.sizes[at]))
-            try:
-                self.read_payload(key + self.endings[self.codes[at]], at, payload)
-            except OSError as error:
-                raise unreadable(self._path(key, at), error) from None
-            fields[to_text(self.content.fields[self.codes[at]])] = payload
+            fields[to_text(self.content.fields[self.codes[at]])] = self._payload(key, at)
         return fields
+
+    def _payload(self, key: bytes, row: int) -> bytes | memoryview:
+        """Return the bytes of a row.
+
+        Raises:
+            Failed: They cannot be had.
+        """
+        if self._fetcher is not None and row in self._urls:
+            try:
+                return self._fetcher.take(self._urls[row])
+            except FetchFailed as failed:
+                raise Failed(self._shown_path(key, row), failed.code, failed.message) from None
+        payload = memoryview(bytearray(self.sizes[row]))
+        try:
+            self.read_payload(key + self.endings[self.codes[row]], row, payload)
+        except OSError as error:
+            raise unreadable(self._path(key, row), error) from None
+        return payload
 
     def _check_dots(self, changed: list[Changed]) -> None:
         """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""

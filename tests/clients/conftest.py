@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.clients.packed import PHOTOS, Packed, pack, write_samples
-from tests.servers.fixtures import azurite, gcs, http_files, moto, nginx, nginx_ways, proxies, rclone
+from tests.servers.fixtures import azurite, gcs, http_files, moto, nginx, nginx_ways, proxies, rclone, use
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["azurite", "gcs", "http_files", "moto", "nginx", "nginx_ways", "proxies", "rclone"]  # fixtures
+__all__ = ["azurite", "gcs", "http_files", "moto", "nginx", "nginx_ways", "proxies", "rclone", "use"]  # fixtures
 collect_ignore_glob = [] if find_spec("webdataset") else ["test_*.py"]
 
 _NAMES = [

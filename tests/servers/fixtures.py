@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool.storage.remote import client
+from shardtool.storage.remote import stores as our_stores
 from tests.servers import stores
 from tests.servers.faults import FaultyProxy, behind
 
@@ -79,3 +81,23 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Serv
             return proxy
 
         yield before
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]:
+    """Give a function by which this process, and those it starts, reach a server; what was used before is forgotten."""
+    for name in ("SHARDTOOL_ENDPOINT", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def reach(server: Server) -> Server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        forget()
+        return server
+
+    def forget() -> None:
+        our_stores._made.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
+        client._pool_of.cache_clear()  # noqa: SLF001
+
+    yield reach
+    forget()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPO = Path(__file__).resolve().parents[2]
-BUCKET = "bucket"
 KEY_ID, SECRET = "AKIATESTSERVERS00000", "verySecretTestServersKeyOfFortyLetters00"
 ACCOUNT, ACCOUNT_KEY = "shardtooltests", base64.b64encode(b"very secret key of a storage account").decode()
 # No client may ask the machine that it runs on for keys; obstore does not obey the first of these.
@@ -83,7 +82,7 @@ def nginx(folder: Path) -> Iterator[dict[str, Server]]:
         yield {way: Server(url, url, files) for way, url in urls.items()}
 
 
-def _s3(port: int, folder: Path | None = None) -> Server:
+def _s3(port: int, bucket: str, folder: Path | None = None) -> Server:
     url = f"http://127.0.0.1:{port}"
     environment = {
         "AWS_ENDPOINT_URL": url,
@@ -93,7 +92,7 @@ def _s3(port: int, folder: Path | None = None) -> Server:
         "AWS_REGION": "us-east-1",
         **_NO_METADATA,
     }
-    return Server(url, f"s3://{BUCKET}", folder, environment, (SECRET,))
+    return Server(url, f"s3://{bucket}", folder, environment, (SECRET,))
 
 
 @contextlib.contextmanager
@@ -101,22 +100,21 @@ def moto(folder: Path) -> Iterator[Server]:
     """Run moto: S3 with versions, conditions and uploads in parts, in memory. It takes any key."""
     found("moto_server")
     with running(lambda port: _module("moto.server", "-H", "127.0.0.1", "-p", str(port)), folder / "log") as port:
-        server = _s3(port)
-        _put(port, f"/{BUCKET}")
-        yield server
+        _put(port, "/moto")
+        yield _s3(port, "moto")
 
 
 @contextlib.contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
     """Run `rclone serve s3` over a folder. It checks signatures; anyone may change the files behind it."""
     program = found("rclone")
-    (files := folder / "files" / BUCKET).mkdir(parents=True)
+    (files := folder / "files" / "rclone").mkdir(parents=True)
     options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "0s", "--no-cleanup"]
     with running(
         lambda port: [program, "serve", "s3", str(files.parent), "--addr", f"127.0.0.1:{port}", *options],
         folder / "log",
     ) as port:
-        yield _s3(port, files)
+        yield _s3(port, "rclone", files)
 
 
 @contextlib.contextmanager
@@ -129,7 +127,7 @@ def gcs(server: Server, folder: Path) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}"
         account = {"gcs_base_url": url, "client_email": "tests@example.com", "private_key": key, "private_key_id": "1"}
         secrets = tuple(line for line in key.splitlines() if "--" not in line)
-        yield Server(url, f"gs://{BUCKET}", None, {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}, secrets)
+        yield Server(url, f"gs{server.bucket[2:]}", None, {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}, secrets)
 
 
 @contextlib.contextmanager
@@ -150,13 +148,13 @@ def azurite(folder: Path) -> Iterator[Server]:
             "AZURE_ALLOW_HTTP": "true",
         }
         _make_container(port)
-        yield Server(url, f"az://{BUCKET}", None, environment, (ACCOUNT_KEY,))
+        yield Server(url, "az://azurite", None, environment, (ACCOUNT_KEY,))
 
 
 def _make_container(port: int) -> None:
     """Make the container; source of the signature: "Authorize with Shared Key" of Azure's documentation."""
     date, version = formatdate(usegmt=True), "2021-08-06"
-    path = f"/{ACCOUNT}/{BUCKET}"
+    path = f"/{ACCOUNT}/azurite"
     text = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}{path}\nrestype:container"
     signature = hmac.new(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256).digest()
     headers = {"x-ms-date": date, "x-ms-version": version}

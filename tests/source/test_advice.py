@@ -32,8 +32,8 @@ def place(tmp_path: Path) -> Path:
         ("s.json", "a dataset file", "`shardtool reshard`"),
         ("s-*.tar", "a glob of shards", "`shardtool reshard`"),
         ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
-        ("https://example.org/data", "a URL", "Copy it to this machine first."),
-        ("s3://bucket/data", "a URL", "Copy it to this machine first."),
+        ("https://example.org/data", "on the web, where no folder can be listed", "or a folder of a store: s3://"),
+        ("s3://bucket/out-000.tar", "a shard", "`shardtool reshard`"),
         ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
         ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
         ("im*", "a glob", "Give the folder above, with --include or --exclude."),
@@ -94,11 +94,11 @@ def test_a_folder_of_shards(place: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])
 def test_a_dataset_that_is_none(verb: str, place: Path) -> None:
-    """What reads shards says what makes them of a folder of other files, and where a URL must go."""
+    """What reads shards says what makes them of a folder of other files, and which addresses there are."""
     more = ["new/r-{0..}.tar"] if verb == "reshard" else []
     assert (
         "imgs: no shards in it; expected files that end in .tar" in (ran := typed(verb, "imgs", *more, cwd=place)).err
     )
     assert (ran.code, "`shardtool create` makes shards of other files." in ran.err) == (2, True)
-    ran = typed(verb, "s3://bucket/x.json", *more, cwd=place)
-    assert (ran.code, "a URL; expected local files. Copy them to this machine first." in ran.err) == (2, True)
+    ran = typed(verb, "s4://bucket/x.json", *more, cwd=place)
+    assert (ran.code, "the scheme s4://; expected a path, or s3://" in ran.err) == (2, True)

@@ -15,7 +15,7 @@ from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.storage.reading import READ_PLAIN
+from shardtool.storage.reading import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
 from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
@@ -131,7 +131,7 @@ def test_memory(left_out: set[int], tmp_path: Path) -> None:
     """Files held and in flight never take more than the bound, whichever of them are asked for."""
     for at in range(SAMPLES):
         (tmp_path / f"{at:02}").write_bytes(bytes([at]) * (1 + at * BUFFER_SIZE // SAMPLES))
-    ahead, most = ReadAhead(_planned(tmp_path), 2), 0
+    ahead, most = ReadAhead(_planned(tmp_path), 2, read_file), 0
     for at, file in enumerate(_planned(tmp_path)):
         if at in left_out:
             continue

@@ -21,7 +21,7 @@ from shardtool.values import SPAN, SpanFile, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
     from shardtool.source.base import Listing, Writable
@@ -51,7 +51,7 @@ class ArchiveSource(FolderSource):
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the archive."""
         listed = super().list_samples(pool, observer)
         return self._with_places_in_copy(listed) if self._packed else listed
@@ -76,7 +76,7 @@ class ArchiveSource(FolderSource):
             remedy = f"Run again with {option('if_exists', 'resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:  # noqa: ARG002 - one process reads one file
+    def _list(self, pool: Pool, observer: Observer) -> Found:  # noqa: ARG002 - one process reads one file
         import numpy as np
 
         from shardtool.entries.entries import FieldSpans

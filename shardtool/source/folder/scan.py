@@ -250,7 +250,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
             if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or one where it starts or ends a name
                 split = split_name(name, rules.dots)
                 if split is None:
-                    part.skipped.append(_no_field(prefix, name))
+                    part.skipped.append(no_field(prefix, name))
                     continue
                 file = b"\0".join(split)
             files.append(file)
@@ -353,6 +353,11 @@ def _add(part: ScanPart, root: bytes, item: Item) -> None:
             if name in item.links:
                 part.changed[at] = ALWAYS
     part.kinds += bytes([LINK if name in item.links else FILE for name in names]) if item.links else bytes(len(names))
+    add_names(part, prefix, names)
+
+
+def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
+    """Append the keys and fields of files of a folder, sorted names with a NUL between stem and field."""
     keys, counts, fields, last = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:
@@ -402,7 +407,8 @@ def _key(rules: ScanRules, prefix: bytes, name: bytes) -> bytes:
     return prefix + split[0] if split else b""
 
 
-def _no_field(prefix: bytes, name: bytes) -> Skipped:
+def no_field(prefix: bytes, name: bytes) -> Skipped:
+    """Return a file whose name has no field, as a row of what was left out."""
     return _skip(b"", prefix + name, "no-field", "the name has no ending that could name a field")
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.source.folder.source import FolderSource, left_behind_notes, open_tree
-from shardtool.storage.reading import identity
+from shardtool.storage.places import is_url
+from shardtool.storage.sources import identity
 from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -48,7 +49,7 @@ class FoldersSource(FolderSource):
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
         from shardtool.source.folder.samples import check_torn, collect
         from shardtool.source.grouping import find_groups, grouped
@@ -174,7 +175,7 @@ def label(sources: Sequence[str]) -> list[bytes]:
     Raises:
         InvalidRequest: One of them lies in another, or is named twice.
     """
-    real = [os.fsencode(os.path.realpath(source)) for source in sources]
+    real = [os.fsencode(one if is_url(one) else os.path.realpath(one)) for one in sources]
     for (one, inner), (other, outer) in permutations(zip(sources, real, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):
             found = f"the same folder as {other}" if inner == outer else f"lies in {other}"

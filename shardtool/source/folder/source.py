@@ -13,10 +13,13 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.options import TOP_FOLDER
 from shardtool.source.advice import shards_note
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
+from shardtool.source.folder.objects import ObjectTree
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.source.selecting import Selection
-from shardtool.storage.reading import inside, source_root
-from shardtool.values import counted
+from shardtool.storage import sources
+from shardtool.storage.places import is_url
+from shardtool.storage.reading import source_root
+from shardtool.values import counted, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -42,7 +45,7 @@ class FolderSource(Source):
     may_skip_names = True
 
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
-        self._name = printable(os.fsencode(os.path.basename(os.path.realpath(source))))
+        self._name = _name_of(source)
         self._source, self._options = source, options
         self._tree = open_tree(source, options, outputs)
 
@@ -51,7 +54,7 @@ class FolderSource(Source):
         """Whether samples stand in the order of their keys, not in that of a column."""
         return self._options.sort_by is None
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the tree."""
         from shardtool.source.folder import samples as folder
 
@@ -78,7 +81,7 @@ class FolderSource(Source):
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
         return listed
 
-    def _list(self, pool: LocalPool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer) -> Found:
         """Return the samples that files make."""
         parts = self._tree.scan(pool, observer)
         from shardtool.source.folder.samples import collect
@@ -119,7 +122,7 @@ class Tree:
     root: bytes
     rules: ScanRules
 
-    def scan(self, pool: LocalPool, observer: Observer) -> list[ScanPart]:
+    def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return what the tree holds, its top first; listed in the workers, while a thread imports what comes next."""
         ahead = threading.Thread(target=_import_heavy, daemon=True)
         top = ScanPart()
@@ -139,17 +142,26 @@ def _import_heavy() -> None:
         importlib.import_module(name)
 
 
-def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree:
+def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree | ObjectTree:
     """Return a source folder, in which outputs are passed over.
 
     Raises:
         InvalidRequest: There is no such folder.
     """
-    root = source_root(source)
-    places = [(inside(pattern.folder, root), pattern) for pattern in outputs]
-    own = tuple((folder, pattern) for folder, pattern in places if folder is not None)
+    is_remote = is_url(source)
+    root = sources.source_root(source) if is_remote else source_root(source)
+    below = [(sources.inside(pattern.folder, root), pattern) for pattern in outputs]
+    own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
-    return Tree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
+    rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)
+    return ObjectTree(root, rules) if is_remote else Tree(root, rules)
+
+
+def _name_of(source: str) -> str:
+    """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
+    if is_url(source):
+        return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
+    return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:

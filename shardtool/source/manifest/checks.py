@@ -58,6 +58,8 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         want(roles.key, "key", "text or whole numbers", right=right)
     for column in roles.paths():
         want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
+    for column in roles.url_columns():
+        want(column, "URL", "text", right=is_text(kinds.get(column, null)))
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
         want(column, f"field {field}", "text or numbers", right=right, remedy=bytes_remedy)
@@ -87,7 +89,7 @@ def check_values(rows: Rows, roles: Roles) -> None:
         rows.refuse(
             missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
         )
-    for name in (*roles.values(), *roles.paths()):
+    for name in (*roles.values(), *roles.paths(), *roles.url_columns()):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.values():
         bad = large_places(rows.columns[name])
@@ -152,10 +154,13 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
     original = rows.columns[name]
     empty = np.flatnonzero(arrays.lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
-    urls = arrays.places(pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://"))
+    is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
+    urls = arrays.places(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
-        remedy = "Download them first, with img2dataset for example."
+        remedy = f"{option('urls', {'jpg': name})} fetches them."
+        if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
+            remedy = f"What they count from, such as {option('root', 's3://BUCKET')}, must be named."
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return

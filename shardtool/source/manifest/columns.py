@@ -49,6 +49,7 @@ class Roles:
         path: None: there are none, or their fields are named.
         files: Field to column of paths.
         binary: Field to column of bytes.
+        urls: Field to column of URLs.
         fields: Field to column of values.
         meta: In the order of the table.
         notes: What was chosen by the usual names.
@@ -58,13 +59,18 @@ class Roles:
     path: str | None
     files: tuple[tuple[str, str], ...]
     binary: tuple[tuple[str, str], ...]
+    urls: tuple[tuple[str, str], ...]
     fields: tuple[tuple[str, str], ...]
     meta: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
 
     def texts(self) -> list[str]:
         """Return the columns that must stay text where types are inferred."""
-        return [name for name in (self.key, *self.paths(), *self.streamed()) if name is not None]
+        return [name for name in (self.key, *self.paths(), *self.url_columns(), *self.streamed()) if name is not None]
+
+    def url_columns(self) -> list[str]:
+        """Return the columns of URLs."""
+        return [column for _, column in self.urls]
 
     def streamed(self) -> list[str]:
         """Return the columns of bytes, which are not read whole."""
@@ -80,7 +86,7 @@ class Roles:
 
     def field_names(self) -> list[str]:
         """Return the fields whose names are known, `json` among them where there is metadata."""
-        names = [name for pairs in (self.files, self.binary, self.fields) for name, _ in pairs]
+        names = [name for pairs in (self.files, self.urls, self.binary, self.fields) for name, _ in pairs]
         return names + ([META] if self.meta else [])
 
 
@@ -102,13 +108,13 @@ def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending:
             raise no_such("column", named_by, column, schema.names)
     notes: list[str] = []
     path, binary = options.path, options.binary
-    if path is None and not options.files and not binary:
+    if path is None and not options.files and not binary and not options.urls:
         asked = {column for _, column in options.fields}
         path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
         if path is None:
             free = [one for one in heavy_columns(schema) if one not in asked]
             binary = _only_bytes(name, free, first_ending, notes)
-    payload = {path, *(column for _, column in (*options.files, *binary, *options.fields))}
+    payload = {path, *(column for _, column in (*options.files, *options.urls, *binary, *options.fields))}
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
@@ -124,6 +130,7 @@ def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending:
         path=path,
         files=options.files,
         binary=binary,
+        urls=options.urls,
         fields=options.fields,
         meta=() if options.meta == "none" else meta,
         notes=notes,
@@ -145,7 +152,7 @@ def meta_clash() -> str:
 
 def _note(roles: Roles, options: ManifestOptions) -> None:
     """Add to the notes what no column was found for."""
-    if not roles.paths() and not roles.binary:
+    if not roles.paths() and not roles.binary and not roles.urls:
         roles.notes.append(
             f"no column of files: samples hold the table's values alone ({option('path', 'COLUMN')} names one)"
         )
@@ -157,12 +164,13 @@ def _note(roles: Roles, options: ManifestOptions) -> None:
 
 
 def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
-    if not roles.paths() and not roles.binary and not roles.fields:
+    if not roles.paths() and not roles.binary and not roles.urls and not roles.fields:
         found = f"no column with a usual name for paths, among {listing(columns, 20)}"
         expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
         remedy = (
             f"Name it: {option('path', 'COLUMN')}, {option('files', {'jpg': 'COLUMN'})}, "
-            f"{option('binary', {'jpg': 'COLUMN'})}, or {option('values', {'txt': 'COLUMN'})}."
+            f"{option('urls', {'jpg': 'COLUMN'})}, {option('binary', {'jpg': 'COLUMN'})}, or "
+            f"{option('values', {'txt': 'COLUMN'})}."
         )
         raise InvalidRequest(name, found, expected=expected, remedy=remedy)
 

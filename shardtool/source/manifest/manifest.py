@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
@@ -31,6 +32,9 @@ from shardtool.source.manifest.columns import META, choose, ending_of
 from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out
 from shardtool.source.manifest.options import ManifestOptions
 from shardtool.source.manifest.stat import ListedTask
+from shardtool.source.manifest.urls import shown_column
+from shardtool.storage.places import is_url
+from shardtool.storage.sources import check_scheme, is_place, source_root
 from shardtool.table import keys
 from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.files import readable
@@ -38,7 +42,7 @@ from shardtool.table.json_text import ColumnTexts, render_rows, render_values
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.row_names import Rows
 from shardtool.table.values import number_of, numbered
-from shardtool.values import FILE, INLINE, SPAN, counted
+from shardtool.values import FILE, INLINE, SPAN, URL, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from shardtool.values import Number
 
 _FIELD_LIMIT = 2**16 - 1
+_GUESSED = 100_000  # bytes of the file of a URL, where nothing says more
 
 
 class Manifest:
@@ -93,7 +98,9 @@ class Manifest:
         self._keys = Names.of([])
         self._by_file = False  # whether rows are files, of which several make a sample
         self._paths: list[pa.Array] = []
+        self._urls: list[pa.Array] = []
         self._sizes = np.zeros(0, np.int64)  # of the files, where they are not looked at
+        self._url_sizes: NDArray[np.int64] | int = _GUESSED
         self._endings: places.Endings | None = None
         self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
         self._labels: dict[str, pa.Array] = {}
@@ -101,6 +108,11 @@ class Manifest:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether paths lead into a store, or to the web."""
+        return is_place(self._root)
 
     @property
     def table(self) -> pa.Table:
@@ -142,6 +154,7 @@ class Manifest:
         checks.check_types(rows, roles, self._options.classes, self._source.schema)
         check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         checks.check_values(rows, roles)
+        self._find_urls(rows)
         if not self._options.stat and roles.paths():
             self._sizes = checks.check_sizes(rows, self._options.size or "")
         self._paths = self._find_paths(rows)
@@ -178,10 +191,11 @@ class Manifest:
         else:
             files = [FieldColumn(FILE, self._sizes, 0, 0) for _ in self._paths]
         texts, numbers = self._texts()
+        files += [FieldColumn(URL, self._url_sizes, 0, 0) for _ in self._urls]
         binary = [FieldColumn(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths]
         columns = [*files, *binary, *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in texts.values())]
         roles, endings, count = self._roles, self._endings, self._count
-        known = [name for name, _ in (*roles.files, *roles.binary)] + [*texts]
+        known = [name for name, _ in (*roles.files, *roles.urls, *roles.binary)] + [*texts]
         if endings is None or roles.path is None:
             layout = lay_out([], known, None)
         else:
@@ -253,7 +267,7 @@ class Manifest:
     def _sidecar_names(self) -> list[str]:
         """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
         roles = self._roles
-        used = [*roles.paths(), *roles.values()] if self._options.meta == "all" else []
+        used = [*roles.paths(), *roles.url_columns(), *roles.values()] if self._options.meta == "all" else []
         wanted = {*roles.meta, *used}
         return [name for name in self._columns if name in wanted]
 
@@ -261,12 +275,20 @@ class Manifest:
         names = self._sidecar_names()
         return pa.table({name: self._columns[name] for name in names}) if names else None
 
+    def _find_urls(self, rows: Rows) -> None:
+        """Take the URLs, and keep only what may be seen of them in the columns, of which outputs are made."""
+        self._urls = [pc.fill_null(self._columns[name], "") for name in self._roles.url_columns()]
+        for name, urls in zip(self._roles.url_columns(), self._urls, strict=True):
+            self._columns[name] = shown_column(urls)
+        if self._urls and self._options.size is not None:
+            self._url_sizes = checks.check_sizes(rows, self._options.size)
+
     def _find_paths(self, rows: Rows) -> list[pa.Array]:
         """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
         roles, options = self._roles, self._options
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), found, strict=True):
-            checks.check_paths(rows, name, paths, outside=options.allow_outside)
+            checks.check_paths(rows, name, paths, outside=options.allow_outside and not self.is_remote)
         if found and (roles.path is not None or roles.key is None):
             self._endings = _endings(self._where, found[0], options)
         if roles.path is not None and self._endings is not None:
@@ -289,7 +311,7 @@ class Manifest:
             found, bad = keys.gather(keys.row_numbers(numbers))
         column = roles.key or next(iter(roles.paths()), None)
         checks.check_keys(rows, column, bad)
-        if roles.path is None or roles.files or roles.binary or self._endings is None:
+        if roles.path is None or roles.files or roles.urls or roles.binary or self._endings is None:
             checks.check_unique(rows, column, found)
         elif keys.may_repeat(found):
             groups = find_groups(found, by_key=False)
@@ -345,7 +367,11 @@ class Manifest:
             good = np.flatnonzero(~lost[groups.of_part])
         self.keep(good)
         self._keys = self._keys.take(good)
-        self._paths = [column.take(number_array(good)) for column in self._paths]
+        self._paths, self._urls = (
+            [column.take(number_array(good)) for column in columns] for columns in (self._paths, self._urls)
+        )
+        if isinstance(self._url_sizes, np.ndarray):
+            self._url_sizes = self._url_sizes[good]
         self._lengths = [column[good] for column in self._lengths]
         self._labels = {name: column.take(number_array(good)) for name, column in self._labels.items()}
         if self._endings is not None:
@@ -369,8 +395,9 @@ class Manifest:
         return texts, numbers
 
     def _row_paths(self, layout: Layout) -> places.RowPaths:
-        roles = np.where(layout.part < len(self._paths), layout.part, -1)
-        return places.RowPaths(self._count, self._paths, roles, layout.endings)
+        columns = [*self._paths, *self._urls]
+        roles = np.where(layout.part < len(columns), layout.part, -1)
+        return places.RowPaths(self._count, columns, roles, layout.endings)
 
     def _spans(self, layout: Layout, texts: int) -> FieldSpans:
         """Return where the bytes of the table will lie in the spool."""
@@ -378,12 +405,17 @@ class Manifest:
         ends = np.cumsum(lengths).reshape(lengths.shape)
         starts = ends - lengths
         offsets = [starts[:, at] for at in range(starts.shape[1])]
-        offset = layout.spread([*[0] * len(self._paths), *offsets, *[0] * texts], self._count, np.int64)
+        offset = layout.spread(
+            [*[0] * (len(self._paths) + len(self._urls)), *offsets, *[0] * texts], self._count, np.int64
+        )
         first, unknown = np.broadcast_to(np.uint32(0), self._count), np.broadcast_to(np.int64(-1), len(offset))
         return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
 
 
 def _root(options: ManifestOptions, folder: str) -> bytes:
+    if is_url(options.root or folder):
+        check_scheme(options.root or folder)
+        return source_root(options.root or folder)
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         raise InvalidRequest(
             option("root"), f"no folder {options.root!r}", expected="what the manifest's paths count from"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.request.python_types import pairs
+from shardtool.storage.places import is_url
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
 from shardtool.wording import option
 
@@ -29,13 +30,14 @@ class ManifestOptions:
         files: (field, column): paths whose field is named.
         binary: (field, column): the bytes themselves, or `struct<bytes, path>` with the bytes there, or text that is
             too long to be held; read a batch at a time.
+        urls: (field, column): URLs whose files are the field; a worker fetches them.
         fields: (field, column): the value itself is the payload; the column is held.
         classes: Those of `fields` whose values are numbered, in the order of their bytes.
         known_classes: The numbers that classes have already; None: none has.
         meta: The columns that go into the field `json`, and into the sidecars.
         root: What relative paths count from; None: the manifest's folder.
         allow_outside: Paths may lead out of `root`.
-        size: A column with the bytes of the file, for plans of files that are not there.
+        size: A column with the bytes of the file, for plans of files that are not there, or that lie in the web.
         stat: Look at the files; False: plan with what `size` says.
         dots: Where a file's name ends and its field begins.
     """
@@ -44,6 +46,7 @@ class ManifestOptions:
     path: str | None = None
     files: tuple[tuple[str, str], ...] = ()
     binary: tuple[tuple[str, str], ...] = ()
+    urls: tuple[tuple[str, str], ...] = ()
     fields: tuple[tuple[str, str], ...] = ()
     classes: tuple[str, ...] = ()
     known_classes: Classes | None = None
@@ -57,7 +60,8 @@ class ManifestOptions:
     def named(self) -> list[tuple[str, str]]:
         """Return (option, column) for every column that is asked for."""
         found = [("key", self.key), ("path", self.path), ("size", self.size)]
-        for name, named in (("files", self.files), ("binary", self.binary), ("values", self.fields)):
+        given = ("files", self.files), ("binary", self.binary), ("urls", self.urls), ("values", self.fields)
+        for name, named in given:
             found += [(name, column) for _, column in named]
         if isinstance(self.meta, tuple):
             found += [("meta", column) for column in self.meta]
@@ -73,6 +77,7 @@ def manifest_options(options: CreateOptions) -> ManifestOptions:
         path=options.path,
         files=pairs("files", options.files),
         binary=pairs("binary", options.binary),
+        urls=pairs("urls", options.urls),
         fields=pairs("values", options.values),
         classes=tuple(options.classes),
         known_classes=open_classes(options.classes_from),
@@ -90,6 +95,6 @@ def is_manifest(source: object) -> bool:
     if not isinstance(source, str | os.PathLike):
         return is_frame(source) or any(hasattr(source, name) for name in _STREAM)
     path = os.fspath(source)
-    if os.path.isdir(path):
+    if os.path.isdir(path) or (is_url(path) and not table_ending(path)):
         return bool(parquet_files(path))
     return path == "-" or bool(table_ending(path))

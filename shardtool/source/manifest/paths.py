@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.storage.sources import is_place
 from shardtool.table import arrays
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def relative(paths: pa.Array, root: bytes) -> pa.Array:
     """
     text = os.fsdecode(root)
     tidy = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
-    tidy += [(f"^{re.escape(top.rstrip('/'))}/", "") for top in sorted({os.path.abspath(text), os.path.realpath(text)})]
+    if is_place(root):
+        tidy = [(f"^{re.escape(text)}", ""), *tidy]
+    else:
+        tops = sorted({os.path.abspath(text), os.path.realpath(text)})
+        tidy += [(f"^{re.escape(top.rstrip('/'))}/", "") for top in tops]
     for pattern, replacement in tidy:
         if pc.any(pc.match_substring_regex(paths, pattern)).as_py():
             paths = pc.replace_substring_regex(paths, pattern, replacement)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest.manifest import Manifest
+from shardtool.source.manifest.objects import look_at_objects
 from shardtool.source.manifest.options import manifest_options
 from shardtool.source.manifest.stat import stat_listed
 from shardtool.wording import option
@@ -13,7 +14,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
     from shardtool.source.base import Writable
@@ -26,7 +27,7 @@ class ManifestSource(Source):
         self._manifest = Manifest(source, manifest_options(options))
         self._options = options
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Choose rows and columns, and look at the files in the workers."""
         manifest, options = self._manifest, self._options
         if options.where is not None:
@@ -35,7 +36,8 @@ class ManifestSource(Source):
             manifest.keep(matching(manifest.table, options.where))
         manifest.check()
         found = {}
-        for number, part in pool.map(stat_listed, manifest.tasks(TASKS)):
+        look = look_at_objects if manifest.is_remote else stat_listed
+        for number, part in pool.map(look, manifest.tasks(TASKS)):
             found[number] = part
             observer.listed(len(part))
         entries, skipped = manifest.entries([found[number] for number in sorted(found)])

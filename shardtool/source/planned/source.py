@@ -20,7 +20,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
@@ -78,7 +78,7 @@ class PlannedSource(Source):
         """Whether samples stand in the order of their keys, once they are listed."""
         return self._by_key
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
         """Return the samples of the plan."""
         planned = read_plan(self._path, self._asked)
         self._by_key, self._divides = planned.by_key, planned.divides
@@ -112,7 +112,7 @@ class RecordedSource(Source):
         """Whether samples stand in the order of their keys."""
         return self._source.by_key
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return all samples."""
         return self._source.list_samples(pool, observer)
 

@@ -58,7 +58,7 @@ def find_numbers(
         parts: The columns of all shards, in order.
         wanted: Whether a field of this name is needed.
         to_format: What the samples will be written as.
-        run: Yields (number, result) of a function for each task: `LocalPool.map`.
+        run: Yields (number, result) of a function for each task: `Pool.map`.
         salvage: Whether a damaged number is noted, and no error.
 
     Raises:

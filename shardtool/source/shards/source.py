@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.entries.entries import Entries
-    from shardtool.execute.local import LocalPool
+    from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.reshard_options import ReshardOptions
@@ -57,7 +57,7 @@ class ShardSource(Source):
         """Whether samples stand in the order of their keys, not in that of their shards."""
         return False
 
-    def list_samples(self, pool: LocalPool, observer: Observer) -> Listing:
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the shards, in the workers where they have no index; choose fields and samples."""
         from shardtool.source.shards.listing import list_datasets
 

@@ -18,12 +18,12 @@ from shardtool.storage.remote.failures import lost
 from shardtool.storage.remote.retry import Attempts, Passing, retried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import urllib3
 
 PIECE = 2**20
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+_RANGE = re.compile(r"bytes (?:(\d+)-(-?\d+)|\*)/(\d+)")  # of an empty blob azurite says 0--1/0
 
 
 class Blob:
@@ -31,11 +31,13 @@ class Blob:
 
     Args:
         address: Where it is.
+        size: Bytes that it must have: nothing is asked for then before the first read; None: not known.
 
     Attributes:
         address: Where it is.
         size: Its bytes.
-        version: Its ETag; empty where the server gives none.
+        version: Its ETag; empty where the server gives none, or nothing was asked for yet.
+        ranges: Whether the server gives parts of it, as far as that is known.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -43,9 +45,18 @@ class Blob:
         StoreFailed: The server fails time and again.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where = address, shown(address)
-        self.size, self.version, self._ranges = retried(self._where, self._look)
+        self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
+        if size is None:
+            self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
+        else:
+            self.size, self.ranges = size, True
+
+    @property
+    def version(self) -> str:
+        """Its ETag; empty where the server gives none, or nothing was asked for yet."""
+        return self._seen.get("version", "")
 
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on: fewer only at the end of the object.
@@ -107,8 +118,7 @@ class Blob:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
-        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
+        _check_plain(answer, self._where)
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
@@ -117,18 +127,15 @@ class Blob:
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
         whole = offset == 0 and end == self.size
-        if not self._ranges and not whole:
-            raise StoreFailed(
-                self._where, "the server gives whole files only", expected="ranges (HTTP Range requests)",
-                remedy="Copy the files first: `shardtool copy`.",
-            )  # fmt: skip
-        headers = {"Range": f"bytes={offset}-{end - 1}"} if self._ranges else {}
+        if not self.ranges and not whole:
+            raise self._whole_only()
+        headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
         if self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
             answer = send("GET", self.address, headers)
         except FileExistsError:
-            raise self._changed() from None
+            raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
             self._check(answer, offset, end)
         except BaseException:
@@ -137,22 +144,87 @@ class Blob:
         return answer
 
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
-        if answer.headers.get("ETag", "") != self.version:
-            raise self._changed()
-        if answer.status == HTTPStatus.OK and not self._ranges:
-            if answer.headers.get("Content-Length") != str(self.size):
-                raise self._changed()
-            return
+        _check_plain(answer, self._where)
         said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
-        found = _RANGE.fullmatch(said)
-        if found and int(found[3]) != self.size:
-            raise self._changed()
+        if answer.status == HTTPStatus.OK and not said:
+            if offset or end < self.size:
+                raise self._whole_only()
+            self.ranges, found = False, None
+            size = int(answer.headers.get("Content-Length", "-1"))
+        else:
+            found = _RANGE.fullmatch(said)
+            size = int(found[3]) if found else self.size
+        tag = answer.headers.get("ETag", "")
+        if size != self.size and "version" not in self._seen:
+            raise OSError(errno.ESTALE, f"{size:,} bytes, where {self.size:,} were expected", self._where)
+        if size != self.size or self._seen.setdefault("version", tag) != tag:
+            raise OSError(errno.ESTALE, "changed while it was read", self._where)
         asked = f"bytes {offset}-{end - 1}/{self.size}"
-        if not found or said != asked:
+        if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
+        if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
+            what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
+            raise StoreFailed(self._where, what)
 
-    def _changed(self) -> OSError:
-        return OSError(errno.ESTALE, "changed while it was read", self._where)
+    def _whole_only(self) -> StoreFailed:
+        return StoreFailed(
+            self._where, "the server gives whole files only", expected="ranges (HTTP Range requests)",
+            remedy="Copy the files first: `shardtool copy`.",
+        )  # fmt: skip
+
+
+def read_whole(address: str, check: Callable[[int], None]) -> bytes:
+    """Return a small object, by one request where nothing fails.
+
+    Args:
+        address: Where it is.
+        check: Gets its size, and raises what is wrong with that.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+
+    def once() -> bytes:
+        answer = send("GET", address)
+        length = answer.headers.get("Content-Length", "")
+        try:
+            if not (length.isascii() and length.isdigit()) or "Content-Encoding" in answer.headers:
+                return Blob(address).read(0, 2**62)  # which says what is wrong
+            check(int(length))
+            return b"".join(_body(answer, address, int(length)))
+        finally:
+            answer.close()
+
+    return retried(shown(address), once)
+
+
+def read_end(address: str, limit: int) -> bytes:
+    """Return the last bytes of an object, by one request where nothing fails.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+
+    def once() -> bytes:
+        answer = send("GET", address, {"Range": f"bytes=-{limit}"})
+        found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        try:
+            _check_plain(answer, shown(address))
+            if found is None or found[1] is None:
+                blob = Blob(address)
+                return b"" if not blob.size else blob.read(0, blob.size)[-limit:]
+            start, end, size = map(int, found.groups())
+            if end != size - 1 or start != max(0, size - limit):
+                raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")
+            return b"".join(_body(answer, address, end + 1 - start))
+        finally:
+            answer.close()
+
+    return retried(shown(address), once)
 
 
 def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterator[bytes]:
@@ -175,6 +247,11 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterat
         answer.release_conn() if whole else answer.close()
     if not whole:
         raise Passing(f"the answer ends {length - got:,} bytes early")
+
+
+def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
+    if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
 
 def _drop(answer: urllib3.BaseHTTPResponse) -> None:

@@ -27,6 +27,7 @@ MOST_CONNECTIONS = 64  # that are kept for one server
 _CONNECT_S, _READ_S = 10, 60
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
+_REASON = 4096  # bytes of an error's answer that are looked at
 _USER_AGENT = "shardtool"
 
 
@@ -94,8 +95,8 @@ def send(
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):
         return answer
-    answer.close()
-    raise refusal(address, method, answer)
+    body = _start_of(answer)
+    raise refusal(address, method, answer, body)
 
 
 def request(
@@ -110,6 +111,18 @@ def request(
         StoreFailed: It failed time and again.
     """
     return retried(shown(address), lambda: send(method, address, headers, body))
+
+
+def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """Return the first bytes of an answer that is not wanted, and close it."""
+    from urllib3.exceptions import HTTPError
+
+    try:
+        return answer.read(_REASON)
+    except HTTPError:
+        return b""
+    finally:
+        answer.close()
 
 
 def _redirected(address: str, now: str, location: str) -> str:

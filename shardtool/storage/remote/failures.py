@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
+_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _CHECK = "Check the credentials and the permissions."
 
 
@@ -57,9 +61,13 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
             return StoreFailed(where, "there is no such bucket")
         if status in BUSY:
             return Passing(f"the store answers {status}")
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return AccessRefused(where, f"the store answers {status}", remedy=_CHECK)
-        return StoreFailed(where, f"the store answers {status}", remedy=WRONG_PLACE)
+        code = _code_in(message.encode())
+        if code in _EXPIRED:
+            return _expired(where, status, code)
+        said = f"the store answers {status} {code}".rstrip()
+        if status in _REFUSED:
+            return AccessRefused(where, said, remedy=_CHECK)
+        return StoreFailed(where, said, remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
 
 
@@ -107,22 +115,45 @@ class Answer(Protocol):
         """Its headers, by names in any case."""
 
 
-def refusal(address: str, method: str, answer: Answer) -> Exception:
-    """Return what an answer of another status than was hoped for means."""
+def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exception:
+    """Return what an answer of another status than was hoped for means.
+
+    Args:
+        address: What was asked for.
+        method: How.
+        answer: The answer.
+        body: The start of its body, in which stores name what is wrong.
+    """
     status, where = answer.status, shown(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, "no such object", where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
         return FileExistsError(17, "changed meanwhile, or there already", where)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        found = f"the server answers {status}: not allowed, or not there"
+    code = _code_in(body)
+    said = f" {code}" if code else ""
+    if code in _EXPIRED:
+        return _expired(where, status, code)
+    if status in _REFUSED:
+        found = f"the server answers {status}{said}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
-        return Passing(f"the server answers {status}", _retry_after(answer.headers.get("Retry-After", "")))
-    return StoreFailed(where, f"the server answers {status}", expected="200 or 206")
+        return Passing(f"the server answers {status}", retry_after(answer.headers.get("Retry-After", "")))
+    remedy = WRONG_PLACE if code in _ELSEWHERE else ""
+    return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
 
-def _retry_after(text: str) -> float | None:
+def _expired(where: str, status: int, code: str) -> AccessRefused:
+    found = f"the store answers {status} {code}: the credentials are valid no more"
+    return AccessRefused(where, found, remedy="Get new ones, then run the same command again.")
+
+
+def _code_in(body: bytes) -> str:
+    """Return the name of an error in the XML of a store, such as `ExpiredToken`; a plain word holds no secret."""
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""
+
+
+def retry_after(text: str) -> float | None:
     """Return the seconds that a server asks us to wait: a number, or a date."""
     from email.utils import parsedate_to_datetime
 

@@ -26,7 +26,7 @@ from shardtool.errors import InvalidRequest, OutputExists, ShardError, printable
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import writing
-from shardtool.storage.remote.objects import delete, listed, put
+from shardtool.storage.remote.objects import delete, listed, put, version_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LEASE_S = 300  # how long a lock holds that is not renewed
 _RENEW_S = 45
 UNLOCKED = "SHARDTOOL_UNLOCKED"  # an environment variable: stores that ignore conditions are written all the same
+_END_S = 10  # that a renewal which is under way is waited for
 _SUFFIX = ".lock"
 _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
@@ -137,7 +138,7 @@ class Lease:
     def end(self) -> None:
         """Give it back."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_END_S)
         if self.lost is None:
             with suppress(ShardError, OSError):  # it ends by itself
                 found = _read(self._address)
@@ -269,7 +270,7 @@ def _read(address: str) -> _Found | None:
     data = answer.read(_MOST)
     answer.drain_conn()
     answer.release_conn()
-    return _Found(parse_holder(data), answer.headers.get("ETag", ""), age_s(answer.headers))
+    return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
 
 
 def _refused(address: str, found: _Found) -> OutputExists:

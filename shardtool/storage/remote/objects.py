@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
+from shardtool.storage.remote.azure import signed_with_key
 from shardtool.storage.remote.failures import store_failures
-from shardtool.storage.remote.retry import retried
-from shardtool.storage.remote.stores import store_of
+from shardtool.storage.remote.retry import Attempts, Passing, retried
+from shardtool.storage.remote.stores import endpoint_of_all, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SIGNED_FOR = timedelta(hours=1)
 _PAGE = 1000
@@ -56,13 +57,16 @@ def signed(address: str, method: str) -> str:
     at = parse_address(address)
     if at.scheme in WEB:
         return address
+    if at.scheme == "az" and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method)):
+        return url
     store, plain = store_of(at.scheme, at.host)
     if plain is not None:
         return f"{plain}/{quote(at.key)}"
     import obstore
 
+    key = quote(at.key) if at.scheme == "gs" else at.key  # else a name ends at its first #, and another is signed
     with store_failures(address):
-        return str(obstore.sign(store, cast("Any", method), at.key, _SIGNED_FOR))
+        return str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
@@ -86,18 +90,47 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
             yield Listed(folder.rstrip("/"), -1, "", 0)
         yield from (_one(meta) for meta in found["objects"])
         return
-    pages: Any = obstore.list(store, prefix or None, chunk_size=_PAGE)
-    while page := _asked(address, lambda: next(pages, None)):
-        yield from (_one(meta) for meta in page)
+    yield from _below(address, store, prefix)
+
+
+def _below(address: str, store: Any, prefix: str) -> Iterator[Listed]:
+    """Yield all objects below a prefix, page by page; a page that fails is asked for again, from the last key on.
+
+    The key of an empty object may lack a slash, so that the store would go on elsewhere: another one must be the last.
+    """
+    import obstore
+
+    attempts, last, done = Attempts(shown(address)), "", set[str]()
+    while True:
+        pages: Any = obstore.list(store, prefix or None, offset=last or None, chunk_size=_PAGE)
+        try:
+            while page := _page(address, pages):
+                for one in page:
+                    if one.key not in done:
+                        yield one
+                    if one.size:
+                        last, done = one.key, set()
+                    else:
+                        done.add(one.key)
+                attempts.progress()
+        except Passing as error:  # such a list is at its end: asked for more it would say that there is none
+            attempts.failed(error)
+        else:
+            return
+
+
+def _page(address: str, pages: Any) -> list[Listed]:
+    with store_failures(address):
+        return [_one(meta) for meta in next(pages, ())]
 
 
 def put(address: str, data: bytes, expected: str | None = None) -> str:
-    """Write a small object, whole, and return its ETag.
+    """Write a small object, whole, and return its version.
 
     Args:
         address: Where.
         data: Its bytes.
-        expected: The ETag of what it replaces; "" where nothing may be there; None: whatever is there.
+        expected: The version of what it replaces; "" where nothing may be there; None: whatever is there.
 
     Raises:
         FileExistsError: Something else is there.
@@ -108,9 +141,18 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
     store, _ = store_of(at.scheme, at.host)
     import obstore
 
-    mode: Any = "overwrite" if expected is None else {"e_tag": expected} if expected else "create"
+    kind = "version" if at.scheme == "gs" else "e_tag"
+    mode: Any = "overwrite" if expected is None else {kind: expected} if expected else "create"
     answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
-    return answer["e_tag"] or ""
+    return answer[kind] or ""
+
+
+def version_in(address: str, headers: Mapping[str, str]) -> str:
+    """Return the version of an object, as `put` knows it, from the headers of an answer; empty: there is none.
+
+    Google's store takes no ETag for a condition of a write.
+    """
+    return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
 
 def delete(folder: str, keys: Sequence[str]) -> None:

@@ -11,28 +11,49 @@ import os
 from typing import Any
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import WEB, parse_address
+from shardtool.storage.remote.address import is_web, parse_address
 from shardtool.storage.remote.failures import store_failures
 
 ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, too
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 
+_DECIDING = (  # which server is asked, and who asks: what is set later is not to be missed
+    *_KEYS, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
+    "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+)  # fmt: skip
+
 
 def use_endpoint(url: str) -> None:
-    """Have S3 (or Google's, or Azure's) requests go to another server, in this process and in those it starts."""
-    if parse_address(url).scheme not in WEB:
-        raise InvalidRequest(url, "no address of a server", expected="http:// or https://")
+    """Have requests for `s3://`, `gs://` and `az://` go to another server, in this process and in those it starts.
+
+    Args:
+        url: Its address: `https://minio.example:9000`.
+
+    Raises:
+        InvalidRequest: It is none, or holds a user and a password.
+    """
+    at = parse_address(url) if is_web(url) else None
+    if at is None or "@" in at.host or at.query:
+        found = "no address of a server" if at is None else "an address with more than a server and a path"
+        raise InvalidRequest(url, found, expected="such as https://minio.example:9000; keys come from the environment")
     os.environ[ENDPOINT] = url
+
+
+def endpoint_of_all() -> str:
+    """Return the server that `use_endpoint` names; empty: none."""
+    return os.environ.get(ENDPOINT, "")
 
 
 def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
     """Return the store of a bucket, and its plain address where requests are not signed."""
-    return _made(scheme, bucket, os.environ.get(ENDPOINT, ""))
+    return _made(scheme, bucket, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
 
 
 @functools.lru_cache(maxsize=256)
-def _made(scheme: str, bucket: str, endpoint: str) -> tuple[Any, str | None]:
+def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
     try:
         from obstore import store
     except ImportError:

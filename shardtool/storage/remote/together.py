@@ -1,19 +1,48 @@
-"""Many requests at once: each thread waits for one server's answer, and results come in the order of what was asked."""
+"""Many requests at once: each thread waits for one server's answer, and results come in the order of what was asked.
+
+The threads that a process keeps are its own: one that was forked makes others, for a fork copies none.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AT_ONCE = 32
+
+
+@functools.lru_cache(maxsize=1)
+def _requests(_pid: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(AT_ONCE, "shardtool-requests")
+
+
+@functools.lru_cache(maxsize=1)
+def _callers(_pid: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(AT_ONCE, "shardtool-callers")
+
+
+def requests() -> ThreadPoolExecutor:
+    """Return the threads of this process that make requests, and wait for nothing else."""
+    return _requests(os.getpid())
+
+
+def callers() -> ThreadPoolExecutor:
+    """Return the threads of this process that may wait for requests, but not for each other."""
+    return _callers(os.getpid())
 
 
 def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:

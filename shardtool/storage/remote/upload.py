@@ -48,6 +48,7 @@ class Shorter(Exception):
 class _Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
+    body: bytes
 
 
 def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
@@ -165,10 +166,10 @@ class Upload:
 
         try:
             answer = http.client.HTTPConnection.getresponse(self._connection)
-            answer.read()
+            body = answer.read(_LINE)
         except (OSError, http.client.HTTPException):
             raise Passing("no answer, once all was sent") from None
-        return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()))
+        return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
 
     def _stopped(self) -> Exception:
         """Return why a server takes no more: its answer where there is one."""
@@ -227,21 +228,23 @@ def _refusal(connection: HTTPConnection) -> _Answer | None:
     try:
         line = file.readline(_LINE)
         connection.sock.settimeout(_ANSWER_S)
-        headers = http.client.parse_headers(file)
+        headers = HTTPHeaderDict(http.client.parse_headers(file).items())
     except TimeoutError:
         connection.sock.settimeout(_ANSWER_S)
         return None
     except (OSError, http.client.HTTPException):
         raise Passing("the connection was lost") from None
+    else:
+        body = file.read(min(_LINE, int(headers.get("Content-Length", "0")))) or b""
     finally:
         file.close()
     if not (found := _STATUS.match(line)):
         raise Passing("the connection was lost")
-    return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), HTTPHeaderDict(headers.items()))
+    return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
 
 
 def _check(address: str, answer: _Answer) -> None:
     if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
         raise StoreFailed(shown(address), "redirected", remedy="Is it the region, or the endpoint, of the bucket?")
     if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
-        raise refusal(address, "PUT", answer)
+        raise refusal(address, "PUT", answer, answer.body)

@@ -326,7 +326,12 @@ def test_all_ways_to_give_a_dataset(given: str, ending: str, ours: dict[str, Pat
 
 def test_no_dataset(tmp_path: Path) -> None:
     """What is no dataset is refused by name; an empty shard is one."""
-    for none, what in (("s3://b/x.tar", "a URL"), (tmp_path / "x.tar", "no such file"), ([], "nothing given")):
+    refused: tuple[tuple[Any, str], ...] = (
+        ("s4://b/x.tar", "the scheme s4://"),
+        (tmp_path / "x.tar", "no such file"),
+        ([], "nothing given"),
+    )
+    for none, what in refused:
         with pytest.raises(InvalidRequest, match=what):
             listed(none)
     write_tar(tmp_path / "empty.tar", [])

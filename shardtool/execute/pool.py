@@ -1,0 +1,93 @@
+"""What every pool of workers offers, wherever they run: a function and its tasks go out, results come back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    Progress = Callable[..., None]  # a task's number, samples, bytes, and of URLs the samples that failed
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What every machine with workers must have: the same as this process sees.
+
+    Attributes:
+        paths: Files, a few of many, and folders; a name that leads nowhere here is passed over.
+        output: A folder that workers write into; empty: none is asked about.
+        function: `module:name` of a function of the user's; empty: there is none.
+    """
+
+    paths: tuple[str | bytes, ...] = ()
+    output: str | None = None
+    function: str = ""
+
+
+class Pool(Protocol):
+    """Workers, to be used in a `with` block; leaving it ends them all.
+
+    Attributes:
+        most: How many tasks run at the same time at most.
+        most_together: How many of them run on one machine.
+    """
+
+    most: int
+    most_together: int
+
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """End the workers."""
+        ...
+
+    def check(self, needs: Needs) -> None:
+        """Refuse machines that lack what tasks will need.
+
+        Raises:
+            InvalidRequest: One does; it is named, with what it has.
+        """
+        ...
+
+    def map(
+        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
+
+        Args:
+            function: A function of a module; it gets the task and, with `progress`, a function that reports it.
+            tasks: What to do, in order.
+            progress: Called with a task's number, and the samples and bytes that its worker reports.
+
+        Raises:
+            WorkerDied: A worker was killed, or crashed.
+            ShardError: What `function` raised.
+            OutOfMemory: There was no memory for a task.
+            Bug: `function` raised something else.
+        """
+        ...
+
+    def close(self) -> None:
+        """Kill the workers and wait for them; what they have staged is the caller's to discard."""
+        ...
+
+
+def folders_of(source: object) -> tuple[str | bytes, ...]:
+    """Return the folders that a source, as the user gave it, names; a table is read by this process alone."""
+    each = source if isinstance(source, list | tuple) else [source]
+    named = [os.fspath(one) for one in each if isinstance(one, str | bytes | os.PathLike)]
+    return tuple(one for one in named if os.path.isdir(one))
+
+
+def a_few(paths: Sequence[str | bytes]) -> tuple[str | bytes, ...]:
+    """Return the first, the middle and the last of many paths: enough to see whether a machine has the same files."""
+    return tuple({paths[at]: None for at in (0, len(paths) // 2, -1)}) if paths else ()

@@ -1,0 +1,101 @@
+"""Objects that are read whole, as the payloads of samples are: by one request each where nothing fails.
+
+What lists a source notes which version of each object it saw; who reads it compares, so that nothing that was changed
+meanwhile is taken for it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.errors import StoreFailed
+from shardtool.storage.remote.address import shown
+from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.client import send
+from shardtool.storage.remote.failures import lost
+from shardtool.storage.remote.retry import Passing, retried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class ObjectFact(NamedTuple):
+    """What a server says of an object, under the names by which `os.stat_result` has it of a file.
+
+    Attributes:
+        st_size: Bytes.
+        st_mtime_ns: Its version, as a number: see `version_number`.
+    """
+
+    st_size: int
+    st_mtime_ns: int
+
+
+def version_number(etag: str) -> int:
+    """Return an ETag as a number of 63 bits, the same from a listing and from an answer; 0 where there is none."""
+    tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
+    return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
+
+
+def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    """Fill `into` with an object; of one of another size nothing is read.
+
+    Returns:
+        How much was read, and what the server says of the object.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+    return retried(shown(address), lambda: _read(address, into))
+
+
+def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    from urllib3.exceptions import HTTPError
+
+    answer = send("GET", address)
+    whole, got = False, 0
+    try:
+        fact = _fact(address, answer.headers.get("Content-Length", ""), answer.headers.get("ETag", ""))
+        if fact.st_size != len(into):
+            return 0, fact
+        while got < fact.st_size and (piece := answer.read(fact.st_size - got)):
+            into[got : got + len(piece)] = piece
+            got += len(piece)
+        whole = got == fact.st_size
+    except HTTPError as error:
+        raise lost(address, error) from None
+    finally:
+        if whole:
+            answer.drain_conn()
+            answer.release_conn()
+        else:
+            answer.close()
+    if not whole:
+        raise Passing(f"the answer ends {fact.st_size - got:,} bytes early")
+    return got, fact
+
+
+def _fact(address: str, length: str, etag: str) -> ObjectFact:
+    if not (length.isascii() and length.isdigit()):
+        raise StoreFailed(shown(address), "the server does not say how large it is")
+    return ObjectFact(int(length), version_number(etag))
+
+
+def object_blocks(address: str, into: memoryview) -> Iterator[int | ObjectFact]:
+    """Read an object of any size block by block: fill `into`, yield the bytes that are new, and again; then its facts.
+
+    Raises:
+        OSError: It is not there, or is another one by now.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+    blob, limit = Blob(address), len(into)
+    for piece in blob.pieces():
+        for first in range(0, len(piece), limit):
+            block = piece[first : first + limit]
+            into[: len(block)] = block
+            yield len(block)
+    yield ObjectFact(blob.size, version_number(blob.version))

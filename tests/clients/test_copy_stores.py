@@ -1,0 +1,251 @@
+"""Laws of `copy` between folders, stores and the web: the same as between folders, whatever the network does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import (
+    CopyOptions,
+    CorruptShard,
+    CreateOptions,
+    OutputExists,
+    VerifyOptions,
+    copy,
+    create,
+    verify,
+)
+from shardtool.errors import AccessRefused
+from shardtool.storage.folders import open_folder
+from tests.helpers import PATIENCE_S, REPO, flip, read_tree, shards, write_tree
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+pytestmark = pytest.mark.clients
+OVERWRITE = CopyOptions(overwrite=True)
+FILES = {f"{at:02}.{field}": os.urandom(2000) for at in range(12) for field in ("txt", "bin")}
+MANY = 700_000  # bytes of a sample, where a copy is to last
+
+
+@pytest.fixture(params=["moto", "azurite", "gcs", "rclone"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Give each store, reached as its users reach it; rclone's keeps no conditions, and so no lock."""
+    server: Server = request.getfixturevalue(request.param)
+    _use(server, monkeypatch)
+    return server
+
+
+@pytest.fixture
+def slow(moto: Server, proxies: Callable[[Server], FaultyProxy]) -> tuple[Server, FaultyProxy]:
+    """Give a store, and a proxy before it that makes faults."""
+    return moto, proxies(moto)
+
+
+def _use(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SHARDTOOL_ENDPOINT", server.environment.get("AWS_ENDPOINT_URL", ""))
+    monkeypatch.setenv("SHARDTOOL_UNLOCKED", "1" if server.folder else "")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a dataset of four shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    return _dataset(folder / "out")
+
+
+def _dataset(folder: Path, files: dict[str, bytes] = FILES, **how: object) -> Path:
+    options = CreateOptions(max_count=3, workers=1, **how)  # type: ignore[arg-type]
+    create(write_tree(folder.parent / f"{folder.name}-in", files), f"{folder}/out-{{000..}}.tar", options)
+    return folder
+
+
+def _stored(prefix: str) -> dict[str, bytes]:
+    folder = open_folder(prefix)
+    return {name: folder.read(name) for name in sorted(folder.names()) if not name.startswith(".")}
+
+
+def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
+    """Into a store, within it and back: the same bytes each time; what is right is not copied again."""
+    first, second = server.new_prefix(), server.new_prefix()
+    assert copy(packed, first).datasets[0].copied == 4
+    assert _stored(first) == read_tree(packed)
+    assert copy(f"{first}/out.json", second + "/").datasets[0].copied == 4
+    assert copy(second, tmp_path / "back").datasets[0].copied == 4
+    assert read_tree(tmp_path / "back") == read_tree(packed)
+    for source, where in ((packed, first), (first, second), (second, tmp_path / "back")):
+        again = copy(source, where).datasets[0]
+        assert (again.copied, again.kept, again.copied_size) == (0, 4, 0)
+
+
+def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) -> None:
+    """A shard with a flipped bit becomes no object, and from a store no file; no dataset file tells of it."""
+    source, prefix = _dataset(tmp_path / "source"), server.new_prefix()
+    bad = shards(source)[2]
+    flip(bad, 3000)
+    with pytest.raises(CorruptShard, match=bad.name):
+        copy(source, prefix)
+    assert _stored(prefix).keys().isdisjoint({bad.name, "out.json"})
+    copy(packed, prefix, OVERWRITE)
+    folder = open_folder(prefix)
+    data = bytearray(folder.read(bad.name))
+    data[3000] ^= 1
+    with folder.stage(bad.name) as file:
+        file.write(bytes(data))
+        folder.publish(file.finish())
+    with pytest.raises(CorruptShard, match=bad.name):
+        copy(prefix, tmp_path / "back")
+    assert {bad.name, "out.json"}.isdisjoint(read_tree(tmp_path / "back"))
+
+
+def test_an_append_moves_only_what_is_new(server: Server, tmp_path: Path) -> None:
+    """Of a dataset that was appended to, the new shards are put; the other objects are not written again."""
+    source, prefix = _dataset(tmp_path / "source"), server.new_prefix()
+    copy(source, prefix)
+    options = CreateOptions(max_count=3, workers=1, if_exists="append")
+    create(write_tree(tmp_path / "more", {"n1.txt": b"1"}), f"{source}/out-{{000..}}.tar", options)
+    (one,) = copy(source, prefix).datasets
+    assert (one.copied, one.kept) == (1, 4)
+    assert _stored(prefix) == read_tree(source)
+
+
+def test_another_dataset_is_replaced_when_asked_for(server: Server, packed: Path, tmp_path: Path) -> None:
+    """Another dataset stays without `overwrite`; with it, its own shards go, and no object that it does not list."""
+    prefix = server.new_prefix()
+    copy(packed, prefix)
+    folder = open_folder(prefix)
+    with folder.stage("notes.txt") as file:
+        file.write(b"mine")
+        folder.publish(file.finish())
+    source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
+    with pytest.raises(OutputExists, match=r"out-000\.tar"):
+        copy(source, prefix)
+    (one,) = copy(source, prefix, OVERWRITE).datasets
+    assert (one.copied, one.removed) == (2, 2)
+    assert _stored(prefix) == {**read_tree(source), "notes.txt": b"mine"}
+
+
+_PROGRAM = "import sys, shardtool; shardtool.copy(*sys.argv[1:], shardtool.CopyOptions(workers=2))"
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8])
+def test_killed_in_the_middle(
+    after_s: float, moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """After SIGKILL each object is whole, the dataset file is not there, and the next run ends with the same bytes."""
+    source = _dataset(tmp_path / "source", {f"{at:02}.bin": os.urandom(MANY) for at in range(12)})
+    proxy = proxies(moto)
+    proxy.set(bytes_per_s=2_000_000)
+    prefix = moto.new_prefix()
+    environment = {**os.environ, **proxy.server.environment, "SHARDTOOL_ENDPOINT": "", "PYTHONPATH": str(REPO)}
+    run = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(source), prefix], env=environment)
+    end = time.monotonic() + PATIENCE_S
+    _use(moto, monkeypatch)
+    while not _stored(prefix) and not proxy.log().asked and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    there = _stored(prefix)
+    assert there.items() <= read_tree(source).items()
+    assert "out.json" not in there
+    whole = len([name for name in there if name.endswith(".index")])
+    (one,) = copy(source, prefix).datasets
+    assert one.kept == whole
+    assert _stored(prefix) == read_tree(source)
+
+
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [("to", Fault("status", times=3)), ("to", Fault("upload", method="PUT", path=r"\.tar", times=2)),
+     ("to", Fault("lost", method="PUT", path=r"\.tar")), ("to", Fault("lost", method="PUT", path=r"\.json")),
+     ("from", Fault("status", times=3)), ("from", Fault("reset", path=r"\.tar", times=2)),
+     ("from", Fault("cut", path=r"\.tar", times=2)), ("from", Fault("flip", path=r"002\.tar", first=2))],
+    ids=lambda given: given if isinstance(given, str) else given.do,
+)  # fmt: skip
+def test_what_passes_is_survived(
+    way: str, fault: Fault, slow: tuple[Server, FaultyProxy], packed: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where servers are busy, connections lost, answers cut, the copy has the same bytes in the end."""
+    moto, proxy = slow
+    _use(moto, monkeypatch)
+    prefix = moto.new_prefix()
+    if way == "from":
+        copy(packed, prefix)
+    _use(proxy.server, monkeypatch)
+    proxy.set(fault)
+    if way == "to":
+        copy(packed, prefix)
+        proxy.set()
+        assert _stored(prefix) == read_tree(packed)
+    else:
+        copy(prefix, tmp_path / "back")
+        assert read_tree(tmp_path / "back") == read_tree(packed)
+
+
+def test_a_refusal_ends_it(
+    moto: Server, proxies: Callable[[Server], FaultyProxy], packed: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A 403 in the middle ends the copy by an error without secrets; no dataset file is there."""
+    _use(moto, monkeypatch)
+    prefix, proxy = moto.new_prefix(), proxies(moto)
+    copy(packed, prefix)
+    _use(proxy.server, monkeypatch)
+    proxy.set(Fault("status", status=403, path=r"out-002\.tar"))
+    with pytest.raises(AccessRefused) as caught:
+        copy(prefix, tmp_path / "back")
+    assert not any(secret in str(caught.value) for secret in moto.secrets)
+    assert "out.json" not in read_tree(tmp_path / "back")
+
+
+def test_verify_quick_reads_no_shard(
+    slow: tuple[Server, FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--quick` asks a store for no shard: a listing shows what is missing, strange or of another size."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    prefix, quick = moto.new_prefix(), VerifyOptions(quick=True)
+    create(
+        write_tree(tmp_path / "in", FILES), f"{tmp_path}/out/out-{{000..}}.tar", CreateOptions(max_count=1, workers=1)
+    )
+    copy(tmp_path / "out", prefix)
+    proxy.set()
+    assert verify(prefix, quick).sound
+    asked = [one.path for one in proxy.log().asked]
+    assert asked
+    assert not [path for path in asked if ".tar" in path]
+    folder = open_folder(prefix)
+    for name, data in (("out-001.tar", b"x"), ("out-012.tar", b"x")):
+        with folder.stage(name) as file:
+            file.write(data)
+            folder.publish(file.finish())
+    folder.remove(["out-002.tar"])
+    assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
+
+
+def test_from_nginx(nginx: Server, packed: Path, tmp_path: Path) -> None:
+    """A dataset on a web server is copied as any other, and again, when it is there, not at all."""
+    prefix = nginx.new_prefix()
+    write_tree(nginx.local(prefix), read_tree(packed))
+    assert copy(f"{prefix}/out.json", tmp_path / "copy").datasets[0].copied == 4
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+    assert copy(f"{prefix}/out.json", tmp_path / "copy").datasets[0].kept == 4
+    (nginx.local(prefix) / "out-003.tar").unlink()
+    with pytest.raises(CorruptShard, match="no such"):
+        copy(f"{prefix}/out.json", tmp_path / "other")

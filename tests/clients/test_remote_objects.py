@@ -1,0 +1,268 @@
+"""Objects of each store, as `storage.remote` reads and writes them: same laws everywhere, and under each fault."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
+from shardtool.storage import places
+from shardtool.storage.remote import address, client, objects, retry
+from shardtool.storage.remote.blob import Blob
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+pytestmark = pytest.mark.clients
+DATA = bytes(at * 7 % 251 for at in range(300_000))
+STORES = ["moto", "rclone", "azurite", "gcs"]
+CONDITIONAL = ["moto", "azurite", "gcs"]  # rclone knows no conditions
+NAMES = ["plain.tar", "a b#ü?%.tar", "100%25.tar", "+&=;:@,$!'()*.tar", "日本語/写真 1.tar", "~tilde.tar"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait little between tries, and for an answer."""
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20))
+    monkeypatch.setattr(client, "_READ_S", 0.5)
+
+
+@pytest.fixture(params=STORES)
+def server(request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> Server:
+    """Give each store."""
+    return use(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(params=STORES)
+def faulty(
+    request: pytest.FixtureRequest, use: Callable[[Server], Server], proxies: Callable[[Server], FaultyProxy]
+) -> FaultyProxy:
+    """Give each store behind the proxy."""
+    proxy = proxies(request.getfixturevalue(request.param))
+    use(proxy.server)
+    return proxy
+
+
+def test_objects(server: Server) -> None:
+    """What is put is listed by its name, whatever that is, and read, whole or in part."""
+    at = server.new_prefix()
+    for name in NAMES:
+        objects.put(address.join(at, name), name.encode() + DATA)
+    found = {one.key.partition("/")[2]: one.size for one in objects.listed(at, below=True)}
+    assert found == {name: len(name.encode() + DATA) for name in NAMES}
+    assert {*places.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
+    for name in NAMES:
+        blob = Blob(address.join(at, name))
+        assert blob.size == len(name.encode() + DATA)
+        assert blob.read(0, blob.size) == name.encode() + DATA
+        assert blob.read(blob.size - 9, 100) == DATA[-9:]
+        assert blob.read(blob.size, 5) == b""
+    objects.delete(at, [address.parse_address(address.join(at, name)).key for name in [*NAMES, "none"]])
+    assert places.list_folder(at) == []
+
+
+def test_empty_object(server: Server) -> None:
+    """An object of no bytes is one, and has none."""
+    where = address.join(server.new_prefix(), "empty")
+    objects.put(where, b"")
+    assert (Blob(where).size, Blob(where).read(0, 5)) == (0, b"")
+
+
+def test_nothing_there(server: Server) -> None:
+    """A missing object is a missing file, by its name; a bucket that is not there is named, too."""
+    at = server.new_prefix()
+    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
+        Blob(f"{at}/none.tar")
+    assert not places.is_file(f"{at}/none.tar")
+    assert not places.is_folder(at)
+    bucket = f"{server.bucket}-none"
+    with pytest.raises((FileNotFoundError, ShardError), match=bucket):
+        Blob(f"{bucket}/x")
+    with pytest.raises((FileNotFoundError, ShardError), match=bucket):
+        objects.put(f"{bucket}/x", b"1")
+    with pytest.raises((FileNotFoundError, ShardError), match=bucket):
+        list(objects.listed(f"{bucket}/x"))
+
+
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_conditions(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
+    """Of two that create an object, or replace one version, the second is refused, and nothing of it is seen."""
+    where = address.join(use(request.getfixturevalue(name)).new_prefix(), "lock")
+    first = objects.put(where, b"1", expected="")
+    with pytest.raises(FileExistsError):
+        objects.put(where, b"2", expected="")
+    second = objects.put(where, b"3", expected=first)
+    with pytest.raises(FileExistsError):
+        objects.put(where, b"4", expected=first)
+    assert Blob(where).read(0, 9) == b"3"
+    objects.put(where, b"5", expected=second)
+
+
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_object_that_changes(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
+    """An object that is another one than before is not read on."""
+    where = address.join(use(request.getfixturevalue(name)).new_prefix(), "x")
+    objects.put(where, DATA)
+    blob = Blob(where)
+    assert blob.read(0, 10) == DATA[:10]
+    objects.put(where, DATA[::-1])
+    with pytest.raises(OSError, match="changed while it was read") as caught:
+        blob.read(10, 10)
+    assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, where)
+
+
+PASSING = [
+    Fault("status", status=500),
+    Fault("status", status=503, headers={"Retry-After": "1"}),
+    Fault("status", status=429, times=2),
+    Fault("refuse"),
+    Fault("lost"),
+    Fault("cut"),
+    Fault("reset"),
+    Fault("length"),
+    Fault("stall"),
+    Fault("silent"),
+]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.do}-{fault.status}")
+def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
+    """What fails once or twice is asked for again, from where it broke off, and all bytes come."""
+    where = address.join(faulty.server.new_prefix(), "a b#1.tar")
+    objects.put(where, DATA)
+    blob = Blob(where)
+    faulty.set(fault)
+    assert blob.read(0, len(DATA)) == DATA
+    assert [one.fault for one in faulty.log().asked][: fault.times or 0] == [fault.do] * (fault.times or 0)
+
+
+@pytest.mark.parametrize("do", ["status", "refuse", "cut"])
+def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
+    """What fails each time is an error that names the object and holds no secret, after a bounded number of tries."""
+    where = address.join(faulty.server.new_prefix(), "a b#1.tar")
+    objects.put(where, DATA)
+    blob = Blob(where)
+    asks: list[Callable[[], object]] = [lambda: blob.read(0, 9)]
+    asks += [lambda: objects.put(where, b"2"), lambda: list(objects.listed(where))] if do != "cut" else []
+    for ask in asks:
+        faulty.set(Fault(do, times=None, at=0))
+        with pytest.raises(StoreFailed) as caught:
+            ask()
+        _check_error(caught.value, faulty.server, where)
+        assert len(faulty.log().asked) == retry.POLICY.tries
+
+
+def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
+    """A 403 ends it at once: one request, an error that names the object, and no secret in it."""
+    where = address.join(faulty.server.new_prefix(), "x.tar")
+    objects.put(where, DATA)
+    blob = Blob(where)
+    body = f"<Error><Code>AccessDenied</Code><Message>{faulty.server.secrets[0]}</Message></Error>"
+    for ask in (
+        lambda: blob.read(0, 9),
+        lambda: Blob(where),
+        lambda: objects.put(where, b"2"),
+        lambda: list(objects.listed(where)),
+        lambda: list(objects.listed(where, below=True)),
+        lambda: objects.delete(where, ["x"]),
+    ):
+        faulty.set(Fault("status", status=403, times=None, body=body))
+        with pytest.raises(AccessRefused) as caught:
+            ask()
+        _check_error(caught.value, faulty.server, where)
+        assert len(faulty.log().asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault("whole", times=None), StoreFailed),
+        (Fault("shift", times=None), StoreFailed),
+        (Fault("etag", times=None), OSError),
+        (Fault("redirect", to="http://127.0.0.1:9", times=None), StoreFailed),
+        (Fault("gzip", times=None), (StoreFailed, OSError)),
+    ],
+    ids=lambda one: getattr(one, "do", ""),
+)
+def test_lies_are_noticed(faulty: FaultyProxy, fault: Fault, error: type[Exception]) -> None:
+    """Other bytes than those that were asked for are never taken for them."""
+    where = address.join(faulty.server.new_prefix(), "x.tar")
+    objects.put(where, DATA)
+    blob = Blob(where)
+    faulty.set(fault)
+    with pytest.raises(error) as caught:
+        blob.read(1000, 50)
+    _check_error(caught.value, faulty.server, where)
+
+
+def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that the store does not take is a refusal, and is not shown."""
+    wrong = "anotherVerySecretKeyThatTheStoreDoesNotKnow"
+    use(rclone)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", wrong)
+    where = f"{rclone.new_prefix()}/x"
+    for ask in (lambda: Blob(where), lambda: objects.put(where, b"1"), lambda: list(objects.listed(where))):
+        with pytest.raises(AccessRefused, match=where) as caught:
+            ask()
+        assert wrong not in repr(caught.value) + str(caught.value) + str(pickle.dumps(caught.value))
+
+
+def test_a_listing_of_many_keys(
+    moto: Server, use: Callable[[Server], Server], proxies: Callable[[Server], FaultyProxy]
+) -> None:
+    """A listing comes page by page, each key once, also where a page must be asked for again."""
+    proxy = proxies(moto)
+    at = use(proxy.server).new_prefix()
+    names = [f"{number:04}" for number in range(1003)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: objects.put(f"{at}/{name}", b""), names))
+    proxy.set(Fault("status", first=2))
+    assert [one.key.rpartition("/")[2] for one in objects.listed(at, below=True)] == names
+    assert [one.status for one in proxy.log().asked] == [200, 503, 200]
+
+
+def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:
+    """An object may be named as a folder of others: both are there."""
+    at = use(moto).new_prefix()
+    objects.put(at, b"file")
+    objects.put(f"{at}/x", b"below")
+    assert (places.is_file(at), places.is_folder(at), places.list_folder(at)) == (True, True, ["x"])
+
+
+@pytest.mark.parametrize("scheme", ["s4", "S3x", "htp", "gcs", "abfs"])
+def test_a_typo_in_the_scheme(scheme: str) -> None:
+    """A scheme that is not known is named, with those that are."""
+    with pytest.raises(InvalidRequest, match=rf"{scheme.lower()}://.*s3://"):
+        Blob(f"{scheme}://bucket/x")
+
+
+@pytest.mark.parametrize("way", ["plain", "norange", "gzip"])
+def test_nginx(way: str, nginx_ways: dict[str, Server]) -> None:
+    """A file of the web is read whole with and without ranges, in part with them; one that is packed is refused."""
+    server = nginx_ways[way]
+    at = server.new_prefix()
+    (server.local(at) / "a b#1.tar").write_bytes(DATA)
+    where = f"{at}/{quote('a b#1.tar')}"
+    blob = Blob(where)
+    assert (blob.size, blob.read(0, len(DATA))) == (len(DATA), DATA)
+    if way == "norange":
+        with pytest.raises(StoreFailed, match="whole files only"):
+            blob.read(5, 5)
+    else:
+        assert blob.read(5, 5) == DATA[5:10]
+
+
+def _check_error(error: Exception, server: Server, where: str) -> None:
+    """See that an error names an object, survives a pickle, and holds no secret."""
+    said = str(error) + repr(error) + str(pickle.dumps(error)) + repr(error.__cause__)
+    assert where in str(error)
+    assert not [secret for secret in (*server.secrets, "Signature=", "sig=") if secret in said]

@@ -1,0 +1,30 @@
+"""A web server, and what fetches from it."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool.fetch.fetcher import Fetcher
+from shardtool.fetch.options import FetchOptions
+from tests.fetch.server import WebServer, web_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """Give a web server of its own to a test."""
+    with web_server() as server:
+        yield server
+
+
+@contextmanager
+def fetching(**options: Any) -> Iterator[Fetcher]:
+    """Give what fetches from this machine."""
+    chosen = {"allow_private": True, "retries": 0, "per_host": 64, **options}
+    with closing(Fetcher(FetchOptions(**chosen))) as fetcher:
+        yield fetcher

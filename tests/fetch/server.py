@@ -1,0 +1,193 @@
+"""A web server of the tests: what it answers follows from the path that is asked for."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+import zlib
+from collections import Counter
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BOMB = 50_000_000
+JPEG = b"\xff\xd8\xff\xe0 a picture "
+
+
+def body(name: str) -> bytes:
+    """Return the bytes of the file `name`: other ones for each, of 1 to 4,000 bytes, which begin as a JPEG does."""
+    return (JPEG + name.encode()) * (1 + zlib.crc32(name.encode()) % 100)
+
+
+class WebServer(ThreadingHTTPServer):
+    """A server on 127.0.0.1.
+
+    Attributes:
+        asked: How often each path was asked for.
+        most: The most requests of each host name that went on at once.
+        seen: The headers of the last request.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.now: Counter[str] = Counter()
+        self.seen: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.stalled = threading.Event()  # set: those who stall go on
+
+    def url(self, path: str, host: str = "127.0.0.1") -> str:
+        """Return the URL of a path."""
+        return f"http://{host}:{self.server_address[1]}/{path}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Pass over connections that end early."""
+
+
+@contextmanager
+def web_server() -> Iterator[WebServer]:
+    """Give a server that runs."""
+    with WebServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stalled.set()
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: WebServer
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer by the first part of the path."""
+        server, host = self.server, self.headers.get("Host", "").partition(":")[0]
+        kind, _, name = unquote(self.path.partition("?")[0]).lstrip("/").partition("/")
+        with server.lock:
+            server.asked[self.path] += 1
+            server.now[host] += 1
+            server.most[host] = max(server.most[host], server.now[host])
+            server.seen = dict(self.headers)
+        try:
+            with suppress(ConnectionError):
+                getattr(self, f"_{kind}", self._status)(name)
+        finally:
+            with server.lock:
+                server.now[host] -= 1
+
+    def _send(self, data: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        headers.setdefault("Content_Length", str(len(data)))
+        for header, value in headers.items():
+            self.send_header(header.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _ok(self, name: str) -> None:
+        self._send(body(name), Content_Type="image/jpeg")
+
+    def _later(self, name: str) -> None:
+        time.sleep(0.02)
+        self._ok(name)
+
+    def _status(self, name: str) -> None:
+        self._send(b"no", int(name) if name.isdecimal() else 404)
+
+    def _text(self, _name: str) -> None:
+        self._send(b"<html>no picture</html>", Content_Type="text/html")
+
+    def _sized(self, name: str) -> None:
+        self._send(bytes(int(name)))
+
+    def _endless(self, _name: str) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        while not self.server.stalled.is_set():
+            self.wfile.write(bytes(10_000))
+
+    def _stall(self, _name: str) -> None:
+        self.server.stalled.wait(20)
+        self.close_connection = True
+
+    def _drip(self, _name: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        for _ in range(1000):
+            self.wfile.write(b"x")
+            if self.server.stalled.wait(0.02):
+                break
+
+    def _cut(self, name: str) -> None:
+        """Give half of a file; `once/...`: only the first time."""
+        whole = body(name)
+        if name.startswith("once/") and self.server.asked[self.path] > 1:
+            self._send(whole)
+            return
+        self._send(whole[: len(whole) // 2], Content_Length=str(len(whole)))
+        self.close_connection = True
+
+    def _drop(self, _name: str) -> None:
+        self.close_connection = True
+
+    def _garbage(self, _name: str) -> None:
+        self.wfile.write(b"what is this\r\n\r\n")
+        self.close_connection = True
+
+    def _busy(self, name: str) -> None:
+        """Be busy `N` times: `busy/N/...`."""
+        if self.server.asked[self.path] <= int(name.partition("/")[0]):
+            self._send(b"", 503, Retry_After="0")
+        else:
+            self._ok(name)
+
+    def _later_than(self, name: str) -> None:
+        self._send(b"", 429, Retry_After=name)
+
+    def _gzip(self, name: str) -> None:
+        self._send(gzip.compress(body(name)), Content_Encoding="gzip")
+
+    def _deflate(self, name: str) -> None:
+        self._send(zlib.compress(body(name)), Content_Encoding="deflate")
+
+    def _bomb(self, _name: str) -> None:
+        self._send(gzip.compress(bytes(BOMB), 1), Content_Encoding="gzip")
+
+    def _broken(self, name: str) -> None:
+        data = bytearray(gzip.compress(body(name)))
+        data[12] ^= 0xFF
+        self._send(bytes(data), Content_Encoding="gzip")
+
+    def _half(self, name: str) -> None:
+        data = gzip.compress(body(name))
+        self._send(data[: len(data) - 9], Content_Encoding="gzip")
+
+    def _brotli(self, _name: str) -> None:
+        self._send(b"x", Content_Encoding="br")
+
+    def _robots(self, name: str) -> None:
+        self._send(body(name), X_Robots_Tag=name)
+
+    def _to(self, name: str) -> None:
+        self._send(b"", 302, Location=name)
+
+    def _loop(self, name: str) -> None:
+        self._send(b"", 301, Location=f"/loop/{int(name) + 1}")

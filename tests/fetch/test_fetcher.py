@@ -1,0 +1,264 @@
+"""Laws of fetching: each URL gives its file or the reason why not, in order, within all limits."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool.fetch.failure import FetchFailed
+from shardtool.fetch.options import FetchOptions
+from tests.fetch.conftest import fetching
+from tests.fetch.server import BOMB, body
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.fetch.fetcher import Fetcher
+    from tests.fetch.server import WebServer
+
+
+def _all(fetcher: Fetcher, urls: Sequence[str]) -> list[bytes | str]:
+    """Return the file of each URL, or the code of its failure."""
+    fetcher.begin(urls)
+    found: list[bytes | str] = []
+    for number in range(len(urls)):
+        try:
+            found.append(fetcher.take(number))
+        except FetchFailed as failed:
+            found.append(failed.code)
+    return found
+
+
+def _one(url: str, **options: Any) -> bytes | str:
+    with fetching(**options) as fetcher:
+        return _all(fetcher, [url])[0]
+
+
+def test_files_come_in_order(web: WebServer) -> None:
+    """Files are given in the order in which they are asked for, whichever arrives first; connections stay open."""
+    names = [f"{'later' if number % 3 else 'ok'}/{number}" for number in range(60)]
+    with fetching(connections=8) as fetcher:
+        for _ in range(2):
+            found = _all(fetcher, [web.url(name) for name in names])
+            assert found == [body(name.partition("/")[2]) for name in names]
+    assert set(web.asked.values()) == {2}
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("status/404", "http-404"), ("status/403", "http-403"), ("status/500", "http-500"), ("status/204", "http-204"),
+        ("cut/a", "cut-short"), ("drop/a", "no-connection"), ("garbage/a", "bad-response"),
+        ("broken/a", "bad-response"),
+        ("half/a", "cut-short"), ("brotli/a", "bad-response"), ("loop/0", "bad-redirect"), ("to/", "bad-redirect"),
+        ("to/ftp:%2F%2F127.0.0.1%2Fa", "bad-redirect"), ("to/http:%2F%2F", "bad-redirect"),
+        ("to/file:%2F%2F%2Fetc%2Fpasswd", "bad-redirect"), ("robots/noai", "robots-header"),
+        ("robots/shardtool: noindex", "robots-header"), ("robots/other: noai", b""), ("robots/all", b""),
+        ("gzip/a", b""), ("deflate/a", b""), ("to/%2Fok%2Fa", b""), ("ok/a b%20ü", b""), ("ok/%C3%BC", b""),
+    ],
+)  # fmt: skip
+def test_what_an_answer_means(web: WebServer, path: str, code: str | bytes) -> None:
+    """Each answer is a file, or a reason why there is none."""
+    found = _one(web.url(path))
+    assert found == code if isinstance(code, str) else isinstance(found, bytes) and found
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("", "bad-url"), ("ok/a", "bad-url"), ("ftp://127.0.0.1/a", "bad-url"), ("http://", "bad-url"),
+        ("http://127.0.0.1:99999/", "bad-url"), ("file:///etc/passwd", "bad-url"), ("http://[::1/", "bad-url"),
+        ("javascript:alert(1)", "bad-url"), ("http://127.0.0.1:1/", "no-connection"), ("http://\ud800/", "bad-url"),
+        ("https://127.0.0.1:1/", "no-connection"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked(url: str, code: str) -> None:
+    """What is no URL of the web, or leads to no server, has its own reason."""
+    assert _one(url) == code
+
+
+def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that the name service does not know has its own reason."""
+
+    def unknown(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    assert _one("http://gone.example/a") == "no-host"
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0"])
+def test_numbers_are_no_hosts(web: WebServer, host: str) -> None:
+    """An address of this machine that is written as one number is no host."""
+    assert _one(web.url("ok/a", host)) == "bad-url"
+
+
+def test_https_to_what_speaks_no_tls(web: WebServer) -> None:
+    """A server that cannot prove who it is gives no file."""
+    assert _one(web.url("ok/a").replace("http:", "https:")) == "bad-certificate"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "0.0.0.0", "[::ffff:127.0.0.1]"])  # noqa: S104
+def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
+    """However an address of this machine is written, it is not asked, unless that is allowed."""
+    assert _one(web.url("ok/a", host), allow_private=False) == "refused-address"
+    assert not web.asked
+
+
+def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address on the way is checked: a server of the web cannot send us to this machine."""
+    monkeypatch.setattr("shardtool.fetch.client.is_public", lambda address: address == "127.0.0.1")
+    target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
+    assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
+    assert [*web.asked] == [f"/to/{target}"]
+    assert _one(web.url("ok/a"), allow_private=False) == body("a")
+
+
+def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that resolves to a private address is refused at the connection, whatever was said of it before."""
+    seen = []
+
+    def look(address: str) -> bool:
+        seen.append(address)
+        return False
+
+    monkeypatch.setattr("shardtool.fetch.client.is_public", look)
+    assert _one(web.url("ok/a", "localhost"), allow_private=False) == "refused-address"
+    assert "127.0.0.1" in seen
+    assert not web.asked
+
+
+@pytest.mark.parametrize("path", ["sized/2000", "endless/a", "bomb/a", "gzip/abc"])
+def test_a_file_is_not_larger_than_the_limit(web: WebServer, path: str) -> None:
+    """A file over the limit is given up while it is read, as sent and as unpacked; nothing of it stays held."""
+    limit = 1000 if path != "gzip/abc" else len(body("abc")) - 1
+    with fetching(max_bytes=limit) as fetcher:
+        assert _all(fetcher, [web.url(path), web.url("ok/a")])[0] == "too-large"
+        assert fetcher.held == 0
+    assert _one(web.url("sized/2000"), max_bytes=2000) == bytes(2000)
+
+
+def test_a_bomb_takes_no_memory(web: WebServer) -> None:
+    """Of a packed body, no more is unpacked than the limit allows."""
+    begun = time.process_time()
+    assert _one(web.url("bomb/a"), max_bytes=BOMB // 100) == "too-large"
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize(("path", "options"), [("stall/a", {"timeout_s": 0.2}), ("drip/a", {"max_time_s": 0.2})])
+def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -> None:
+    """A server that is silent, or sends a byte now and then, is given up; files of others arrive meanwhile."""
+    with fetching(**options) as fetcher:
+        begun = time.monotonic()
+        assert _all(fetcher, [web.url(path), web.url("ok/a")]) == ["timeout", body("a")]
+        assert time.monotonic() - begun < 5
+
+
+def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server, and a body that was cut, are tried again as often as asked; what is for good is not."""
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
+    paths = ["busy/2/a", "busy/3/a", "cut/once/a", "status/404"]
+    with fetching(retries=2) as fetcher:
+        found = _all(fetcher, [web.url(path) for path in paths])
+    assert found == [body("2/a"), "http-503", body("once/a"), "http-404"]
+    assert [web.asked[f"/{path}"] for path in paths] == [3, 3, 2, 1]
+
+
+def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry-After is obeyed; where it asks for more than the time that is left, the file is given up at once."""
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
+    begun = time.monotonic()
+    assert _one(web.url("later_than/1"), retries=1) == "http-429"
+    assert 1 <= time.monotonic() - begun < 6
+    assert _one(web.url("later_than/3600"), retries=1) == "http-429"
+    assert _one(web.url("later_than/Wed, 21 Oct 2099 07:28:00 GMT"), retries=1) == "http-429"
+    assert time.monotonic() - begun < 8
+    assert [*web.asked.values()] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("connections", "per_host", "most"), [(4, 64, 4), (16, 3, 3), (1, 1, 1)])
+def test_requests_at_once_are_limited(web: WebServer, connections: int, per_host: int, most: int) -> None:
+    """No more requests go on at once than may, nor to one host; one more for the file that is asked for next."""
+    with fetching(connections=connections, per_host=per_host) as fetcher:
+        found = _all(fetcher, [web.url(f"later/{number}") for number in range(40)])
+    assert found == [body(str(number)) for number in range(40)]
+    assert most <= max(web.most.values()) + (most > 3) <= most + 2
+
+
+def test_hosts_are_limited_each(web: WebServer) -> None:
+    """A host that has all its requests holds back its own files only: those of another come meanwhile."""
+    urls = [web.url(f"later/{number}", "localhost" if number % 10 else "127.0.0.1") for number in range(40)]
+    with fetching(connections=8, per_host=2) as fetcher:
+        found = _all(fetcher, urls)
+    assert found == [body(str(number)) for number in range(40)]
+    assert max(web.most.values()) <= 3
+
+
+def test_memory_is_limited(web: WebServer) -> None:
+    """Bytes that are held, and not taken, stay below the limit, but for the file that is asked for next."""
+    size, memory = 50_000, 200_000
+    with fetching(connections=32, memory=memory, timeout_s=5) as fetcher:
+        fetcher.begin([web.url("sized/50000")] * 40)
+        most = 0
+        for number in range(40):
+            time.sleep(0.005)
+            most = max(most, fetcher.held)
+            assert fetcher.take(number) == bytes(size)
+        assert memory // 2 < most <= memory + size
+        time.sleep(0.02)
+        assert fetcher.held == 0
+
+
+def test_waiting_for_memory_takes_no_time(web: WebServer) -> None:
+    """The clock of a file stands still while it waits for others to be taken."""
+    with fetching(connections=8, memory=60_000, max_time_s=0.2, timeout_s=5) as fetcher:
+        fetcher.begin([web.url("sized/50000")] * 6)
+        time.sleep(0.4)
+        assert [len(fetcher.take(number)) for number in range(6)] == [50_000] * 6
+
+
+def test_files_are_passed_over_and_given_up(web: WebServer) -> None:
+    """What is not asked for is dropped, and so is all of a list when another begins; nothing of it stays held."""
+    with fetching(connections=4, memory=200_000) as fetcher:
+        fetcher.begin([web.url("sized/50000")] * 40)
+        assert fetcher.take(9) == bytes(50_000)
+        assert fetcher.take(30) == bytes(50_000)
+        fetcher.begin([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
+        assert fetcher.take(0) == body("a")
+        assert fetcher.take(2) == body("b")
+        fetcher.end()
+        assert fetcher.held == 0
+
+
+def test_what_is_sent(web: WebServer) -> None:
+    """A request says who asks, and asks for plain bytes; a password of a URL goes to its host, and no further."""
+    with fetching(user_agent="me/1") as fetcher:
+        url = web.url("ok/a").replace("://", "://user:secret@")
+        assert _all(fetcher, [url]) == [body("a")]
+        assert (web.seen["User-Agent"], web.seen["Accept-Encoding"]) == ("me/1", "identity")
+        assert web.seen["Authorization"].startswith("Basic ")
+        _all(fetcher, [web.url("ok/b")])
+        assert "Authorization" not in web.seen
+    assert FetchOptions().user_agent.startswith("shardtool/")
+
+
+def test_images_are_asked_for(web: WebServer) -> None:
+    """With `images`, what begins as no image does is no file."""
+    assert _one(web.url("text/a"), images=True) == "not-an-image"
+    assert _one(web.url("ok/a"), images=True) == body("a")
+    assert _one(web.url("text/a")) == b"<html>no picture</html>"
+
+
+def test_no_thread_is_left(web: WebServer) -> None:
+    """Closing ends the thread, also while files are fetched."""
+    before = threading.active_count()
+    with fetching() as fetcher:
+        fetcher.begin([web.url("stall/a")] * 3)
+        time.sleep(0.05)
+    web.stalled.set()
+    assert fetcher.ended
+    assert threading.active_count() <= before + 3  # the server's

@@ -1,0 +1,412 @@
+"""Laws of `copy`: what arrives is what the dataset file says, or it does not appear; what is right stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import (
+    CopyOptions,
+    CorruptShard,
+    CreateOptions,
+    InvalidRequest,
+    Observer,
+    OutputExists,
+    OutputFailed,
+    ReshardOptions,
+    copy,
+    create,
+    export,
+    reshard,
+    verify,
+)
+from shardtool.storage.staging import Folder, StagedFile
+from shardtool.transfer import run
+from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {f"{at:02}.{field}": f"{field}{at}".encode() * (at + 1) for at in range(12) for field in ("txt", "bin")}
+OVERWRITE = CopyOptions(overwrite=True)
+MADE = CreateOptions(max_count=3, workers=1)
+
+
+@pytest.fixture(scope="module")
+def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a dataset of four shards, with something left out, and indexes for other tools."""
+    folder = tmp_path_factory.mktemp("packed")
+    files = {**FILES, "large.bin": b"x" * 20_000}
+    how = CreateOptions(max_count=3, max_size=18_000, oversize="skip", workers=1)
+    create(write_tree(folder / "in", files), f"{folder}/out/out-{{000..}}.{ending}", how)
+    export(
+        folder / "out/out.json", ["dali-webdataset", "energon"] if ending == "tar" else ["dali-tfrecord", "tfrecord"]
+    )
+    return folder / "out"
+
+
+@pytest.fixture
+def source(packed: Path, tmp_path: Path) -> Path:
+    """Give a copy of it, to be changed."""
+    return shutil.copytree(packed, tmp_path / "source")
+
+
+def _dataset(folder: Path, files: dict[str, bytes] = FILES, options: CreateOptions = MADE) -> Path:
+    create(write_tree(folder.parent / f"{folder.name}-in", files), f"{folder}/out-{{000..}}.tar", options)
+    return folder
+
+
+def _append(folder: Path, files: dict[str, bytes]) -> None:
+    how = CreateOptions(max_count=3, workers=1, if_exists="append")
+    create(write_tree(folder.parent / "more", files), f"{folder}/out-{{000..}}.tar", how)
+
+
+def test_a_copy_is_the_same_to_the_byte(packed: Path, tmp_path: Path) -> None:
+    """Shards, sidecars, what was left out, right indexes, dataset file: the same bytes, with the same times."""
+    result = copy(packed, tmp_path / "new/copy")
+    assert read_tree(tmp_path / "new/copy") == read_tree(packed)
+    (one,) = result.datasets
+    assert (one.shards, one.copied, one.kept, one.removed, one.samples) == (4, 4, 0, 0, 12)
+    assert one.copied_size == one.size + sum(path.stat().st_size for path in packed.glob("*.index"))
+    for path in [*shards(packed), *packed.glob("*.index")]:
+        assert (tmp_path / "new/copy" / path.name).stat().st_mtime_ns == path.stat().st_mtime_ns
+    assert verify(tmp_path / "new/copy").sound
+
+
+def test_what_is_right_is_not_copied_again(packed: Path, tmp_path: Path) -> None:
+    """A second copy writes nothing: each file keeps its inode and its times."""
+    copy(packed, tmp_path / "copy")
+    before = identity(tmp_path / "copy")
+    result = copy(packed / "out.json", tmp_path / "copy", OVERWRITE)
+    assert (result.datasets[0].copied, result.datasets[0].kept, result.datasets[0].copied_size) == (0, 4, 0)
+    assert identity(tmp_path / "copy") == before
+
+
+@pytest.mark.parametrize("suffix", ["shard", ".index"])
+def test_damage_does_not_arrive(suffix: str, source: Path, tmp_path: Path) -> None:
+    """One flipped bit of a shard or a sidecar ends the copy by its name; neither it nor the dataset file appears."""
+    path = shards(source)[2] if suffix == "shard" else shards(source)[2].with_suffix(suffix)
+    flip(path, -9)
+    with pytest.raises(CorruptShard) as caught:
+        copy(source, tmp_path / "copy")
+    assert caught.value.where == str(path)
+    there = read_tree(tmp_path / "copy")
+    assert path.name not in there
+    assert "out.json" not in there
+    assert there.items() <= read_tree(source).items()
+
+
+@pytest.mark.parametrize("which", ["shard", "sidecar", "skipped"])
+def test_what_is_missing_is_found_before_anything_is_written(which: str, source: Path, tmp_path: Path) -> None:
+    """A source that is mounted by half, or has lost a file, is refused with that file's name; nothing is written."""
+    last = shards(source)[-1]
+    lost = {"shard": last, "sidecar": last.with_suffix(".index"), "skipped": source / "out.skipped"}[which]
+    lost.unlink()
+    with pytest.raises(CorruptShard, match=lost.name):
+        copy(source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def _kill(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, at: int) -> None:
+    """Have this process killed when a function is called for the `at`-th time."""
+    function, calls = getattr(owner, name), [0]
+
+    def counted(*given: object, **named: object) -> object:
+        calls[0] += 1
+        if calls[0] > at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*given, **named)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (run, "copy_indexes")]
+)
+def test_killed_at_any_instant(
+    at: int, owner: object, name: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is visible after SIGKILL is whole, the dataset file only with all; the next run copies the rest alone."""
+    child = os.fork()
+    if not child:
+        _kill(monkeypatch, owner, name, at)
+        copy(packed, tmp_path / "copy", CopyOptions(workers=2))
+        os._exit(0)
+    os.waitpid(child, 0)
+    visible = {name: data for name, data in read_tree(tmp_path / "copy").items() if not name.startswith(".out")}
+    assert visible.items() <= read_tree(packed).items()
+    assert "out.json" not in visible or {path.name for path in shards(packed)} <= visible.keys()
+    before = {name: fact for name, fact in identity(tmp_path / "copy").items() if name in visible}
+    copy(packed, tmp_path / "copy")
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+    assert before.items() <= identity(tmp_path / "copy").items()
+
+
+def test_an_append_moves_only_what_is_new(tmp_path: Path) -> None:
+    """Of a dataset that was appended to, the new shards are copied; what was there is not touched."""
+    source = _dataset(tmp_path / "source")
+    copy(source, tmp_path / "copy")
+    before = identity(tmp_path / "copy")
+    del before["out.json"]
+    more = {f"n{at}.txt": b"new" * at for at in range(5)}
+    _append(source, more)
+    (one,) = copy(source, tmp_path / "copy").datasets
+    assert (one.copied, one.kept, one.removed) == (2, 4, 0)
+    assert read_tree(tmp_path / "copy") == read_tree(source)
+    assert before.items() <= identity(tmp_path / "copy").items()
+
+
+def test_another_dataset_is_replaced_when_asked_for(tmp_path: Path) -> None:
+    """Without `overwrite` another dataset stays; with it, what only that one listed is removed, and no other file."""
+    source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
+    goal = _dataset(tmp_path / "copy")
+    export(goal / "out.json", "dali-webdataset")
+    foreign = {"out-099.tar": b"mine", "notes.txt": b"mine", "out-007.index": b"mine"}
+    write_tree(goal, foreign)
+    before = read_tree(goal), identity(goal)
+    with pytest.raises(OutputExists, match=r"out-000\.tar"):
+        copy(source, goal)
+    assert (read_tree(goal), identity(goal)) == before
+    (planned,) = copy(source, goal, CopyOptions(overwrite=True, dry_run=True)).datasets
+    assert (read_tree(goal), identity(goal)) == before
+    (one,) = copy(source, goal, OVERWRITE).datasets
+    assert planned == one
+    assert (one.copied, one.kept, one.removed) == (2, 0, 2)
+    assert read_tree(goal) == {**read_tree(source), **foreign}
+
+
+def test_an_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
+    """All of a dataset that replaces another is staged before the first of the old files goes."""
+    source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
+    goal = _dataset(tmp_path / "copy")
+    before = identity(goal)
+    flip(shards(source)[1], 600)
+    with pytest.raises(CorruptShard):
+        copy(source, goal, OVERWRITE)
+    assert identity(goal) == before
+
+
+def test_files_of_others_are_not_replaced(packed: Path, tmp_path: Path) -> None:
+    """A file with a shard's name and other bytes, of which no dataset file tells, stays without `overwrite`."""
+    name = shards(packed)[1].name
+    write_tree(tmp_path / "copy", {name: b"mine"})
+    with pytest.raises(OutputExists, match=name):
+        copy(packed, tmp_path / "copy")
+    assert read_tree(tmp_path / "copy") == {name: b"mine"}
+    copy(packed, tmp_path / "copy", OVERWRITE)
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+    write_tree(tmp_path / "other", {"out.json": b"{}"})
+    with pytest.raises(OutputExists, match="no dataset file"):
+        copy(packed, tmp_path / "other", OVERWRITE)
+
+
+def test_a_damaged_copy_is_mended(packed: Path, tmp_path: Path) -> None:
+    """What is not as the dataset file beside it says is copied again, and nothing else; a note names it."""
+    copy(packed, tmp_path / "copy")
+    first, second, third = shards(tmp_path / "copy")[:3]
+    flip(first, -1)
+    second.unlink()
+    flip(third.with_suffix(".index"), 100)
+    result = copy(packed, tmp_path / "copy")
+    assert (result.datasets[0].copied, result.datasets[0].kept) == (3, 1)
+    assert first.name in result.notes[0]
+    assert third.with_suffix(".index").name in result.notes[0]
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+    flip(tmp_path / "copy/out.json", 100)
+    with pytest.raises(OutputExists, match="damaged"):
+        copy(packed, tmp_path / "copy")
+    assert copy(packed, tmp_path / "copy", OVERWRITE).datasets[0].kept == 4
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+
+
+def test_no_link_is_written_through(packed: Path, tmp_path: Path) -> None:
+    """A link in place of a file, or of the shards' folder, is no copy; what it leads to is never written."""
+    target = write_tree(tmp_path / "elsewhere", {"file": b"mine"})
+    name = shards(packed)[0].name
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / name).symlink_to(target / "file")
+    with pytest.raises(OutputExists, match=name):
+        copy(packed, tmp_path / "copy")
+    copy(packed, tmp_path / "copy", OVERWRITE)
+    assert not (tmp_path / "copy" / name).is_symlink()
+    assert read_tree(target) == {"file": b"mine"}
+
+
+def test_a_source_of_links_is_copied_as_files(packed: Path, tmp_path: Path) -> None:
+    """Shards that are links, as stores of content hand them out, arrive as files."""
+    (tmp_path / "links").mkdir()
+    for path in packed.iterdir():
+        (tmp_path / "links" / path.name).symlink_to(path)
+    copy(tmp_path / "links", tmp_path / "copy")
+    assert not any(path.is_symlink() for path in (tmp_path / "copy").rglob("*"))
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+
+
+def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
+    """A source that is replaced while it is copied ends the copy; the message says so, and no dataset file appears."""
+    source = _dataset(tmp_path / "source")
+
+    class Changing(Observer):
+        def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
+            other = CreateOptions(max_count=2, workers=1, if_exists="overwrite")
+            create(
+                write_tree(tmp_path / "x", {"a.txt": b"1" * 9000, "b.txt": b"2"}), f"{source}/out-{{000..}}.tar", other
+            )
+
+    with pytest.raises(CorruptShard, match="changed while it was copied"):
+        copy(source, tmp_path / "copy", observer=Changing())
+    assert "out.json" not in read_tree(tmp_path / "copy")
+    assert copy(source, tmp_path / "new").datasets[0].shards == 1
+
+
+def test_a_source_that_grows_meanwhile(tmp_path: Path) -> None:
+    """Of a source that is appended to while it is copied, the dataset arrives as it was at the start."""
+    source = _dataset(tmp_path / "source")
+    before = read_tree(source)
+
+    class Growing(Observer):
+        def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
+            _append(source, {"new.txt": b"new"})
+
+    copy(source, tmp_path / "copy", observer=Growing())
+    assert read_tree(tmp_path / "copy") == before
+
+
+def test_a_disk_that_refuses(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is too little space nothing is written; a folder that may not be written to is named."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "free_bytes", lambda _: 1000)
+        with pytest.raises(OutputFailed, match="nothing was copied"):
+            copy(packed, tmp_path / "copy")
+    assert read_tree(tmp_path / "copy") == {}
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputFailed, match="file"):
+        copy(packed, tmp_path / "file/copy")
+
+
+def test_two_copies_at_once(packed: Path, tmp_path: Path) -> None:
+    """A second run on one destination is refused while the first goes on."""
+
+    class Second(Observer):
+        def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
+            with pytest.raises(OutputExists, match="another run"):
+                copy(packed, tmp_path / "copy")
+
+    copy(packed, tmp_path / "copy", observer=Second())
+    assert read_tree(tmp_path / "copy") == read_tree(packed)
+
+
+def test_stale_indexes_are_left_behind(tmp_path: Path) -> None:
+    """An index of another tool that is not its shard's is not copied, with a note; a file of the user's own is none."""
+    source = _dataset(tmp_path / "source")
+    export(source / "out.json", ["dali-webdataset", "timm"])
+    (source / "out-000.idx").write_bytes((source / "out-001.idx").read_bytes())
+    (source / "out-001.json").write_bytes(b"mine")
+    result = copy(source, tmp_path / "copy")
+    there = read_tree(tmp_path / "copy")
+    assert {*read_tree(source)} - {*there} == {"out-000.idx", "out-001.json"}
+    assert "out-000.idx" in result.notes[0]
+    assert result.datasets[0].indexes == 3
+
+
+def test_shards_in_a_folder_below(tmp_path: Path) -> None:
+    """Shards that lie below their dataset file arrive below it, and are checked, kept and found there."""
+    source = _dataset(tmp_path / "source/shards")
+    typed("index", source, "--output", tmp_path / "source", "--checksum")
+    for path in source.glob("out*"):
+        if path.suffix != ".tar":
+            path.unlink()
+    shutil.rmtree(tmp_path / "source/shards-in")
+    before = read_tree(tmp_path / "source")
+    assert copy(tmp_path / "source", tmp_path / "copy").datasets[0].copied == 4
+    assert read_tree(tmp_path / "copy") == before
+    assert copy(tmp_path / "source", tmp_path / "copy").datasets[0].kept == 4
+    assert verify(tmp_path / "copy").sound
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/shards").symlink_to(tmp_path)
+    with pytest.raises(OutputExists, match="no folder"):
+        copy(tmp_path / "source", tmp_path / "linked", OVERWRITE)
+
+
+def test_shards_without_a_checksum(tmp_path: Path) -> None:
+    """What `index` made without reading payloads is held to its size; its sidecar proves that the shard came before."""
+    source = _dataset(tmp_path / "source")
+    for path in source.glob("*.[ij]*"):
+        path.unlink()
+    typed("index", source)
+    assert copy(source, tmp_path / "copy").datasets[0].copied == 4
+    (tmp_path / "copy/out-001.index").unlink()
+    assert copy(source, tmp_path / "copy").datasets[0].kept == 3
+    assert read_tree(tmp_path / "copy") == read_tree(source)
+
+
+def test_several_datasets(tmp_path: Path) -> None:
+    """Splits in one folder arrive in one folder, datasets of several folders in folders of the same names."""
+    how = CreateOptions(split="train=0.5,val=0.5", workers=1)
+    create(write_tree(tmp_path / "in", FILES), f"{tmp_path}/splits/{{split}}-{{000..}}.tar", how)
+    export(tmp_path / "splits/train.json", "energon")
+    assert len(copy(tmp_path / "splits", tmp_path / "copy").datasets) == 2
+    assert read_tree(tmp_path / "copy") == read_tree(tmp_path / "splits")
+    for name in ("one", "two"):
+        _dataset(tmp_path / "both" / name)
+        shutil.rmtree(tmp_path / f"both/{name}-in")
+    copy(tmp_path / "both", tmp_path / "copies")
+    assert read_tree(tmp_path / "copies") == read_tree(tmp_path / "both")
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [("out.json", "."), ("out.json", "new/out-{000..}.tar"), ("out.json", "out.json"), ("out.json", "https://h/x"),
+     ("out-001.tar", "new"), ("nothing.json", "new")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(
+    given: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset onto itself, names of files for a folder, the web as a destination, a part of a dataset."""
+    source = _dataset(tmp_path / "source")
+    before = read_tree(source)
+    monkeypatch.chdir(source)
+    with pytest.raises(InvalidRequest):
+        copy(given, where)
+    assert read_tree(source) == before
+
+
+def test_shards_of_other_tools_need_an_index(tmp_path: Path) -> None:
+    """Without a dataset file nothing says what shards must be: the message says what makes one."""
+    source = _dataset(tmp_path / "source")
+    (source / "out.json").unlink()
+    with pytest.raises(InvalidRequest, match="index"):
+        copy(source, tmp_path / "copy")
+
+
+def test_a_reshard_of_the_source_follows(tmp_path: Path) -> None:
+    """A source that was made anew under its names replaces its older copy with `overwrite`, old shards removed."""
+    source = _dataset(tmp_path / "source")
+    copy(source, tmp_path / "copy")
+    reshard(source, f"{tmp_path}/anew/out-{{000..}}.tar", ReshardOptions(max_count=6, workers=1))
+    (one,) = copy(tmp_path / "anew", tmp_path / "copy", OVERWRITE).datasets
+    assert (one.copied, one.removed) == (2, 2)
+    assert read_tree(tmp_path / "copy") == read_tree(tmp_path / "anew")
+
+
+def test_the_command_line(packed: Path, tmp_path: Path) -> None:
+    """Text for people, JSON for programs, and exit codes as of the other verbs."""
+    ran = typed("copy", packed, tmp_path / "copy", "--dry-run")
+    assert (ran.code, ran.out.splitlines()[0].startswith("4 shards to copy, ")) == (0, True)
+    assert not (tmp_path / "copy").exists()
+    ran = typed("copy", packed / "out.json", tmp_path / "copy", "--workers", "1", "-v")
+    assert (ran.code, ran.err.splitlines()) == (0, [path.name for path in shards(packed)])
+    ran = typed("copy", packed, tmp_path / "copy", "--json")
+    found = json.loads(ran.out)
+    assert (found["totals"]["kept"], found["totals"]["copied"], found["datasets"][0]["shards"]) == (4, 0, 4)
+    flip(tmp_path / "copy/out.json", 50)
+    ran = typed("copy", packed, tmp_path / "copy")
+    assert (ran.code, "--overwrite" in ran.err) == (5, True)
+    assert typed("copy", packed, tmp_path / "copy", "--overwrite", "--quiet").out == ""
+    assert typed("copy", tmp_path / "copy", tmp_path / "copy").code == 2
