@@ -164,8 +164,10 @@ class Stream(Chain):
     def _samples(self) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
         current = self._pass = _Pass(self._position)
-        jobs = self._expected(order, _jobs(share, current.start, order.length, self._step or order.round))
         at_once = self._fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self._fetcher.reads_at_once)
+        rounds_together = share.world_size * share.workers if at_once > 1 else 1  # or each would take little of one
+        step = self._step or order.round * rounds_together
+        jobs = self._expected(order, _jobs(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD if self._step else 1)
         with closing(jobs), closing(read_ahead(jobs, partial(self._read, order), ahead, at_once)) as rounds:
             for positions, (numbers, batch) in rounds:
