@@ -108,6 +108,7 @@ def _together(reports: Sequence[Report]) -> Report:
         repaired=tuple(text for one in reports for text in one.repaired),
         read=(sum(shards for shards, _ in read), sum(size for _, size in read)) if read else None,
         datasets=tuple(reports),
+        quick=any(one.quick for one in reports),
     )
 
 

@@ -24,7 +24,7 @@ class _Verify(Sectioned):
 
 @click.command(cls=_Verify, no_args_is_help=True)
 @click.argument("dataset", nargs=-1, required=True, type=click.Path())
-@click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only.")
+@click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only; it says so.")
 @click.option("--decode", is_flag=True, help="Decode every image and JSON field, too; labels must be numbers.")
 @click.option(
     "--sample",

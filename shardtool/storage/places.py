@@ -7,6 +7,7 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused
@@ -25,6 +26,7 @@ __all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read 
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_FEW = 4  # files that are asked for one by one, and not by a listing
 
 is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
 
@@ -104,11 +106,17 @@ def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the same for many, which are asked for at once where they lie elsewhere.
+    """Return the same for many: those in one folder of a store by a listing, others elsewhere at once.
 
     Raises:
         ShardError: A store or a server cannot be asked.
     """
+    paths = list(paths)
+    folders = {folder_of(path) for path in paths}
+    if len(paths) > _FEW and len(folders) == 1 and is_url(folder := folders.pop()) and not is_web(folder):
+        with suppress(AccessRefused):  # who may read may not be allowed to list
+            sizes = sizes_of(folder, map(base_name, paths)) or {}
+            return [sizes.get(base_name(path)) for path in paths]
     return list(for_each(plain_size, paths))
 
 

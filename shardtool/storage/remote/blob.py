@@ -122,7 +122,7 @@ class Blob:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
-        self._check_plain(answer)
+        _check_plain(answer, self._where)
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
@@ -148,9 +148,9 @@ class Blob:
         return answer
 
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
+        _check_plain(answer, self._where)
         said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
         if answer.status == HTTPStatus.OK and not said:
-            self._check_plain(answer)
             if offset or end < self.size:
                 raise self._whole_only()
             self.ranges, found = False, None
@@ -169,10 +169,6 @@ class Blob:
         if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
             what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
             raise StoreFailed(self._where, what)
-
-    def _check_plain(self, answer: urllib3.BaseHTTPResponse) -> None:
-        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
     def _whole_only(self) -> StoreFailed:
         return StoreFailed(
@@ -221,6 +217,7 @@ def read_end(address: str, limit: int) -> bytes:
         answer = send("GET", address, {"Range": f"bytes=-{limit}"})
         found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         try:
+            _check_plain(answer, shown(address))
             if found is None or found[1] is None:
                 blob = Blob(address)
                 return b"" if not blob.size else blob.read(0, blob.size)[-limit:]
@@ -254,6 +251,11 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int
         answer.release_conn() if whole else answer.close()
     if not whole:
         raise Passing(f"the answer ends {length - got:,} bytes early")
+
+
+def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
+    if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
 
 def _drop(answer: urllib3.BaseHTTPResponse) -> None:
