@@ -45,7 +45,7 @@ def curl(url: str, folder: Path, at_once: int = 1) -> float:
     words = [word for name in names for word in ("-o", "/dev/null", f"{url}/{name}")]
     many = ["--parallel", "--parallel-max", str(at_once)] if at_once > 1 else []
     begun = time.perf_counter()
-    subprocess.run(["curl", "-s", *many, *words], check=True)
+    subprocess.run(["curl", "-s", *many, *words], check=True, stderr=subprocess.DEVNULL)
     return sum((folder / name).stat().st_size for name in names) / (time.perf_counter() - begun) / 1e6
 
 
