@@ -13,23 +13,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.check.across_shards import Sums, check_together
+from shardtool.check.findings import Findings
 from shardtool.check.numbering import check_finished, check_numbering
 from shardtool.check.sampling import chosen_shards, left_out, share_of
 from shardtool.check.subject import open_subject
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.walk import Survey
-from shardtool.errors import printable
+from shardtool.errors import printable, without_secrets
 from shardtool.execute.here import Here
 from shardtool.execute.local import cores
 from shardtool.execute.pool import Needs, a_few
 from shardtool.execute.start import start_pool
+from shardtool.storage.places import for_each
 from shardtool.values import counted, output_text, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.check.findings import Finding, Findings
+    from shardtool.check.findings import Finding
     from shardtool.check.subject import Case, Subject
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
@@ -55,6 +57,7 @@ class Report:
         seconds: How long it took.
         read: With `sample`, how many shards were read, and their bytes; None: all.
         datasets: Where several were verified, the report of each; all else is then of all of them.
+        quick: Whether no shard was read.
     """
 
     dataset: str
@@ -70,6 +73,7 @@ class Report:
     seconds: float = 0.0
     read: tuple[int, int] | None = None
     datasets: tuple[Report, ...] = ()
+    quick: bool = False
 
     @property
     def sound(self) -> bool:
@@ -90,6 +94,7 @@ class Report:
         return {
             "dataset": printable(self.dataset),
             "sound": self.sound,
+            **({"quick": True} if self.quick else {}),
             **found,
             "totals": {"shards": self.shards, "samples": self.samples, "size": self.size},
             **({} if self.read is None else {"read": dict(zip(("shards", "size"), self.read, strict=True))}),
@@ -151,9 +156,18 @@ def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) ->
     subject, findings = open_subject(dataset)
     _start(subject, observer, range(len(subject.cases)))
     findings.take(check_numbering(subject))
-    for number, case in enumerate(subject.cases):
-        _check_case(findings, number, case)
+    cases = {case.sidecar_path: (number, case) for number, case in enumerate(subject.cases)}
+
+    def check(sidecar_path: str) -> Findings:
+        found = Findings()
+        _check_case(found, *cases[sidecar_path])
+        return found
+
+    for found in for_each(check, cases):
+        findings.take(found)
     findings.take(check_finished(subject))
+    size = show_size(sum(case.size or 0 for case in subject.cases))
+    findings.unchecked.append(f"the bytes of {counted(len(cases), 'shard')}, {size}: {flag('quick')} reads none")
     return Looked(_report(subject, options, findings, Sums()), subject, Sums())
 
 
@@ -265,7 +279,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         read = share_of(subject.cases)
         unchecked += [left_out(subject.cases, options)] if sums.partial else []
     return Report(
-        dataset=output_text(subject.found.dataset_file or subject.found.folder or "."),
+        dataset=without_secrets(output_text(subject.found.dataset_file or subject.found.folder or ".")),
         findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
         counts={code: count for code, count in sorted(findings.counts.items()) if count},
         checked=(*_checked(subject, options, partial=sums.partial), *findings.checked),
@@ -274,6 +288,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         samples=sums.samples,
         size=sum(case.size or 0 for case in subject.cases),
         read=read,
+        quick=options.quick,
         readable=subject.file is not None or options.quick or any(case.survey is not None for case in subject.cases),
     )
 

@@ -36,8 +36,9 @@ def copy(
 ) -> None:
     """Copy DATASET into the folder DEST, each file checked on the way.
 
-    DATASET is a dataset file, or a folder, pattern or glob of datasets that have one. Shards, sidecars, what was left
-    out, indexes of other tools that are right, and at last the dataset file; all keep their names.
+    DATASET is a dataset file, or a folder, pattern or glob of datasets that have one; also at s3://, gs://, az:// or
+    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, what was left out, indexes of
+    other tools that are right, and at last the dataset file; all keep their names.
 
     What is there with the right bytes is not copied again. So a copy that was killed goes on where it was, and one of a
     dataset that was appended to gets the new shards only. Another dataset of the same name is replaced with --overwrite
@@ -47,6 +48,8 @@ def copy(
     Examples:
       shardtool copy out.json /mnt/backup/out
       shardtool copy /data/imagenet /mnt/backup/imagenet
+      shardtool copy out.json s3://bucket/train
+      shardtool copy https://example.org/train.json /data/train
       shardtool copy out.json /mnt/backup/out --dry-run
     """
     from functools import partial
@@ -71,15 +74,19 @@ def copy(
 def _text(result: CopyResult) -> str:
     from shardtool.values import counted, show_size
 
+    size = sum(one.copied_size for one in result.datasets)
+    speed = f", {result.seconds:.1f} s, {show_size(size / max(result.seconds, 1e-9))}/s"
     lines = []
     for one in result.datasets:
-        what = "to copy" if result.dry_run else "copied"
-        done = f"{counted(one.copied, 'shard')} {what}, {show_size(one.copied_size)}"
-        kept = f"; {one.kept:,} of {one.shards:,} there already" if one.kept else ""
+        if one.copied:
+            what, how_fast = ("to copy", "") if result.dry_run else ("copied", speed if not result.datasets[1:] else "")
+            kept = f"; {one.kept:,} of {one.shards:,} there already" if one.kept else ""
+            line = f"{counted(one.copied, 'shard')} {what}, {show_size(one.copied_size)}{how_fast}{kept}"
+        else:
+            line = f"nothing to copy: {counted(one.kept, 'shard')} {'are' if one.kept > 1 else 'is'} there already"
         removed = f"; {one.removed:,} {'to remove' if result.dry_run else 'removed'}" if one.removed else ""
         indexes = f"; {counted(one.indexes, 'file')} of other tools" if one.indexes else ""
-        lines += [f"{done}{kept}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
-    if not result.dry_run:
-        size = sum(one.copied_size for one in result.datasets)
-        lines.append(f"{result.seconds:.1f} s, {show_size(size / max(result.seconds, 1e-9))}/s")
+        lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
+    if result.datasets[1:]:
+        lines.append(f"in all {show_size(size)}{'' if result.dry_run else speed}")
     return "\n".join(lines)

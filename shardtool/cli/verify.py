@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Whole, chosen, common, target
+from shardtool.cli.piped import in_files
 from shardtool.errors import ShardError
 from shardtool.request.options import VerifyOptions
 
@@ -24,7 +25,7 @@ class _Verify(Sectioned):
 
 @click.command(cls=_Verify, no_args_is_help=True)
 @click.argument("dataset", nargs=-1, required=True, type=click.Path())
-@click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only.")
+@click.option("--quick", is_flag=True, help="Read no shards: names, sizes, sidecars and numbering only; it says so.")
 @click.option("--decode", is_flag=True, help="Decode every image and JSON field, too; labels must be numbers.")
 @click.option(
     "--sample",
@@ -92,6 +93,7 @@ def verify(
     from shardtool.verbs.verify import verify as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+    dataset = in_files(dataset)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     style = "json" if as_json else style

@@ -7,6 +7,7 @@ together, by the rules of what they are. For a path each function is the one of 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+_FEW = 4  # files that are asked for one by one, and not by a listing
 
 is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
 
@@ -103,18 +106,26 @@ def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the same for many, which are asked for at once where they lie elsewhere.
+    """Return the same for many: those in one folder of a store by a listing, others elsewhere at once.
 
     Raises:
         ShardError: A store or a server cannot be asked.
     """
+    paths = list(paths)
+    folders = {folder_of(path) for path in paths}
+    if len(paths) > _FEW and len(folders) == 1 and is_url(folder := folders.pop()) and not is_web(folder):
+        with suppress(AccessRefused):  # who may read may not be allowed to list
+            sizes = sizes_of(folder, map(base_name, paths)) or {}
+            return [sizes.get(base_name(path)) for path in paths]
     return list(for_each(plain_size, paths))
 
 
-def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
-    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
-    paths = list(paths)
-    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
+def for_each(
+    ask: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
+) -> Iterator[Result]:
+    """Yield what `ask` returns for each item, in order; many are asked for at once where their paths lead elsewhere."""
+    items = list(items)
+    return together(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
 
 
 def is_folder(path: str) -> bool:

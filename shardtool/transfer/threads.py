@@ -73,7 +73,7 @@ def side_by_side(
                     return
                 done, _ = wait(running, _TICK_S, FIRST_COMPLETED)
                 observer.advance(0, meter.taken(), 0)
-                for one in done:
+                for one in [one for one in running if one in done]:
                     yield running.pop(one), one.result()
         finally:
             meter.stop()

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import CopyOptions, CorruptShard, CreateOptions, OutputExists, copy, create
+from shardtool import (
+    CopyOptions,
+    CorruptShard,
+    CreateOptions,
+    OutputExists,
+    VerifyOptions,
+    copy,
+    create,
+    verify,
+)
 from shardtool.errors import AccessRefused
 from shardtool.storage.folders import open_folder
 from tests.helpers import PATIENCE_S, REPO, flip, read_tree, shards, write_tree
@@ -203,6 +212,31 @@ def test_a_refusal_ends_it(
         copy(prefix, tmp_path / "back")
     assert not any(secret in str(caught.value) for secret in moto.secrets)
     assert "out.json" not in read_tree(tmp_path / "back")
+
+
+def test_verify_quick_reads_no_shard(
+    slow: tuple[Server, FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--quick` asks a store for no shard: a listing shows what is missing, strange or of another size."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    prefix, quick = moto.new_prefix(), VerifyOptions(quick=True)
+    create(
+        write_tree(tmp_path / "in", FILES), f"{tmp_path}/out/out-{{000..}}.tar", CreateOptions(max_count=1, workers=1)
+    )
+    copy(tmp_path / "out", prefix)
+    proxy.set()
+    assert verify(prefix, quick).sound
+    asked = [one.path for one in proxy.log().asked]
+    assert asked
+    assert not [path for path in asked if ".tar" in path]
+    folder = open_folder(prefix)
+    for name, data in (("out-001.tar", b"x"), ("out-012.tar", b"x")):
+        with folder.stage(name) as file:
+            file.write(data)
+            folder.publish(file.finish())
+    folder.remove(["out-002.tar"])
+    assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
 
 
 def test_from_nginx(nginx: Server, packed: Path, tmp_path: Path) -> None:

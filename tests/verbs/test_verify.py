@@ -262,9 +262,15 @@ def test_files(damage: Callable[[Path], None], code: str, dataset: Path) -> None
 
 
 def test_quick_reads_no_shards(dataset: Path) -> None:
-    """The quick level sees sizes and sidecars, not what lies in a shard."""
+    """The quick level sees sizes and sidecars, not what lies in a shard, and says so in text and JSON."""
     flip(shards(dataset)[1], 600)
-    assert _verify(dataset, quick=True).sound
+    report = _verify(dataset, quick=True)
+    assert report.sound
+    assert report.to_json()["quick"] is True
+    assert "quick" not in _verify(dataset).to_json()
+    (unread,) = report.unchecked
+    assert unread.startswith(f"the bytes of {len(shards(dataset))} shards, ")
+    assert "not checked: the bytes of" in typed("verify", dataset / "out.json", "--quick").out
     flip(dataset / "out-001.index", 50)
     assert "sidecar-checksum" in _codes(dataset, quick=True)
 
