@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import CreateOptions, IndexOptions, create, export, index, verify
+from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
 from shardtool.storage.remote import lock, objects
@@ -252,19 +252,17 @@ def test_refused_in_mid_run(
 
 
 def test_left_out(store: Server, source: Path, tmp_path: Path) -> None:
-    """A sample that cannot be read is left out in a store as in a folder, though the size is not the plan's."""
-    options = CreateOptions(max_size="2MB", oversize="alone", workers=1, on_error="skip")
-    copy = tmp_path / "source"
-    copy.mkdir()
-    for one in source.iterdir():
-        (copy / one.name).write_bytes(one.read_bytes())
-    (copy / "005.jpg").chmod(0)
-    if os.access(copy / "005.jpg", os.R_OK):
-        pytest.skip("this user reads every file")
-    create(copy, f"{tmp_path}/out/out-{{000000..}}.tar", options)
-    prefix = store.new_prefix()
-    made = create(copy, f"{prefix}/out-{{000000..}}.tar", options)
-    assert made.skipped == 1
+    """Samples that are damaged are left out in a store as in a folder, though the size is then not the plan's."""
+    create(source, f"{tmp_path}/in/in-{{000000..}}.tar", CreateOptions(shards=1, max_size="1GB"))
+    shard = tmp_path / "in" / "in-000000.tar"
+    data = bytearray(shard.read_bytes())
+    for name in ("005.jpg", "020.jpg"):  # a small one, and one that is found out after a part of it was written
+        data[data.index((source / name).read_bytes()) + 15_000] ^= 1
+    shard.write_bytes(data)
+    prefix, options = store.new_prefix(), ReshardOptions(max_size="4MB", on_error="skip", workers=1)
+    for place in (prefix, f"{tmp_path}/out"):
+        made = reshard(f"{tmp_path}/in/in.json", f"{place}/out-{{000000..}}.tar", options)
+        assert (made.samples, made.skipped) == (_SAMPLES - 2, 2)
     assert _files(prefix) == _local(tmp_path / "out")
 
 
