@@ -22,7 +22,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, ShardError, printable
+from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import writing
@@ -135,8 +135,14 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="shardtool-lock", daemon=True)
         self._thread.start()
 
+    def leave(self) -> None:
+        """Renew it no more, and leave it to its end: the store does not let us in, and nothing is asked again."""
+        self._ended.set()
+
     def end(self) -> None:
         """Give it back."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join(_END_S)
         if self.lost is None:
@@ -189,6 +195,9 @@ def locked(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
             yield
         finally:
             _held[folder].remove(lease)
+    except AccessRefused:
+        lease.leave()
+        raise
     finally:
         lease.end()
 
