@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool.storage.remote import lock
 from shardtool.storage.remote.lock import Holder, age_s, parse_holder
 
 _DATE = "Sun, 22 Nov 2026 15:00:00 GMT"
@@ -49,6 +50,8 @@ def test_any_lock(data: bytes) -> None:
 def test_dead() -> None:
     """A holder is dead when its process is gone, or another has its number; on another machine nobody knows."""
     me = Holder.me()
+    assert me.is_dead()  # nobody of this process holds it
+    lock._mine.add(me.token)
     assert not me.is_dead()
     assert replace(me, born="1").is_dead()
     assert not replace(me, born="1", machine="another").is_dead()
