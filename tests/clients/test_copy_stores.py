@@ -91,6 +91,17 @@ def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
         assert (again.copied, again.kept, again.copied_size) == (0, 4, 0)
 
 
+def test_a_whole_bucket(packed: Path, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket itself is a place, with and without a slash; names may hold what needs escaping."""
+    _use(moto, monkeypatch)
+    other = moto.new_prefix() + "/a b#%2F?ü"
+    copy(packed, moto.bucket + "/")
+    assert copy(packed, moto.bucket).datasets[0].kept == 4
+    copy(moto.bucket, other)
+    copy(f"{other}/out.json", tmp_path / "back")
+    assert read_tree(tmp_path / "back") == read_tree(packed)
+
+
 def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) -> None:
     """A shard with a flipped bit becomes no object, and from a store no file; no dataset file tells of it."""
     source, prefix = _dataset(tmp_path / "source"), server.new_prefix()
