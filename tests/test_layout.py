@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # From above; a module imports from its own room and from those below it. The package's own modules, which give the
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
-    "package", "torch", "tensorflow", "cli", "verbs", "compat", "transfer", "cache", "writer", "check", "pack",
+    "package", "torch", "tensorflow", "ray", "cli", "verbs", "compat", "transfer", "cache", "writer", "check", "pack",
     "inspection", "reading", "publish", "write", "source", "select", "plan", "dataset", "table", "interop",
     "request", "entries", "transform", "fetch", "execute", "format", "storage", "values",
 )  # fmt: skip

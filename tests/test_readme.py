@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
-    "docs/writing.md",
+    "docs/urls.md", "docs/writing.md",
 ]  # fmt: skip
 OTHERS = ["CHANGELOG.md", "docs/findings.md", "benchmarks/README.md"]
 LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]

@@ -19,7 +19,7 @@ from shardtool.check.sampling import chosen_shards, left_out, share_of
 from shardtool.check.subject import open_subject
 from shardtool.check.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, Examined, Task, examine
 from shardtool.dataset.walk import Survey
-from shardtool.errors import printable
+from shardtool.errors import printable, without_secrets
 from shardtool.execute.here import Here
 from shardtool.execute.local import cores
 from shardtool.execute.pool import Needs, a_few
@@ -279,7 +279,7 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
         read = share_of(subject.cases)
         unchecked += [left_out(subject.cases, options)] if sums.partial else []
     return Report(
-        dataset=output_text(subject.found.dataset_file or subject.found.folder or "."),
+        dataset=without_secrets(output_text(subject.found.dataset_file or subject.found.folder or ".")),
         findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
         counts={code: count for code, count in sorted(findings.counts.items()) if count},
         checked=(*_checked(subject, options, partial=sums.partial), *findings.checked),

@@ -18,7 +18,7 @@ from shardtool.check.across_shards import sample_at
 from shardtool.check.findings import Finding, Findings, finding_of
 from shardtool.check.look import Report
 from shardtool.check.subject import open_subject
-from shardtool.errors import CorruptShard, listing
+from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.values import SPLIT_NAMES, output_text
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _splits(opened: Sequence[Subject | CorruptShard]) -> dict[tuple[int, int], b
 
 
 def _unreadable(given: Any, error: CorruptShard) -> Report:
-    where = output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where)
+    where = without_secrets(output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where))
     finding = finding_of("dataset-file-damaged", os.path.basename(where), error)
     return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
 

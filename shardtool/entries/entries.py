@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
+from shardtool.fetch.urls import shown_bytes
 from shardtool.storage.sources import is_place
-from shardtool.values import LINK, placed, to_bytes, to_text
+from shardtool.values import LINK, URL, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,9 +168,10 @@ class Entries:
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row, as messages and outputs have it: relative to `root`."""
+        """Return the path of a row, as messages and outputs have it: relative to `root`, or what is shown of a URL."""
         if self.rows.paths is not None:
-            return self.rows.paths.span(row, row + 1)[:-1]
+            path = self.rows.paths.span(row, row + 1)[:-1]
+            return shown_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def place(self, row: int) -> bytes:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    Progress = Callable[..., None]  # a task's number, and what it has done since the last time
+    Progress = Callable[..., None]  # a task's number, samples, bytes, and of URLs the samples that failed
 
 Result = TypeVar("Result")
 

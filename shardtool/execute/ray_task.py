@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Needs
 
 _REPORT_S = 1.0
-_ATTEMPT_BYTES = 4
+ATTEMPT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def serve(
 ) -> Answer:
     """Do one task, in the process of a Ray worker."""
     surroundings.enter()
-    staging.set_attempt(token_hex(_ATTEMPT_BYTES))
+    staging.set_attempt(token_hex(ATTEMPT_BYTES))
     what = what_of(function, task)
     try:
         return Answer(function(task) if tally is None else function(task, _reporter(tally, number)))
@@ -103,7 +103,7 @@ def _reporter(tally: Tally, number: int) -> Callable[..., None]:
     """Return what reports all that this attempt has done so far: a second attempt begins at nothing again."""
     last, samples, size = time.monotonic(), 0, 0
 
-    def report(more_samples: int, more_bytes: int, *_failed: int) -> None:
+    def report(more_samples: int, more_bytes: int, *_: int) -> None:  # what failed is told at the task's end
         nonlocal last, samples, size
         samples, size = samples + more_samples, size + more_bytes
         if time.monotonic() - last > _REPORT_S:

@@ -17,7 +17,7 @@ class FetchOptions:
 
     Attributes:
         connections: How many are fetched at once.
-        per_host: How many of these of one host.
+        per_host: How many of these of one host: of all workers where they are asked for, of one in its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Seconds that a file may take in all, with redirects and further tries.
         max_bytes: Bytes of a file at most, as sent and as unpacked.

@@ -15,7 +15,7 @@ import numpy as np
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.opened import file_size
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, listing, printable, reason
+from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.statistics import Sizes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
@@ -196,8 +196,8 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
-        dataset=output_text(found.dataset_file or found.folder or "."),
-        dataset_file=None if found.dataset_file is None else output_text(found.dataset_file),
+        dataset=without_secrets(output_text(found.dataset_file or found.folder or ".")),
+        dataset_file=None if found.dataset_file is None else without_secrets(output_text(found.dataset_file)),
         name=file.name if file else None,
         format=file.format if file else opened.format,
         samples=counts.total,
@@ -262,7 +262,7 @@ def _damaged(overview: Overview) -> Iterator[Problem]:
 
 def shown(path: str) -> str:
     """Return a path as people and programs get to see it."""
-    return printable(output_text(path))
+    return without_secrets(printable(output_text(path)))
 
 
 class ShardSpreads:

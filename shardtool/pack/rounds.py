@@ -25,7 +25,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pack.keep import Decision, Planned, decide, is_newer, mtime_of, mtime_of_shard, new_sizes, own_shards
-from shardtool.pack.read_cost import opening_s, reads_at_once, show_time
+from shardtool.pack.read_cost import REMOTE_READS, opening_s, reads_at_once, show_time
 from shardtool.pack.totals import Packed, check_same
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import shard_samples
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shardtool.publish.publisher import Publisher
     from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
+    from shardtool.transform.steps import Transform
 
 
 _FEW = 100  # samples of a shard, of which a share says little
@@ -99,6 +100,7 @@ class Packing:
         if not self._fetches:  # of the web, no sizes are known
             self.publisher.check_space(new_sizes(plan, self.output, self.manner.request))
         size = 0 if self._fetches else int(plan.sizes[shards.start : shards.stop].sum())
+        self._note_gap()
         self.observer.start(samples, size, len(shards))
         while True:
             self._consumed, again = {}, []
@@ -137,13 +139,21 @@ class Packing:
             tuple(self.misread.values()),
         )
 
+    def _note_gap(self) -> None:
+        """Say that a dataset goes before another is there, where nothing can wait unseen."""
+        there = self.output.pattern.dataset_file in self.output.existing
+        if there and self.output.if_exists == "overwrite" and not self.output.folder.hides:
+            self.observer.note("in a store the old dataset file goes first: there is none until this run has ended")
+
     def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
         plan, manner = self._round, self.manner
         room, work = plan.limits.room, None
         reads = self._reads()
         if manner.transform is not None:
-            work = Work(manner.transform, room, plan.limits.max_count, manner.options.oversize, manner.dots)
+            work = Work(
+                self._transform(manner.transform), room, plan.limits.max_count, manner.options.oversize, manner.dots
+            )
         for shard in shards:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
@@ -152,14 +162,26 @@ class Packing:
                 self.publisher.before(name)
             self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
-            mtime_ns, size = mtime_of_shard(planned, self.mtime_ns), None if work else int(plan.sizes[shard])
+            mtime_ns, size = (
+                mtime_of_shard(planned, self.mtime_ns),
+                None if work or self._fetches else int(plan.sizes[shard]),
+            )
             how = mtime_ns, decision.todo, work, reads, size
             yield ShardTask(shard, name, plan.format, folder, planned.samples, on_error, *how)
+
+    def _transform(self, transform: Transform) -> Transform:
+        """Return the transform of one task: of the requests that a host gets at once, it has its share."""
+        if transform.fetch is None:
+            return transform
+        at_once = min(len(self._shards) or 1, self._most)
+        return replace(transform, fetch=replace(transform.fetch, per_host=max(1, transform.fetch.per_host // at_once)))
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
         if self.manner.transform and (self.manner.transform.function or self.manner.transform.fetch):
             return 1
+        if self._round.entries.is_remote:
+            return REMOTE_READS
         file_s = opening_s(self._round.entries)
         reads = reads_at_once(file_s, min(len(self._shards) or 1, self._most))
         if reads > 1:
@@ -245,8 +267,9 @@ class Packing:
         else:
             self.publisher.add(result.staged, data, name)
             self.kept += result.staged is None
-            if result.compared and is_newer(planned, self.mtime_ns):  # not while the clocks may differ by more
-                self.output.folder.set_time(name, self.mtime_ns)  # so that the next run trusts it
+            mtime_ns = mtime_of_shard(planned, self.mtime_ns)
+            if result.compared and is_newer(planned, mtime_ns):  # not while the clocks may differ by more
+                self.output.folder.set_time(name, mtime_ns)  # so that the next run trusts it
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         done_samples, done_bytes, done_failed = self._reported.pop(shard, (0, 0, 0))

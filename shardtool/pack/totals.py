@@ -85,6 +85,7 @@ def publish_dataset(packed: Packed, publisher: Publisher, made: RunRecord) -> Da
     dataset = dataset_of(packed, output, skipped, made)
     if output.old is not None:
         dataset = joined(output.old, dataset)
+    publisher.check_there(packed.shards)
     publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
     return dataset
 

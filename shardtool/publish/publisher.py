@@ -27,11 +27,13 @@ from shardtool.publish.part_file import record_name, remove_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.staging import write_whole
-from shardtool.values import show_size
+from shardtool.values import show_size, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.publish.destination import Destination
     from shardtool.publish.part_file import PartRecord
     from shardtool.skipped import Skipped
@@ -175,6 +177,28 @@ class Publisher:
         if staged and not self._waits:  # there, they wait under the same names
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
+
+    def check_there(self, shards: Sequence[ShardEntry]) -> None:
+        """See that a store has what workers have given it: one listing before the dataset file names it all.
+
+        Args:
+            shards: What the dataset file is to say of each.
+
+        Raises:
+            OutputFailed: A shard or a sidecar is not there, or has another size.
+        """
+        if self.folder.hides:
+            return
+        sizes = {os.fsdecode(to_bytes(one.name)): one.size for one in shards}
+        sizes |= {os.fsdecode(to_bytes(one.sidecar)): one.sidecar_size for one in shards}
+        there = self.folder.facts(sizes)
+        for name, size in sizes.items():
+            fact = there.get(name)
+            if fact is None or fact.size != size:
+                found = "not there" if fact is None else f"{fact.size:,} bytes"
+                expected = f"{size:,} bytes, which the store has taken"
+                again = f"Run the same command again with {option('if_exists', 'resume')}."
+                raise OutputFailed(self.folder.full_path(name), found, expected=expected, remedy=again)
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
         """Publish what waits, remove what is stale, and publish the dataset file, last.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.dataset.opened import count_samples, file_size, open_dataset, read_rows
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.unfinished import recorded_dots
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.reading.shard_index import ShardIndex
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
@@ -28,14 +28,12 @@ from shardtool.storage.shared import JoinedBlocks, SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.opened import OpenedDataset, OpenedShard
     from shardtool.values import Given, Kind
-
-Result = TypeVar("Result")
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away
 _log = logging.getLogger("shardtool")
@@ -216,7 +214,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=opened.found.dataset_file or listing([*opened.found.shards], 1),
+        name=without_secrets(opened.found.dataset_file or listing([*opened.found.shards], 1)),
         shards=tuple(found.shards),
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),
@@ -245,7 +243,7 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
             crcs=[one.crc for one in of],
         )
-    shards, heads = opened.shards, [*_each(count_samples, opened.shards)]
+    shards, heads = opened.shards, [*for_each(count_samples, opened.shards, lambda shard: shard.path)]
     if None in heads:  # keys of shards that are walked end where those of the others do
         dots = recorded_dots(opened.found)
         shards = tuple(replace(shard, dots=dots) for shard in shards)
@@ -255,12 +253,6 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _Described:
     crcs = [None if head is None else head[1].crc for head in heads]
     facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
     return _Described(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
-
-
-def _each(read: Callable[[OpenedShard], Result], shards: Sequence[OpenedShard]) -> Iterator[Result]:
-    """Yield what `read` returns for each shard; many are asked for at once where they lie elsewhere."""
-    places = {shard.path: shard for shard in shards}
-    return for_each(lambda path: read(places[path]), [shard.path for shard in shards])
 
 
 def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:

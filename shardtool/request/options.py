@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local import cores
 from shardtool.request.choices import check_address, check_choices
 from shardtool.request.part import check_part
 from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
@@ -358,6 +357,9 @@ class CreateOptions(SelectingOptions):
 
     def _check_urls(self) -> None:
         pairs("urls", self.urls, "FIELD=COLUMN, such as jpg=url")
+        planned = next((name for name in ("plan", "plan_only") if self.urls and getattr(self, name) is not None), None)
+        if planned is not None:  # it would hold the secrets of URLs, and save no look at any file
+            raise InvalidRequest(option(planned), f"used with {option('urls')}", expected="one of them")
         parse_size(self.max_file_size)
         share("max_failed", self.max_failed)
         if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
@@ -437,7 +439,7 @@ class CreateOptions(SelectingOptions):
 
         return FetchOptions(
             connections=self.connections,
-            per_host=max(1, self.per_host // (self.workers or cores())),
+            per_host=self.per_host,
             timeout_s=self.timeout,
             max_time_s=self.max_time,
             max_bytes=parse_size(self.max_file_size),

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-from typing import IO, Protocol, cast
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from shardtool.storage.places import is_url, open_blob
-from shardtool.storage.reading import open_plain
-from shardtool.storage.remote.ahead import Ahead, AheadFile
+from shardtool.storage.reading import SpanSource, file_stat, open_plain
+from shardtool.storage.remote.ahead import Ahead, AheadFile, ObjectSpans
+from shardtool.storage.remote.whole import version_number
+from shardtool.storage.sources import address_of, is_place, object_fact
+
+if TYPE_CHECKING:
+    from shardtool.storage.sources import FileFact
+
+
+Spans = SpanSource | ObjectSpans
 
 
 class OpenedFile(Protocol):
@@ -16,7 +24,7 @@ class OpenedFile(Protocol):
 
     Attributes:
         size: Its bytes.
-        mtime_ns: When it was changed, where that can be known; else 0.
+        mtime_ns: When it was changed; of an object its version, as a number.
         window: Bytes that are best read at once where one place follows the other.
         hop: Bytes that are best read at a place that lies far from the last one.
         near: Bytes between two places that are read rather than passed over.
@@ -85,11 +93,11 @@ class LocalFile:
 class RemoteFile:
     """An object in a store or behind HTTP: what follows in order is read ahead."""
 
-    window, hop, near, mtime_ns = 2**22, 2**16, 2**20, 0
+    window, hop, near = 2**22, 2**16, 2**20
 
     def __init__(self, address: str) -> None:
         self._blob = open_blob(address)
-        self.size = self._blob.size
+        self.size, self.mtime_ns = self._blob.size, version_number(self._blob.version)
         self._ahead: Ahead | None = None
         self._next = 0
 
@@ -114,6 +122,40 @@ class RemoteFile:
         """Ask for no more."""
         if self._ahead is not None:
             self._ahead.close()
+
+
+def open_spans(path: bytes) -> Spans:
+    """Return a source's file to be read span by span.
+
+    Raises:
+        OSError: It cannot be opened.
+        ShardError: A store or a server cannot be asked.
+    """
+    return ObjectSpans(address_of(path)) if is_place(path) else SpanSource(path)
+
+
+def plain_fact(path: str) -> FileFact:
+    """Return what the file system says of a plain file that can be opened, or a server of an object.
+
+    Raises:
+        OSError: It cannot be opened, or is no plain file.
+        ShardError: A store or a server cannot be asked.
+    """
+    if is_url(path):
+        return object_fact(os.fsencode(path))
+    fd, fact = open_plain(path)
+    os.close(fd)
+    return fact
+
+
+def file_fact(path: str) -> FileFact:
+    """Return what the file system says of what a path leads to, or a server of an object.
+
+    Raises:
+        OSError: It leads to nothing, or nowhere that we may look.
+        ShardError: A store or a server cannot be asked.
+    """
+    return object_fact(os.fsencode(path)) if is_url(path) else file_stat(path)
 
 
 def open_file(path: str) -> OpenedFile:

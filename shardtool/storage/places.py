@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 
@@ -119,10 +120,12 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
     return list(for_each(plain_size, paths))
 
 
-def for_each(ask: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
-    """Yield what `ask` returns for each path, in order; many are asked for at once where they lie elsewhere."""
-    paths = list(paths)
-    return together(ask, paths) if any(map(is_url, paths)) else map(ask, paths)
+def for_each(
+    ask: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
+) -> Iterator[Result]:
+    """Yield what `ask` returns for each item, in order; many are asked for at once where their paths lead elsewhere."""
+    items = list(items)
+    return together(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
 
 
 def is_folder(path: str) -> bool:

@@ -8,6 +8,7 @@ a spool, each of them as much as memory may hold, are read whole when the first 
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from array import array
 from bisect import bisect_right
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
 from shardtool.format import zip_read
-from shardtool.storage.reading import SpanSource
+from shardtool.storage.open_file import open_spans
 from shardtool.values import to_text
 from shardtool.wording import option
 from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
@@ -24,6 +25,7 @@ from shardtool.write.task import Failed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardtool.storage.open_file import Spans
     from shardtool.values import SpanFile
 
 _LEAST_AHEAD = 4096
@@ -31,28 +33,29 @@ _NEAR = 64 * 1024
 OPEN_FILES = 64
 
 
-def open_span_file(planned: SpanFile) -> SpanSource:
+def open_span_file(planned: SpanFile) -> Spans:
     """Return a file for reading.
 
     Raises:
         OSError: It cannot be opened.
         Failed: It is not the file that the plan saw.
     """
-    source = SpanSource(planned.path)
+    source = open_spans(planned.path)
     fact = source.fact()
-    if not stat.S_ISREG(fact.st_mode):
+    if isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode):
         found = "is no plain file"
     elif fact.st_size != planned.size:
         found = f"changed while it was read: {planned.size:,} bytes in the plan, {fact.st_size:,} now"
     elif planned.mtime_ns >= 0 and fact.st_mtime_ns != planned.mtime_ns:
-        found = "changed while it was read: its modification time is another"
+        what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
+        found = f"changed while it was read: its {what} is another"
     else:
         return source
     source.close()
     raise Failed(planned.path, "changed", found)
 
 
-def check_unchanged(source: SpanSource, planned: SpanFile) -> None:
+def check_unchanged(source: Spans, planned: SpanFile) -> None:
     """Check that a file which was read is still what the plan saw.
 
     Raises:
@@ -79,7 +82,7 @@ class SpanReader:
         bounds.frombytes(regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
-        self._open: dict[int, SpanSource] = {}
+        self._open: dict[int, Spans] = {}
         self._file = -1  # whose bytes the window holds
         self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
 
@@ -198,7 +201,7 @@ class SpanReader:
         self._read(file, offset, reading_window()[:held])
         self._start, self._held = offset, held
 
-    def _opened(self, file: int) -> SpanSource:
+    def _opened(self, file: int) -> Spans:
         if len(self._open) >= OPEN_FILES:
             self._close_oldest()
         while True:

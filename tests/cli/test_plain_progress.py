@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 LINE = re.compile(r"progress: 3 samples: 1 kB of 4 kB \(25%\), shard 1/4, [0-9.]+ k?B/s, [0-9,]+ s left")
 
+FETCHING = re.compile(
+    r"progress: fetching: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
+    r"[0-9.]+ [kMG]?B/s, [0-9,]+/s, [0-9,]+ s left"
+)
+
 
 def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("progress: ")]
@@ -90,3 +95,17 @@ def test_a_short_run_tells_nothing(small: Path, tmp_path: Path) -> None:
 def test_the_period_is_ten_seconds() -> None:
     """What the documents say."""
     assert plain_progress.PERIOD_S == 10
+
+
+@pytest.mark.usefixtures("often")
+def test_fetching_counts_samples_and_says_how_well_it_goes() -> None:
+    """Of files from the web no sizes are known: lines count samples, and say what share was fetched, and how fast."""
+    with (
+        redirect_stderr(StringIO()) as err,
+        closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
+    ):
+        terminal.start(200, 0, 2)
+        terminal.failed(10)
+        terminal.advance(100, 5000, 1)
+        line = _told(err)[-1]
+    assert FETCHING.fullmatch(line), line

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import shardtool
-from shardtool.errors import OutputExists, SampleFailed
+from shardtool.errors import InvalidRequest, OutputExists, SampleFailed
 from tests.helpers import REPO, write_tree
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray then keeps to the loopback address, here too
@@ -30,6 +32,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 MAP = "tests.clients.on_nodes:act"
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # of Linux
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -44,10 +48,10 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._each: dict[str, Any] = {
+        self.each: dict[str, Any] = {
             "num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"
         }  # fmt: skip
-        head = {**self._each, "include_dashboard": False, "_system_config": _HEALTH}
+        head = {**self.each, "include_dashboard": False, "_system_config": _HEALTH}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.others: list[Any] = []
 
@@ -60,7 +64,7 @@ class Nodes:
         """Have `count` nodes beside the head, all of them alive."""
         self.others = [one for one in self.others if one.live_processes() and _raylet(one)]
         while len(self.others) < count:
-            self.others.append(self.cluster.add_node(**self._each))
+            self.others.append(self.cluster.add_node(**self.each))
 
     def list_in(self, folder: Path) -> None:
         """Note which raylets may be lost."""
@@ -219,6 +223,11 @@ def test_the_driver_dies(nodes: Nodes, tmp_path: Path) -> None:
     assert contents(folder) == contents(here)
 
 
+def words_of(said: str) -> list[str]:
+    """Return the first sentence of each line of stderr that is no note."""
+    return [line.partition(".")[0] for line in said.splitlines() if not line.startswith("note: ")]
+
+
 def wait_for_shards(driver: subprocess.Popen[str], folder: Path, count: int) -> None:
     """Wait until a driver has published so many shards, half a minute at most."""
     latest = time.monotonic() + 30
@@ -248,12 +257,79 @@ def test_the_command_line(nodes: Nodes, source: Path) -> None:
         pack(source, "out", if_exists="resume")
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=30)
-    assert (first.returncode, said.count("\n")) == (130, 1), said
+    assert (first.returncode, words_of(said)) == (130, ["shardtool: interrupted by SIGINT"]), said
     assert not [*folder.glob(".*")]
     (flags / "go").touch()
     again = tool(*words, "--resume", nodes=nodes)
     out, said = again.communicate(timeout=60)
     assert again.returncode == 0, said
     assert "24 samples in 12 shards" in out
-    assert said == ""
+    assert words_of(said) == []
     same_as_here(source, folder)
+
+
+@contextmanager
+def another_view(nodes: Nodes, mounts: dict[Path, Path | None]) -> Iterator[str]:
+    """Give the address of a node that sees empty folders, or other files, in place of these."""
+    libc, made = ctypes.CDLL(None, use_errno=True), None
+    ours = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    try:
+        if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
+            pytest.skip("mounts need rights that are missing here")
+        for target, other in mounts.items():
+            kind, flags = (b"tmpfs", 0) if other is None else (None, _MS_BIND)
+            assert libc.mount(os.fsencode(other or "none"), os.fsencode(target), kind, flags, None) == 0
+        made = nodes.cluster.add_node(**nodes.each)  # what is started from here has these mounts, too
+    finally:
+        libc.unshare(_CLONE_FS)  # from threads that were started meanwhile
+        assert libc.setns(ours, _CLONE_NEWNS) == 0
+        os.close(ours)
+    try:
+        yield f"node 127.0.0.1 ({made.node_id[:8]})"
+    finally:
+        nodes.cluster.remove_node(made)
+
+
+def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without the source, with another folder for the output, or without the module of `--map` is named."""
+    hidden, seen = tmp_path / "hidden", tmp_path / "seen"
+    for folder in (hidden, seen):
+        write_tree(folder / "source", {"a.txt": b"1", "b.txt": b"2"})
+    (hidden / "only_here.py").write_text("def same(sample):\n    return sample\n")
+    monkeypatch.syspath_prepend(str(hidden))
+    source, function = f"{hidden}/source: no such file or directory", "only_here:same: no module only_here"
+    with another_view(nodes, {hidden: None}) as node:
+        for place, output, name, said in (
+            (hidden, seen, None, f"{source}; expected a folder, as here"),
+            (seen, hidden, None, f"{hidden}: another folder, or none; expected the folder that this process writes to"),
+            (seen, seen, "only_here:same", f"{function}; expected a module that is installed on each node"),
+        ):
+            options = shardtool.CreateOptions(executor="ray", map=name)
+            with pytest.raises(InvalidRequest) as caught:
+                shardtool.create(place / "source", output / "out-{000..}.tar", options)
+            assert str(caught.value).startswith(f"{node}: {said}")
+            assert not [*output.glob("out*"), *output.glob(".*")]
+
+
+def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path) -> None:
+    """A node with another shardtool is named, with both versions, and no task runs."""
+    other, version = tmp_path / "_version.py", REPO / "shardtool" / "_version.py"
+    other.write_text('__version__ = "0.0.1"\n')
+    with another_view(nodes, {version: other}) as node, pytest.raises(InvalidRequest) as caught:
+        pack(source, "out")
+    assert str(caught.value).startswith(f"{node}: shardtool 0.0.1; expected shardtool {shardtool.__version__}, as here")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_cluster(tmp_path: Path) -> None:
+    """An address at which nothing answers, or that is none, is refused at once, and says what to do."""
+    command = [sys.executable, "-m", "shardtool", "verify", str(tmp_path), "--executor", "ray", "--address"]
+    for address, said in (
+        ("127.0.0.1:1", "no Ray cluster: connection refused. Start one with `ray start`"),
+        ("ray://127.0.0.1:1", "no Ray cluster: connection refused. Start one with `ray start`"),
+        ("head", "no address; expected auto, ray://host:port or host:port"),
+    ):
+        done = subprocess.run([*command, address], capture_output=True, text=True, check=False, timeout=30)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"shardtool: --address {address}: {said}")
+        assert done.stderr.count("\n") == 1

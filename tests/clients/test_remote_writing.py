@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import CreateOptions, create, verify
+from shardtool import CreateOptions, IndexOptions, create, export, index, verify
+from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
-from shardtool.storage.remote import lock
+from shardtool.storage.remote import lock, objects
+from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.servers.faults import FaultyProxy
     from tests.servers.processes import Server
+
+    Proxies = Callable[[Server], FaultyProxy]
+    Reach = Callable[[Server], Server]
 
 pytestmark = pytest.mark.clients
 STORES = ("moto", "rclone", "azurite", "gcs")
@@ -76,3 +87,222 @@ def test_same_bytes(store: Server, source: Path, tmp_path: Path, ending: str) ->
     assert _files(prefix) == _local(tmp_path)
     assert made.samples == _SAMPLES
     assert verify(made.dataset_file).sound
+
+
+def _run(store: Server, *words: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shardtool", *words]
+    both = {**os.environ, **store.environment, **environment}
+    return subprocess.Popen(command, env=both, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _said(store: Server, *words: str) -> tuple[int, str]:
+    """Return the exit code of a command, and all that it printed, in which no secret is."""
+    run = _run(store, *words)
+    out, err = run.communicate(timeout=60)
+    for secret in store.secrets:
+        assert secret not in out + err
+    return run.returncode, out + err
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.6, 0.9, 1.2])
+def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, delay_s: float) -> None:
+    """After SIGKILL there is no dataset file, each object is whole, and --resume at once ends with the same bytes."""
+    create(source, f"{tmp_path}/out-{{000000..}}.tar", CreateOptions(max_size="1MB", oversize="alone"))
+    prefix, proxy = store.new_prefix(), proxies(store)
+    proxy.set(bytes_per_s=3_000_000)
+    words = [
+        "create",
+        str(source),
+        f"{prefix}/out-{{000000..}}.tar",
+        "--max-size",
+        "1MB",
+        "--oversize",
+        "alone",
+        "--workers",
+        "2",
+    ]
+    run = _run(proxy.server, *words)
+    time.sleep(delay_s + 0.5)
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate()
+    proxy.set()
+    wanted, left = _local(tmp_path), _files(prefix)
+    assert "out.json" not in left
+    left.pop(".out.lock", None)
+    assert {name: wanted.get(name) for name in left} == left
+    code, said = _said(store, *words, "--resume")
+    assert code == 0, said
+    assert _files(prefix) == wanted
+
+
+def test_two_runs(store: Server, source: Path) -> None:
+    """A second run is refused, and told who the first is; so it is while the lock of a run elsewhere may be held."""
+    prefix = store.new_prefix()
+    where = f"{prefix}/.out.lock"
+    with lock.locked(prefix, "out"):
+        code, said = _said(store, "create", str(source), f"{prefix}/out-{{000000..}}.tar", "--oversize", "alone")
+        assert code == 5
+        assert f"process {os.getpid()}" in said
+    assert places.list_folder(prefix) == []
+    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    objects.put(where, other.encode(), "")
+    with pytest.raises(OutputExists, match="ann@elsewhere"), lock.locked(prefix, "out"):
+        pass
+    assert json.loads(places.read_small(where))["who"].startswith("ann@")
+
+
+def test_lock_is_taken_over(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock whose time is over by the store's clock is taken by one of those that try; the loser of it stops."""
+    prefix = store.new_prefix()
+    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    objects.put(f"{prefix}/.out.lock", other.encode(), "")
+    time.sleep(2.1)  # stores count whole seconds
+    monkeypatch.setattr(lock, "LEASE_S", 1)
+    with lock.locked(prefix, "out"):
+        monkeypatch.setattr(lock, "LEASE_S", 100)
+        with pytest.raises(OutputExists, match=f"process {os.getpid()}"), lock.locked(prefix, "out"):
+            pass
+    assert places.list_folder(prefix) == []
+
+
+def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose lock another has taken publishes nothing more, and leaves the other's lock alone."""
+    monkeypatch.setattr(lock, "_RENEW_S", 0.05)
+    prefix = store.new_prefix()
+    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    with lock.locked(prefix, "out"):
+        objects.put(f"{prefix}/.out.lock", other.encode())
+        time.sleep(0.5)
+        with pytest.raises(OutputExists, match="another run has taken the lock"):
+            lock.check_held(prefix)
+    assert json.loads(places.read_small(f"{prefix}/.out.lock"))["who"].startswith("ann@")
+
+
+def test_shared_lock(store: Server) -> None:
+    """Those who share a lock hold it together, and nobody holds it alone beside them."""
+    prefix = store.new_prefix()
+    both = lock.locked(prefix, "out", shared=True), lock.locked(prefix, "out", shared=True)
+    with both[0], both[1], pytest.raises(OutputExists), lock.locked(prefix, "out"):
+        pass
+    with lock.locked(prefix, "out"), pytest.raises(OutputExists), lock.locked(prefix, "out", shared=True):
+        pass
+    assert places.list_folder(prefix) == []
+
+
+@pytest.mark.parametrize("store", ["rclone"], indirect=True)
+def test_no_conditions(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that makes an object twice is refused, unless the user says that no other run writes there."""
+    monkeypatch.delenv(lock.UNLOCKED)
+    prefix = store.new_prefix()
+    with pytest.raises(InvalidRequest, match=lock.UNLOCKED):
+        create(source, f"{prefix}/out-{{000000..}}.tar", CreateOptions(oversize="alone"))
+    assert places.list_folder(prefix) == []
+
+
+_FAULTS = [
+    Fault("status", status=503, headers={"Retry-After": "0"}, path=r"\.tar", times=2),
+    Fault("status", status=500, method="PUT", times=2),
+    Fault("reset", method="PUT", path=r"\.tar", times=2),
+]
+
+
+@pytest.mark.parametrize("fault", _FAULTS, ids=["busy", "failing", "reset"])
+def test_faults(
+    store: Server,
+    source: Path,
+    tmp_path: Path,
+    proxies: Callable[[Server], FaultyProxy],
+    reached: Callable[[Server], Server],
+    fault: Fault,
+) -> None:
+    """What may pass is survived: the shard is packed again, and the dataset is that of a folder."""
+    options = CreateOptions(max_size="2MB", oversize="alone", workers=2)
+    create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
+    proxy = proxies(store)
+    reached(proxy.server)
+    proxy.set(fault)
+    prefix = store.new_prefix()
+    create(source, f"{prefix}/out-{{000000..}}.tar", options)
+    proxy.set()
+    assert _files(prefix) == _local(tmp_path)
+
+
+def test_refused_in_mid_run(
+    store: Server,
+    source: Path,
+    tmp_path: Path,
+    proxies: Callable[[Server], FaultyProxy],
+    reached: Callable[[Server], Server],
+) -> None:
+    """After the first 403 a shard is not asked for again; the error names it, and --resume ends what is left."""
+    proxy = proxies(store)
+    reached(proxy.server)
+    proxy.set(Fault("status", status=403, path=r"000002\.tar", method="PUT", times=None))
+    prefix = store.new_prefix()
+    output, options = f"{prefix}/out-{{000000..}}.tar", CreateOptions(max_size="1MB", oversize="alone", workers=1)
+    with pytest.raises(AccessRefused, match=r"out-000002\.tar"):
+        create(source, output, options)
+    asked = [one for one in proxy.log().asked if "000002.tar" in str(one)]
+    assert len(asked) == 1
+    proxy.set()
+    made = create(source, output, CreateOptions(max_size="1MB", oversize="alone", workers=1, if_exists="resume"))
+    assert made.kept == 2
+    create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
+    assert _files(prefix) == _local(tmp_path)
+
+
+def test_left_out(store: Server, source: Path, tmp_path: Path) -> None:
+    """A sample that cannot be read is left out in a store as in a folder, though the size is not the plan's."""
+    options = CreateOptions(max_size="2MB", oversize="alone", workers=1, on_error="skip")
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for one in source.iterdir():
+        (copy / one.name).write_bytes(one.read_bytes())
+    (copy / "005.jpg").chmod(0)
+    if os.access(copy / "005.jpg", os.R_OK):
+        pytest.skip("this user reads every file")
+    create(copy, f"{tmp_path}/out/out-{{000000..}}.tar", options)
+    prefix = store.new_prefix()
+    made = create(copy, f"{prefix}/out-{{000000..}}.tar", options)
+    assert made.skipped == 1
+    assert _files(prefix) == _local(tmp_path / "out")
+
+
+def test_overwrite(store: Server, source: Path, tmp_path: Path) -> None:
+    """A dataset is replaced by another: nothing of the old stays, and what would lead into it went before."""
+    prefix = store.new_prefix()
+    output = f"{prefix}/out-{{000000..}}.tar"
+    made = create(source, output, CreateOptions(max_size="1MB", oversize="alone"))
+    export(made.dataset_file, ["wids", "dali-webdataset"])
+    options = CreateOptions(max_size="4MB", if_exists="overwrite")
+    create(source, output, options)
+    create(source, f"{tmp_path}/out-{{000000..}}.tar", options)
+    assert _files(prefix) == _local(tmp_path)
+
+
+def test_index(store: Server, source: Path, tmp_path: Path) -> None:
+    """Sidecars and dataset file made again in a store are those that a folder gets."""
+    prefix, options = store.new_prefix(), CreateOptions(max_size="2MB", oversize="alone")
+    for place in (prefix, str(tmp_path)):
+        create(source, f"{place}/out-{{000000..}}.tar", options)
+    for one in tmp_path.iterdir():
+        if one.suffix != ".tar":
+            one.unlink()
+            objects.delete(prefix, [f"{prefix}/{one.name}".split("/", 3)[3]])
+    for place in (prefix, str(tmp_path)):
+        index(place, IndexOptions(checksum=True))
+    assert _files(prefix) == _local(tmp_path)
+
+
+def test_errors(store: Server, source: Path) -> None:
+    """What cannot be written to is named, in one line without a secret."""
+    words = ["create", str(source), "--oversize", "alone"]
+    for output, code, found in [
+        ("s3://there-is-no-such-bucket/out-{000000..}.tar", 7, "no such bucket"),
+        ("s4://bucket/out-{000000..}.tar", 2, "Did you mean s3://"),
+        ("https://user:password@example.org/out-{000000..}.tar", 2, "nothing can be written"),
+    ]:
+        ended, said = _said(store, words[0], words[1], output, *words[2:])
+        assert (ended, said.count("\n")) == (code, 1), said
+        assert found in said
+        assert "password" not in said

@@ -94,9 +94,8 @@ def test_every_option_is_decided() -> None:
     assert known - TAKEN_AGAIN == {
         "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
-        "plan", "plan_only", "executor", "address",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
-        "retry_failed",
+        "retry_failed", "plan", "plan_only", "executor", "address",
     }  # fmt: skip
 
 

@@ -18,11 +18,11 @@ class Fault:
     Attributes:
         do: `status` answers `status`, `headers` and `body` without asking the server; `redirect` sends the client to
             the same path behind `to`; `refuse` resets the connection before anything is sent on, `lost` after the
-            server has done what was asked, `upload` in the middle of the client's body; `silent` never answers. Of
-            the server's answer `cut` ends the body early, `reset` resets it there, `stall` sends no more, `flip`
-            changes one bit, `length` says one byte more than there is, `etag` says another ETag, `gzip` compresses
-            unasked. `whole` sends no Range on, so that all comes with status 200; `shift` asks for the range one byte
-            on.
+            server has done what was asked, `upload` in the middle of the client's body, in which `damage` changes one
+            bit; `silent` never answers, `hang` only once the server has done it. Of the server's answer `cut` ends
+            the body early, `reset` resets it there, `stall` sends no more, `flip` changes one bit, `length` says one
+            byte more than there is, `etag` says another ETag, `gzip` compresses unasked. `whole` sends no Range on,
+            so that all comes with status 200; `shift` asks for the range one byte on.
         method: A regular expression of the whole method.
         path: One that is searched for in path and query, as sent: escaped.
         first: The first matching request that is harmed, counted from 1.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 _FOREVER_S = 3600
+_OF_UPLOADS = {"upload": "reset", "damage": "flip"}
 _NO_BODY = ("204", "304")
 
 
@@ -121,6 +122,8 @@ class _Exchange:
                 head = await read_head(from_server)
             if self._do == "lost":
                 raise _Lost
+            if self._do == "hang":
+                await asyncio.sleep(_FOREVER_S)
             return await self._give_back(head, from_server, writer)
         finally:
             to_server.close()
@@ -146,8 +149,8 @@ class _Exchange:
             changed["Range"] = f"bytes={int(match[1]) + 1}-{int(match[2]) + 1}"
         to_server.write(self._request.but(changed).encoded())
         body = body_of(self._request, reader)
-        if self._do == "upload":
-            body = self._harmed(body, int(self._request.get("content-length") or 0), "reset")
+        if self._do in _OF_UPLOADS:
+            body = self._harmed(body, int(self._request.get("content-length") or 0), _OF_UPLOADS[self._do])
         async for piece in body:
             await self._proxy.pace(len(piece))
             to_server.write(piece)

@@ -16,6 +16,8 @@ from shardtool.storage.sources import objects_below
 from shardtool.values import FILE, split_name, to_bytes, to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.storage.sources import FoundObject
@@ -38,15 +40,29 @@ class ObjectTree:
             AccessRefused: We may not list it.
             StoreFailed: The store fails time and again.
         """
-        found, number = _Found(self.rules), 0
-        for number, one in enumerate(objects_below(to_text(self.root)), 1):
-            found.add(one)
-            if number % _PAGE == 0:
-                observer.listed(_PAGE)
-        observer.listed(number % _PAGE)
-        if not number:
-            raise InvalidRequest(to_text(self.root), "nothing lies there", expected="a prefix with samples below it")
-        return [found.part()]
+        where, total = to_text(self.root), 0
+
+        def counted() -> Iterator[FoundObject]:
+            nonlocal total
+            for one in objects_below(where):
+                yield one
+                total += 1
+                if total % _PAGE == 0:
+                    observer.listed(_PAGE)
+            observer.listed(total % _PAGE)
+
+        part = part_of(counted(), self.rules)
+        if not total:
+            raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
+        return [part]
+
+
+def part_of(objects: Iterable[FoundObject], rules: ScanRules) -> ScanPart:
+    """Return the files that objects are, in key order, as far as the rules take them."""
+    found = _Found(rules)
+    for one in objects:
+        found.add(one)
+    return found.part()
 
 
 @dataclass(slots=True)
@@ -60,7 +76,7 @@ class _Found:
     versions: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
     folders: dict[bytes, bool] = field(default_factory=lambda: {b"": True})  # whether each is looked into
-    no_field: dict[bytes, bytes] = field(default_factory=dict)  # paths that name no field, and their folders
+    no_field: dict[bytes, int] = field(default_factory=dict)  # paths that name no field, and their sizes
 
     def add(self, one: FoundObject) -> None:
         """Note an object, if the rules take it."""
@@ -76,7 +92,7 @@ class _Found:
             return
         split = split_name(name, rules.dots)
         if split is None:
-            self.no_field[path] = prefix
+            self.no_field[path] = one.size
             return
         self.names.append(prefix + b"\0".join(split))
         self.sizes.append(one.size)
@@ -95,9 +111,9 @@ class _Found:
         for column, values in ((part.sizes, sizes), (part.mtimes, self.versions), (part.changed, self.changed)):
             column.extend([values[at] for at in order])
         part.kinds += bytes([FILE]) * len(order)
-        for path, prefix in self.no_field.items():
-            if path + b"/" not in self.folders:
-                part.skipped.append(no_field(prefix, path[len(prefix) :]))
+        for path, size in self.no_field.items():
+            if size or path + b"/" not in self.folders:
+                part.skipped.append(no_field(b"", path))
         return part.packed()
 
     def _looks_into(self, prefix: bytes) -> bool:

@@ -20,8 +20,9 @@ from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.source.shards.shard_columns import Shard, stat_shard
-from shardtool.storage.reading import file_stat, names_in, read_small
-from shardtool.values import counted, output_text
+from shardtool.storage.open_file import file_fact
+from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_url, join, names_in, read_small
+from shardtool.values import SpanFile, counted, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import Found
     from shardtool.source.shards.shard_columns import Seen
+    from shardtool.storage.sources import FileFact
     from shardtool.values import Given
 
 _REMEDY = "`shardtool verify` shows what is wrong."
@@ -77,7 +79,7 @@ def _open(given: Given, number: int, seen: Seen) -> Dataset:
     if path is not None:
         data = read_small(path)
         if shard_names(data) is not None:
-            seen.add(file_stat(path))
+            seen.add(path, file_fact(path))
             file = read_dataset(data, path)
     shards, notes = found.shards, list[str]()
     listed: dict[str, ShardEntry] = {}
@@ -85,14 +87,14 @@ def _open(given: Given, number: int, seen: Seen) -> Dataset:
         listed = {shard.name: shard for shard in file.shards}
         shards = tuple(one for one in shards if _name(one) in listed)
         if more := [_name(one) for one in found.shards if _name(one) not in listed]:
-            name = output_text(os.path.basename(path))
+            name = output_text(base_name(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
         _check_missing(given, file, {_name(one) for one in shards}, path)
     elif path is None:
         notes += _unfinished(found)
     opened = tuple(
-        replace(_shard(one, number, file, listed.get(_name(one)), seen), index_folder=found.index_folder)
-        for one in shards
+        replace(_shard(one, fact, number, file, listed.get(_name(one))), index_folder=found.index_folder)
+        for one, fact in zip(shards, _facts(shards, seen), strict=True)
     )
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
@@ -106,8 +108,14 @@ def _unfinished(found: Found) -> list[str]:
     return []
 
 
-def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry | None, seen: Seen) -> Shard:
-    place, kind = stat_shard(path, seen), shard_format(path)
+def _facts(shards: Sequence[str], seen: Seen) -> Iterator[FileFact]:
+    for path, fact in zip(shards, for_each(stat_shard, shards), strict=True):
+        seen.add(path, fact)
+        yield fact
+
+
+def _shard(path: str, fact: FileFact, dataset: int, file: DatasetFile | None, entry: ShardEntry | None) -> Shard:
+    place, kind = SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns), shard_format(path)
     if entry is not None and entry.size != place.size:
         expected = f"{entry.size:,}, as the dataset file says"
         raise CorruptShard(path, f"{place.size:,} bytes", expected=expected, remedy=_REMEDY)
@@ -121,12 +129,12 @@ def _shard(path: str, dataset: int, file: DatasetFile | None, entry: ShardEntry 
 def _beside(found: Found) -> str | None:
     """Return the dataset file of ours that lists shards which are not all that it lists; None where there is none."""
     wanted = {_name(shard) for shard in found.shards}
-    if {os.path.dirname(shard) for shard in found.shards} != {found.folder}:
+    if {folder_of(shard) for shard in found.shards} != {found.folder}:
         return None
     some = []
     for name, listed in _listings(found.folder):
         if wanted <= listed:
-            return os.path.join(found.folder, name)
+            return join(found.folder, name)
         if wanted & listed:
             some.append(name)
     if len(some) > 1:  # what their numbers of classes stand for would be lost
@@ -139,11 +147,11 @@ def _beside(found: Found) -> str | None:
 def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
     """Yield the dataset files of ours in a folder, and the shards that each lists."""
     for name in names_in(folder):
-        path = os.path.join(folder, name)
+        path = join(folder, name)
         with suppress(OSError):
             if (
                 name.endswith(DATASET_SUFFIX)
-                and os.path.isfile(path)
+                and is_file(path)
                 and (listed := shard_names(read_small(path))) is not None
             ):
                 yield name, {*listed}
@@ -154,9 +162,9 @@ def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) 
     rest = [shard.name for shard in file.shards if shard.name not in there]
     if not rest or not isinstance(given, (str, os.PathLike)):
         return
-    text = output_text(os.path.basename(os.fspath(given)))
+    text = output_text(base_name(os.fspath(given)))
     try:
-        pattern = parse_pattern(os.fspath(given))
+        pattern = parse_pattern(text if is_url(os.fspath(given)) else os.fspath(given))
     except InvalidRequest:
         missing = [name for name in rest if fnmatchcase(name, text)]
     else:
@@ -168,7 +176,7 @@ def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) 
 
 
 def _name(path: str) -> str:
-    return output_text(os.path.basename(path))
+    return output_text(base_name(path))
 
 
 def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
@@ -178,4 +186,6 @@ def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
         names = [_name(one) for one in found.shards]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
     path = os.fspath(given)
+    if is_url(path):
+        return printable(base_name(path.rstrip("/")))
     return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from shardtool.dataset.walk import survey
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.source.naming import has_dotted
 from shardtool.source.shards.datasets import open_datasets
@@ -28,9 +28,11 @@ from shardtool.source.shards.shard_columns import (
     needs_walk,
     put_together,
     read_sidecar,
+    sidecar_bytes,
     walked_part,
 )
 from shardtool.source.shards.shared_facts import joined_classes, joined_columns, joined_digest
+from shardtool.storage.places import for_each
 from shardtool.table import keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, counted, to_bytes
 from shardtool.wording import flag, option
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from shardtool.source.shards.datasets import Dataset
     from shardtool.source.shards.numbers import NumberFields
     from shardtool.source.shards.shard_columns import Shard, ShardColumns
+    from shardtool.storage.sources import FileFact
     from shardtool.values import Dots, Given
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
@@ -182,22 +185,32 @@ def _read_parts(
     shards = [shard for dataset in datasets for shard in dataset.shards]
     known: dict[int, ShardColumns | None] = {}
     parts: dict[int, ShardColumns] = {}
-    for at, shard in enumerate(shards):
-        part = read_sidecar(shard, seen)
+    for at, (shard, found) in enumerate(zip(shards, _sidecars(shards), strict=True)):
+        if isinstance(found, CorruptShard):
+            raise found
+        part = None
+        if found is not None:
+            seen.add(shard.path, found[0])
+            part = read_sidecar(shard, found[1])
         if part is None or needs_walk(shard, part):
             known[at] = part
         else:
             parts[at] = arranged(part)
             observer.listed(len(part))
     places = [*known]
-    for number, found in pool.map(survey, [shards[at].walk(salvage=salvage and known[at] is None) for at in places]):
+    for number, walked in pool.map(survey, [shards[at].walk(salvage=salvage and known[at] is None) for at in places]):
         at = places[number]
-        parts[at] = walked_part(shards[at], found, indexed := known.pop(at))
-        if indexed is None and found.format == "tar":
+        parts[at] = walked_part(shards[at], walked, indexed := known.pop(at))
+        if indexed is None and walked.format == "tar":
             parts[at] = put_together(parts[at])
         parts[at] = arranged(parts[at])
         observer.listed(len(parts[at]))
     return [parts[at] for at in range(len(shards))]
+
+
+def _sidecars(shards: Sequence[Shard]) -> Iterator[tuple[FileFact, bytes] | CorruptShard | None]:
+    """Yield the sidecar of each shard; many are asked for at once where they lie elsewhere."""
+    return for_each(sidecar_bytes, shards, lambda shard: shard.path)
 
 
 def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:

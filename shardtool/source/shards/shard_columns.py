@@ -20,10 +20,11 @@ from shardtool.dataset.sidecar_read import check_listed, check_samples, check_sh
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
 from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
 from shardtool.entries.arrow import numbers, string_array, strings
-from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import Skipped
-from shardtool.storage.reading import file_stat, open_plain
+from shardtool.storage.open_file import file_fact, plain_fact
+from shardtool.storage.places import is_url
 from shardtool.values import SpanFile, is_utf8, to_bytes
 from shardtool.wording import either, option
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.storage.sources import FileFact
     from shardtool.values import Dots, Number
 
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
@@ -52,10 +54,16 @@ class Seen:
         self.changed_ns = 0
         self._hash = blake2b(digest_size=16)
 
-    def add(self, fact: os.stat_result) -> None:
-        """Take what the file system says of a file, before it is read."""
-        self.changed_ns = max(self.changed_ns, fact.st_mtime_ns, fact.st_ctime_ns)
-        self._hash.update(b"%d %d " % (fact.st_dev, fact.st_ino))
+    def add(self, path: str, fact: FileFact) -> None:
+        """Take what the file system says of a file, or a server of an object, before it is read.
+
+        No clock is asked about an object: its address and its version tell it from any other.
+        """
+        if isinstance(fact, os.stat_result):
+            self.changed_ns = max(self.changed_ns, fact.st_mtime_ns, fact.st_ctime_ns)
+            self._hash.update(b"%d %d " % (fact.st_dev, fact.st_ino))
+        else:
+            self._hash.update(f"{path} {fact.st_size} {fact.st_mtime_ns} ".encode())
 
     @property
     def identity(self) -> str:
@@ -167,40 +175,45 @@ class ShardColumns:
         return f"{self.shard.path}, {printable(self.key(sample))}"
 
 
-def stat_shard(path: str, seen: Seen) -> SpanFile:
-    """Return what the file system says of a shard.
+def stat_shard(path: str) -> FileFact:
+    """Return what the file system says of a shard, or the server that it lies on.
 
     Raises:
         CorruptShard: It is not there, no plain file, or cannot be opened.
     """
     try:
-        file, fact = open_plain(path)
+        return plain_fact(path)
     except OSError as error:
         raise unopened(path, error, remedy=_GET) from None
-    os.close(file)
-    seen.add(fact)
-    return SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns)
 
 
-def read_sidecar(shard: Shard, seen: Seen) -> ShardColumns | None:
-    """Return what the sidecar of a shard says; None where it has none.
-
-    Raises:
-        CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
-    """
+def sidecar_bytes(shard: Shard) -> tuple[FileFact, bytes] | CorruptShard | None:
+    """Return the sidecar of a shard, and what the file system says of it; what is wrong; None where it has none."""
     if shard.packed:
         return None
     path = sidecar_path(shard.path, shard.index_folder)
     try:
-        seen.add(file_stat(path))
-        data = read_bytes(path)
+        return file_fact(path), read_bytes(path)
     except FileNotFoundError:
-        if shard.entry is None and not os.path.islink(path):
+        if shard.entry is None and (is_url(path) or not os.path.islink(path)):
             return None
-        raise CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy()) from None
+        return CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy())
     except OSError as error:
         found = f"cannot be read: {reason(error)}"
-        raise CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy()) from None
+        return CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy())
+    except AccessRefused:
+        if shard.entry is None:  # said of what is not there, too, where we may not list
+            return None
+        raise
+
+
+def read_sidecar(shard: Shard, data: bytes) -> ShardColumns:
+    """Return what the sidecar of a shard says.
+
+    Raises:
+        CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
+    """
+    path = sidecar_path(shard.path, shard.index_folder)
     entry, size = shard.entry, shard.file.size
     if entry is not None:
         check_listed(data, path, entry)

@@ -118,7 +118,7 @@ class Blob:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
-        self._check_plain(answer)
+        _check_plain(answer, self._where)
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
@@ -144,9 +144,9 @@ class Blob:
         return answer
 
     def _check(self, answer: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
+        _check_plain(answer, self._where)
         said = answer.headers.get("Content-Range", "")  # with 206; rclone's server says 200
         if answer.status == HTTPStatus.OK and not said:
-            self._check_plain(answer)
             if offset or end < self.size:
                 raise self._whole_only()
             self.ranges, found = False, None
@@ -162,10 +162,9 @@ class Blob:
         asked = f"bytes {offset}-{end - 1}/{self.size}"
         if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)
-
-    def _check_plain(self, answer: urllib3.BaseHTTPResponse) -> None:
-        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-            raise StoreFailed(self._where, f"the server packs it on the way ({packed})", expected="the file as it is")
+        if (length := answer.headers.get("Content-Length", str(end - offset))) != str(end - offset):
+            what = f"an answer of {length[:20]} bytes, where {end - offset:,} were asked for"
+            raise StoreFailed(self._where, what)
 
     def _whole_only(self) -> StoreFailed:
         return StoreFailed(
@@ -214,6 +213,7 @@ def read_end(address: str, limit: int) -> bytes:
         answer = send("GET", address, {"Range": f"bytes=-{limit}"})
         found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         try:
+            _check_plain(answer, shown(address))
             if found is None or found[1] is None:
                 blob = Blob(address)
                 return b"" if not blob.size else blob.read(0, blob.size)[-limit:]
@@ -247,6 +247,11 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterat
         answer.release_conn() if whole else answer.close()
     if not whole:
         raise Passing(f"the answer ends {length - got:,} bytes early")
+
+
+def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
+    if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
 
 
 def _drop(answer: urllib3.BaseHTTPResponse) -> None:

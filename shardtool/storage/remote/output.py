@@ -7,6 +7,7 @@ are published. Whoever publishes must hold the lock.
 from __future__ import annotations
 
 import errno
+import hashlib
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import OutputFailed, reason
 from shardtool.storage.remote import address
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, read_whole
 from shardtool.storage.remote.failures import writing
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.objects import delete, listed, put
+from shardtool.storage.remote.retry import Passing, retried
 from shardtool.storage.remote.upload import LARGEST, Shorter, stored_md5, upload
 from shardtool.storage.staging import FileFact, Folder, Staged
 
@@ -131,7 +133,7 @@ class RemoteFolder:
             check_held(self.path)
             if one.data is not None:
                 with writing(self.full_path(one.name)):
-                    put(self.full_path(one.name), one.data)
+                    _put(self.full_path(one.name), one.data)
 
     def set_time(self, name: str, mtime_ns: int) -> None:
         """Do nothing: the store says when an object was written."""
@@ -230,6 +232,21 @@ class RemoteFolder:
                     changed = one.changed_ns // _SECOND_NS * _SECOND_NS
                     found[name] = FileFact(one.size, changed, one.is_folder)
         return found
+
+
+def _put(where: str, data: bytes) -> None:
+    """Write a small object, and see that the store has it: by its checksum, or where that is another kind, by reading.
+
+    Raises:
+        StoreFailed: The store fails time and again, or does not let us.
+    """
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+    def once() -> None:
+        if stored_md5({"ETag": put(where, data)}) != md5 and read_whole(where, lambda _size: None) != data:
+            raise Passing("the store has other bytes than were sent")
+
+    retried(address.shown(where), once)
 
 
 class StagedObject:

@@ -18,6 +18,13 @@ ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 
+_DECIDING = (  # which server is asked, and who asks: what is set later is not to be missed
+    *_KEYS, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
+    "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+)  # fmt: skip
+
 
 def use_endpoint(url: str) -> None:
     """Have requests for `s3://`, `gs://` and `az://` go to another server, in this process and in those it starts.
@@ -42,11 +49,11 @@ def endpoint_of_all() -> str:
 
 def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
     """Return the store of a bucket, and its plain address where requests are not signed."""
-    return _made(scheme, bucket, endpoint_of_all())
+    return _made(scheme, bucket, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
 
 
 @functools.lru_cache(maxsize=256)
-def _made(scheme: str, bucket: str, endpoint: str) -> tuple[Any, str | None]:
+def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
     try:
         from obstore import store
     except ImportError:

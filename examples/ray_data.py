@@ -1,0 +1,40 @@
+"""Read shards in Ray Data: decode them on all cores, and give each of two trainers an equal share of every epoch.
+
+First run make_shards.py, then: python ray_data.py
+"""
+
+import io
+
+import numpy as np
+import ray
+from PIL import Image
+
+import shardtool
+import shardtool.ray
+
+# A cluster of this machine alone; `ray.init()` connects to one that is there.
+ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+
+def decoded(batch):
+    """Return 32 x 32 images, and labels as numbers."""
+    images = [Image.open(io.BytesIO(data)).convert("RGB").resize((32, 32)) for data in batch["jpg"]]
+    return {"image": np.stack([np.asarray(one) for one in images]), "label": [int(data) for data in batch["cls"]]}
+
+
+source = shardtool.ray.datasource(shardtool.open("photos/train.json"), fields=("jpg", "cls"))
+samples = ray.data.read_datasource(source)  # nothing is read yet
+print(f"{samples.count()} samples in {source.shards} shards")
+
+
+@ray.remote(num_cpus=0)
+def train(rank, share):
+    """Count what a trainer of this rank would see; `share.to_torch` and `iter_torch_batches` give tensors."""
+    batches = share.iter_batches(batch_size=8, drop_last=False)
+    return rank, sum(len(batch["label"]) for batch in batches)
+
+
+shares = samples.map_batches(decoded).streaming_split(2, equal=True)
+for rank, seen in ray.get([train.remote(rank, share) for rank, share in enumerate(shares)]):
+    print(f"rank {rank}: {seen} samples")
+ray.shutdown()

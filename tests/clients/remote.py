@@ -1,0 +1,60 @@
+"""The command line, run against servers as a user runs it, and what lies in them then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardtool.storage.remote import address, objects
+from shardtool.storage.remote.blob import Blob
+
+if TYPE_CHECKING:
+    from tests.servers.processes import Server
+
+REPO = Path(__file__).resolve().parents[2]
+_PATIENCE_S = 120
+
+
+def start(*words: str | Path, **environment: str) -> subprocess.Popen[str]:
+    """Start `python -m shardtool`, in a session of its own; the environment leads to the server that is in use."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardtool", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(REPO), **environment}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def said(run: subprocess.Popen[str], server: Server | None = None) -> tuple[int, str]:
+    """Wait for a run to end; return its exit code, and what it said: no traceback, and no secret."""
+    with run:
+        both = "".join(run.communicate(timeout=_PATIENCE_S))
+    assert "Traceback" not in both, both
+    check_no_secret(both, server)
+    return run.returncode, both
+
+
+def tool(*words: str | Path, server: Server | None = None, **environment: str) -> tuple[int, str]:
+    """Run the command line to its end; see `start` and `said`."""
+    return said(start(*words, **environment), server)
+
+
+def check_no_secret(text: str, server: Server | None) -> None:
+    """See that a text holds no key, and no address that was signed."""
+    found = [one for one in (*(server.secrets if server else ()), "Signature=", "sig=") if one in text]
+    assert not found, text
+
+
+def stored(folder: str) -> dict[str, bytes]:
+    """Return what lies below an address of a store, by name."""
+    key = address.parse_address(folder).key
+    names = [one.key.removeprefix(key).lstrip("/") for one in objects.listed(folder, below=True)]
+    blobs = {name: Blob(address.join(folder, name)) for name in names}
+    return {name: blob.read(0, blob.size) for name, blob in blobs.items()}
+
+
+def local(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardtool.source.folder.objects import part_of
+from shardtool.source.folder.samples import collect
+from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
+from shardtool.storage.sources import FoundObject
+from tests.helpers import write_tree
+
+_PARTS = st.text("ab.-/!é", min_size=1, max_size=4).map(lambda text: text.strip("/").replace("//", "/"))
+_NAMES = st.lists(_PARTS.filter(lambda text: text.strip(".") and ".." not in text), min_size=1, max_size=3)
+_RULES = [
+    ScanRules(),
+    ScanRules(dots="last", hidden=True),
+    ScanRules(include=("*.a", "b/*"), exclude=("ab", "a/b")),
+]
+
+
+def _is_plain(path: str) -> bool:
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(_NAMES.map("/".join).filter(_is_plain), max_size=12, unique=True), st.sampled_from(_RULES))
+@example(["a.b", "a/a.b", "a-a.b", "a!/a.b", "a.a/b.a", ".a/a.b", "Thumbs.db", "__MACOSX/a.b"], ScanRules())
+def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
+    """Objects give the samples that files of the same names give, in the same order, and leave out the same."""
+    names: list[str] = []
+    for path in sorted(paths):  # a path that is a folder too is none here
+        if not any(path.startswith(f"{one}/") or one.startswith(f"{path}/") for one in names):
+            names.append(path)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tree(Path(folder), {name: name.encode() for name in names})
+        root, top = os.fsencode(folder) + b"/", ScanPart()
+        parts = [scan(task) for task in share_out(root, rules, 4, top)]
+        files, skipped = collect(root, [top.packed(), *parts])
+    listed = sorted(names, key=os.fsencode)
+    part = part_of((FoundObject(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)
+    objects, left_out = collect(root, [part])
+    assert objects.keys.data == files.keys.data
+    assert [objects.path(row) for row in range(len(objects.rows.size))] == [
+        files.path(row) for row in range(len(files.rows.size))
+    ]
+    assert objects.rows.size.tolist() == files.rows.size.tolist()
+    assert (set(objects.rows.mtime_ns.tolist()), set(objects.rows.changed_ns.tolist())) <= ({7}, {5})
+    assert left_out == skipped
+    assert part.left_behind == sum((one.left_behind for one in [top, *parts]), type(top.left_behind)())
+
+
+def test_folder_markers() -> None:
+    """Empty objects that stand for folders are no files, whatever their names; other empty ones are."""
+    names = {"a": 0, "a.x": 0, "a.x/b.jpg": 3, "a/b.jpg": 1, "c.jpg": 0, "d": 2, "d/e.jpg": 1}
+    part = part_of((FoundObject(name, size, 1, 1) for name, size in names.items()), ScanRules())
+    entries, skipped = collect(b"s3://b/", [part])
+    assert [entries.path(row).decode() for row in range(len(entries.rows.size))] == [
+        "a.x/b.jpg",
+        "a/b.jpg",
+        "c.jpg",
+        "d/e.jpg",
+    ]
+    assert [(one.path, one.code) for one in skipped] == [("d", "no-field")]

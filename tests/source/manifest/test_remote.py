@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
+from shardtool.errors import AccessRefused
+from tests.helpers import members, read_tree, write_tree
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+NAMES = ["a b#ü?%25.jpg", "cat/1.jpg", "cat/2.jpg", "cat/empty.jpg"]
+OUT = "out-{000..}.tar"
+
+
+def _place(server: Server) -> tuple[str, Path]:
+    """Return a new folder of the server with some files: its address, and where it lies."""
+    prefix = server.new_prefix()
+    local = server.local(prefix)
+    write_tree(local, {name: name.encode() * 50 if "empty" not in name else b"" for name in NAMES})
+    (local / "m.csv").write_text("path,n\n" + "".join(f'"{name}",{at}\n' for at, name in enumerate(NAMES)))
+    return prefix, local
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl.gz", "m.parquet", "m.feather"])
+def test_same_as_local(name: str, http_files: Server, tmp_path: Path) -> None:
+    """A manifest on the web gives the bytes of a local one, paths counting from where it lies; no query is kept."""
+    prefix, local = _place(http_files)
+    table = pa.table({"path": NAMES, "n": [*range(len(NAMES))]})
+    pq.write_table(table, local / "m.parquet")
+    feather.write_feather(table, local / "m.feather")
+    with pa.output_stream(local / "m.jsonl.gz", compression="gzip") as file:
+        file.write("".join(f'{{"path":"{path}","n":{at}}}\n' for at, path in enumerate(NAMES)).encode())
+    create(f"{prefix}/{name}?token=sesame", str(tmp_path / "web" / OUT))
+    create(str(local / name), str(tmp_path / "local" / OUT))
+    assert read_tree(tmp_path / "web") == read_tree(tmp_path / "local")
+    assert not any(b"sesame" in data for data in read_tree(tmp_path / "web").values())
+
+
+def test_root(http_files: Server, tmp_path: Path) -> None:
+    """A local manifest's paths may count from an address."""
+    prefix, local = _place(http_files)
+    create(str(local / "m.csv"), str(tmp_path / "web" / OUT), CreateOptions(root=prefix, meta="none"))
+    assert [name for name, _ in members(tmp_path / "web" / "out-000.tar")] == NAMES
+
+
+def test_what_is_not_there(http_files: Server, tmp_path: Path) -> None:
+    """A missing manifest, missing files and paths that leave the root are errors that name them."""
+    prefix, local = _place(http_files)
+    with pytest.raises(InvalidRequest, match=r"none\.csv: cannot be read: no such object"):
+        create(f"{prefix}/none.csv", str(tmp_path / OUT))
+    (local / "some.csv").write_text("path\ncat/1.jpg\ngone.jpg\n")
+    with pytest.raises(SampleFailed, match=r"gone\.jpg \(no such object, row 2\)"):
+        create(f"{prefix}/some.csv", str(tmp_path / OUT))
+    for away in ("../up.jpg", "/etc/x.jpg"):
+        (local / "away.csv").write_text(f"path\n{away}\n")
+        with pytest.raises(InvalidRequest, match="a path that leaves the root"):
+            create(f"{prefix}/away.csv", str(tmp_path / OUT), CreateOptions(allow_outside=True))
+    (local / "stores.csv").write_text("path\ns3://bucket/x.jpg\n")
+    with pytest.raises(InvalidRequest, match=r"a URL, .* such as root='s3://BUCKET', must be named"):
+        create(f"{prefix}/stores.csv", str(tmp_path / OUT))
+    assert not list(tmp_path.glob("*.tar"))
+
+
+def test_changed_meanwhile(http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path) -> None:
+    """A file whose version is another when it is packed ends the run, or is left out by that reason."""
+    proxy = proxies(http_files)
+    prefix, _ = _place(http_files)
+    prefix = prefix.replace(http_files.url, proxy.server.url)
+    fault = Fault("etag", path=quote("cat/2.jpg"), first=2, times=None)
+    proxy.set(fault)
+    with pytest.raises(SampleFailed, match=r"cat/2\.jpg: changed while it was packed: its version \(ETag\) is another"):
+        create(f"{prefix}/m.csv", str(tmp_path / OUT), CreateOptions(workers=1))
+    proxy.set(fault)
+    options = CreateOptions(workers=1, on_error="skip", if_exists="resume")
+    result = create(f"{prefix}/m.csv", str(tmp_path / OUT), options)
+    assert (result.samples, result.skipped) == (3, 1)
+
+
+def test_trouble_on_the_way(http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path) -> None:
+    """What passes is survived, with the same bytes; a refusal ends the run at once, and nothing is asked after it."""
+    proxy = proxies(http_files)
+    prefix, local = _place(http_files)
+    prefix = prefix.replace(http_files.url, proxy.server.url)
+    create(str(local / "m.csv"), str(tmp_path / "local" / OUT))
+    one = quote("cat/1.jpg")
+    proxy.set(Fault("status", path=one, first=1), Fault("cut", path=one, first=2), Fault("reset", path=one, first=1))
+    create(f"{prefix}/m.csv", str(tmp_path / "web" / OUT), CreateOptions(workers=1))
+    assert read_tree(tmp_path / "web") == read_tree(tmp_path / "local")
+    proxy.set(Fault("status", status=403, path=one, times=None))
+    with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server answers 403"):
+        create(f"{prefix}/m.csv", str(tmp_path / "no" / OUT), CreateOptions(workers=1))
+    assert sum(asked.status == 403 for asked in proxy.log().asked) == 1

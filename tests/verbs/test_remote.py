@@ -1,0 +1,112 @@
+"""Verbs that read datasets behind HTTP: what they make and say is what they make and say of the same files here."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import (
+    CreateOptions,
+    InspectOptions,
+    ReshardOptions,
+    ShardError,
+    VerifyOptions,
+    create,
+    inspect,
+    reshard,
+    verify,
+)  # fmt: skip
+from shardtool.storage.remote import retry
+from tests.helpers import flip, read_tree, shards
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+
+@pytest.fixture(scope="module")
+def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
+    """Give a server that makes faults."""
+    return proxies(http_files)
+
+
+@pytest.fixture(autouse=True)
+def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.set()
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=20, first_s=0.01))
+
+
+@pytest.fixture
+def dataset(ending: str, small_once: Path, proxy: FaultyProxy) -> tuple[str, Path]:
+    """Give the address of a folder with a dataset of four shards, and the folder that is served."""
+    at = proxy.server.new_prefix()
+    folder = proxy.server.local(at)
+    create(small_once, f"{folder}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    return at, folder
+
+
+def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Shards of the web become the same shards as those of a folder, though requests fail; and again nothing is new."""
+    at, folder = dataset
+    options = ReshardOptions(shuffle=True, seed=1, max_count=5, workers=1)
+    reshard(folder / "x.json", f"{tmp_path}/near/y-{{0..}}.tar", options)
+    proxy.set(Fault("status", times=None, chance=0.1), Fault("cut", times=None, chance=0.1), seed=5)
+    reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", options)
+    assert read_tree(tmp_path / "far") == read_tree(tmp_path / "near")
+    proxy.set()
+    result = reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", replace(options, if_exists="resume"))
+    assert result.kept == 3
+    assert sum(one.sent for one in proxy.log().asked if ".index" not in one.path and ".json" not in one.path) < 100
+
+
+def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:
+    """A shard that another version replaces, between the plan and the packing, is named, and nothing is made of it."""
+    at, _ = dataset
+    proxy.set(Fault("etag", path="x-002", first=2, times=None))
+    with pytest.raises(ShardError, match="x-002"):
+        reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1))
+    assert not (tmp_path / "y.json").exists()
+
+
+def test_verify_reads_every_byte(dataset: tuple[str, Path], proxy: FaultyProxy) -> None:
+    """A sound dataset is sound behind HTTP; a flipped bit is found where it is, and shards and sidecars are missed."""
+    at, folder = dataset
+    report = verify(f"{at}/x.json", VerifyOptions(workers=1))
+    assert (report.sound, report.samples) == (True, 12)
+    size = sum(path.stat().st_size for path in shards(folder))
+    assert sum(one.sent for one in proxy.log().asked) >= size
+    flip(shards(folder)[2], 700)
+    shards(folder)[1].unlink()
+    (folder / "x-000.index").unlink()
+    far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
+    assert far.counts == near.counts
+    assert {"shard-missing", "shard-checksum", "sidecar-missing"} <= set(far.counts)
+    proxy.set(Fault("flip", path="x-003", times=None))
+    assert "shard-checksum" in verify(f"{at}/x.json", VerifyOptions(workers=1)).counts
+
+
+def test_inspect_says_the_same(dataset: tuple[str, Path]) -> None:
+    """What `inspect` says of a dataset is the same wherever it lies, but for where it lies."""
+    at, folder = dataset
+    (folder / "x-001.index").unlink()
+    near, far = (inspect(one, InspectOptions()).to_json() for one in (folder / "x.json", f"{at}/x.json"))
+    for one in (near, far):
+        assert str(one.pop("dataset")).endswith("/x.json")
+        one.pop("dataset_file")
+    assert str(far).replace(at, str(folder)) == str(near).replace("no such file or directory", "no such object")
+
+
+def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
+    """A token in an address goes to what lies beside, and into no result."""
+    at, folder = dataset
+    shutil.copy(shards(folder)[0], folder / "copy.tar")
+    given = f"{at.replace('//', '//me:sesame@')}/x.json?token=sesame"
+    texts = [str(verify(given, VerifyOptions(workers=1)).to_json()), str(inspect(given, InspectOptions()).to_json())]
+    assert "sesame" not in "".join(texts)
