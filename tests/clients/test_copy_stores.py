@@ -250,6 +250,21 @@ def test_verify_quick_reads_no_shard(
     assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
 
 
+def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's store says a CRC-32C: `--quick` finds by it a shard of the right size and other bytes, and says so."""
+    _use(gcs, monkeypatch)
+    prefix, quick = gcs.new_prefix(), VerifyOptions(quick=True)
+    copy(packed, prefix)
+    report = verify(prefix, quick)
+    assert report.sound
+    assert report.checked[-1] == "the store's own checksums of 4 shards"
+    folder = open_folder(prefix)
+    with folder.stage("out-001.tar") as file:
+        file.write(folder.read("out-001.tar")[::-1])
+        folder.publish(file.finish())
+    assert verify(prefix, quick).counts == {"shard-checksum": 1}
+
+
 def test_from_nginx(nginx: Server, packed: Path, tmp_path: Path) -> None:
     """A dataset on a web server is copied as any other, and again, when it is there, not at all."""
     prefix = nginx.new_prefix()
