@@ -128,7 +128,6 @@ PASSING = [
     Fault("lost"),
     Fault("cut"),
     Fault("reset"),
-    Fault("length"),
     Fault("stall"),
     Fault("silent"),
 ]
@@ -187,6 +186,7 @@ def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
     [
         (Fault("whole", times=None), StoreFailed),
         (Fault("shift", times=None), StoreFailed),
+        (Fault("length", times=None), StoreFailed),
         (Fault("etag", times=None), OSError),
         (Fault("redirect", to="http://127.0.0.1:9", times=None), StoreFailed),
         (Fault("gzip", times=None), (StoreFailed, OSError)),
