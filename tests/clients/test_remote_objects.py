@@ -227,7 +227,7 @@ def test_a_listing_of_many_keys(
         list(pool.map(lambda name: objects.put(f"{at}/{name}", b""), names))
     proxy.set(Fault("status", first=2))
     assert [one.key.rpartition("/")[2] for one in objects.listed(at, below=True)] == names
-    assert [one.status for one in proxy.log().asked] == [200, 503, 200]
+    assert [one.status for one in proxy.log().asked][:3] == [200, 503, 200]
 
 
 def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:
