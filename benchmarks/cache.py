@@ -22,8 +22,8 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import shardtool
-from shardtool.cache import copying
 from shardtool.dataset.opened import open_dataset
+from shardtool.storage import copying
 from shardtool.storage.reading import read_blocks
 from shardtool.values import parse_size
 

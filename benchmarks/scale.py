@@ -129,7 +129,7 @@ def files(folder: Path, count: int = 1_000_000, rounds: int = 3) -> None:
     pattern = folder / "x-{0000..}.tar"
     jobs: dict[str, tuple[str | Path, ...]] = {
         "tar cf": ("tar", "cf", folder / "x.tar", "-C", folder, "tree"),
-        "create": (*_TOOL, "create", tree, pattern, "--quiet", "--overwrite"),
+        "create": (*_TOOL, "create", tree, pattern, "--max-size=100MB", "--quiet", "--overwrite"),
         "create --dry-run": (*_TOOL, "create", tree, pattern, "--quiet", "--dry-run", "--overwrite"),
     }
     costs: dict[str, list[Cost]] = {name: [] for name in jobs}
@@ -149,6 +149,11 @@ def files(folder: Path, count: int = 1_000_000, rounds: int = 3) -> None:
 def dataset(folder: Path, shards: int = 10_000, samples: int = 100_000_000) -> None:
     """Open, inspect and look up in a dataset of made sidecars, and see how long `verify` takes to begin."""
     run(sys.executable, Path(__file__).with_name("made_dataset.py"), folder, str(shards), str(samples))
+    look(folder, samples)
+
+
+def look(folder: Path, samples: int) -> None:
+    """Measure a dataset that is there."""
     json_file, key = folder / "x.json", f"c{samples // 200_000:04}/image-{samples // 2:010}"
     code = (
         "import time; import shardtool; t = time.perf_counter()\n"

@@ -12,7 +12,8 @@ from PIL import Image
 import shardtool
 import shardtool.ray
 
-ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+# A cluster of this machine alone; `ray.init()` connects to one that is there.
+ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 
 
 def decoded(batch):

@@ -8,9 +8,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
-from shardtool.errors import CorruptShard
+from shardtool.errors import AccessRefused, CorruptShard
 from shardtool.storage.copying import Original
-from shardtool.storage.reading import file_stat
+from shardtool.storage.open_file import file_fact
+from shardtool.storage.places import is_url
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedShard
@@ -33,20 +34,20 @@ def original_of(shard: OpenedShard) -> Original:
 
     The name of a copy holds a hash of what the sidecar says of the shard: its name, size and checksum, so that neither
     an equal name in another dataset nor a later version of the same shard is taken for it. Without a sidecar, the hash
-    is of the shard's place, size and modification time.
+    is of the shard's place, size and modification time, or of an object's version.
 
     Raises:
         OSError: There is no such shard.
     """
     try:
         fact = read_facts(read_bytes(shard.sidecar), shard.sidecar)
-    except (OSError, CorruptShard):
+    except (OSError, CorruptShard, AccessRefused):  # the last is said of what is not there, too, where we may not list
         fact = None
     if fact is not None and fact.crc is not None:
         size, crc, known = fact.size, fact.crc, f"{shard.name}\0{fact.size}\0{fact.crc}"
     else:
-        found = file_stat(shard.path)
-        size, crc, known = found.st_size, None, f"{os.path.realpath(shard.path)}\0{found.st_size}\0{found.st_mtime_ns}"
+        found, place = file_fact(shard.path), shard.path if is_url(shard.path) else os.path.realpath(shard.path)
+        size, crc, known = found.st_size, None, f"{place}\0{found.st_size}\0{found.st_mtime_ns}"
     digest = blake2b(os.fsencode(known), digest_size=12).hexdigest()
     shown = _ODD.sub("_", shard.name)[-_KEPT:]
     return Original(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{shown}")

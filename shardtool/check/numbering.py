@@ -45,8 +45,9 @@ def check_numbering(subject: Subject) -> Findings:
         listed, there = {one.name for one in file.shards}, {case.name for case in subject.cases}
         extra = [*_extra(file, names, listed)]
         findings.add(-1, *extra)
+        said = listed.union(one.file for one in extra)
         for number, case in enumerate(subject.cases):
-            if case.name not in listed.union(one.file for one in extra):
+            if case.name not in said:
                 findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
         findings.add(-1, *(Finding("shard-missing", name, "not there") for name in sorted(listed - there)))
         findings.add(-1, *_skipped(subject.found.folder, file))
@@ -128,9 +129,9 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
     """Yield files that belong to the dataset by their name, and are not listed."""
     if (pattern := recorded_pattern(file)) is None:
         return
-    sidecars = {one.sidecar for one in file.shards}
-    for name in sorted(names, key=natural):
-        if not pattern.owns(name) or output_text(name) in listed | sidecars:
+    known = listed.union(one.sidecar for one in file.shards)
+    for name in sorted((name for name in names if output_text(name) not in known), key=natural):
+        if not pattern.owns(name):
             continue
         if name.endswith(SIDECAR_SUFFIX):
             yield Finding("sidecar-extra", output_text(name), "not in the dataset file")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from itertools import islice
 from queue import Empty, SimpleQueue
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
@@ -19,8 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied
 from shardtool.execute.ray_cluster import Cluster
-from shardtool.execute.ray_task import Counts, Surroundings, serve
+from shardtool.execute.ray_task import ATTEMPT_BYTES, Counts, Surroundings, serve
 from shardtool.execute.worker import what_of
+from shardtool.storage import staging
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class RayPool:
             raise
         self._serve = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1, scheduling_strategy="SPREAD")(serve)
         self._surroundings = ray.put(Surroundings.here())
+        staging.set_attempt(token_hex(ATTEMPT_BYTES))  # a spool of this run is none that a task of another one knows
 
     def _count_slots(self) -> None:
         nodes = self._cluster.nodes()
@@ -91,6 +94,7 @@ class RayPool:
         if self._counts is not None:
             ray.kill(self._counts)
             self._counts = None
+        staging.set_attempt("")
         self._cluster.close()
 
     def check(self, needs: Needs) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Needs
 
 _REPORT_S = 1.0
-_ATTEMPT_BYTES = 4
+ATTEMPT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def serve(
 ) -> Answer:
     """Do one task, in the process of a Ray worker."""
     surroundings.enter()
-    staging.set_attempt(token_hex(_ATTEMPT_BYTES))
+    staging.set_attempt(token_hex(ATTEMPT_BYTES))
     what = what_of(function, task)
     try:
         return Answer(function(task) if tally is None else function(task, _reporter(tally, number)))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 _MOST_REASONS = 1000
+_READS_ELSEWHERE = 4
 _FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
 
 
@@ -112,6 +113,11 @@ class Fetcher:
     def copies(self) -> bool:
         """Whether shards are copied into a cache before they are read."""
         return self._files.copies
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many calls of `read_late` are best made at the same time: more than one where shards lie elsewhere."""
+        return _READS_ELSEWHERE if self.catalog.is_remote else 1
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""

@@ -92,6 +92,11 @@ class MixedReader:
         """Whether shards of any dataset are copied into a cache before they are read."""
         return any(one.copies for one in self._readers)
 
+    @property
+    def reads_at_once(self) -> int:
+        """How many calls of `read_late` are best made at the same time."""
+        return max(one.reads_at_once for one in self._readers)
+
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
         for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):

@@ -8,8 +8,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from shardtool.storage.places import is_url, open_blob
 from shardtool.storage.reading import SpanSource, file_stat, open_plain
-from shardtool.storage.remote.ahead import Ahead, AheadFile
-from shardtool.storage.remote.spans import ObjectSpans
+from shardtool.storage.remote.ahead import Ahead, AheadFile, ObjectSpans
 from shardtool.storage.remote.whole import version_number
 from shardtool.storage.sources import address_of, is_place, object_fact
 

@@ -435,10 +435,10 @@ def set_attempt(token: str) -> None:
     A task that runs a second time, while the first attempt still writes somewhere, must not meet its file.
 
     Args:
-        token: Eight digits, hexadecimal.
+        token: Eight digits, hexadecimal; empty: there are no other attempts.
     """
     global _attempt  # noqa: PLW0603 - as the language of messages: of the process
-    _attempt = f"~{token}"
+    _attempt = f"~{token}" if token else ""
 
 
 def write_whole(folder: Stages, name: str, data: bytes) -> Staged:

@@ -10,7 +10,6 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import CorruptShard, InvalidRequest, listing
 from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
@@ -98,6 +97,8 @@ def _names_of(pair: Pair, names: set[str]) -> set[str]:
 
 def _index_data(path: str, name: str, pair: Pair) -> bytes | None:
     """Return the bytes of a shard's index; empty: the file is something else; None: it is not that of this shard."""
+    from shardtool.dataset.sidecar_read import read_sidecar
+
     try:
         head, size = read_head(path, HEAD_SIZE)
         if not (form := form_of(name, head, size)):

@@ -39,7 +39,7 @@ def data() -> Iterator[Any]:
     import ray
     import ray.data
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="CRITICAL")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="CRITICAL")
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield ray.data
     ray.shutdown()

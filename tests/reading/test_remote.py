@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shardtool.cache.cache import Cache
 from shardtool.errors import AccessRefused, CorruptShard, StoreFailed
 from shardtool.reading.open import open as open_data
 from shardtool.storage.remote import retry
+from tests.helpers import shards
 from tests.reading.made_data import Made, make
 from tests.servers.faults import Fault
 
@@ -188,6 +190,25 @@ def test_a_forked_child_reads(tar: tuple[Made, str], *, busy: bool) -> None:
         for child in children:
             child.join(10)
             child.kill()
+
+
+def test_a_cache_holds_what_was_read(tar: tuple[Made, str], proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Through a cache each shard is asked for once, by processes that come later, too; a new version is another one."""
+    at = proxy.server.new_prefix()
+    folder, wanted = proxy.server.local(at), list(tar[0].open().stream(**_ORDER))
+    for path in tar[0].path.parent.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    cache = Cache(tmp_path / "cache", max_bytes="100MB")
+    assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
+    proxy.set()
+    assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
+    assert all(one.sent <= 1 for one in proxy.log().asked if ".tar" in one.path)  # their sizes are asked for
+    (folder / "alone.tar").write_bytes(shards(folder)[0].read_bytes())
+    first = [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=cache)]
+    (folder / "alone.tar").write_bytes(shards(folder)[2].read_bytes())
+    again = Cache(tmp_path / "cache", max_bytes="100MB")
+    assert [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=again)] != first
 
 
 def test_a_dataset_travels(tar: tuple[Made, str]) -> None:

@@ -1,0 +1,140 @@
+"""A copy of a dataset, beside `rclone copy` with 4 transfers of the same files, on servers of this machine.
+
+Into `rclone serve s3`, from nginx, and from folder to folder. Both check what they copy: shardtool each shard by the
+CRC-32C of the dataset file, rclone by the store's MD5 where there is one. They take turns, each round into an empty
+place; what is printed is the ratio of their rates in each round, the median and the extremes. rclone and nginx must be
+on the path.
+
+    python -m benchmarks.remote_copy --size 300MB --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from shardtool import CreateOptions, create
+from shardtool.values import parse_size
+from tests.helpers import memory_root
+from tests.servers import stores
+
+if TYPE_CHECKING:
+    from tests.servers.processes import Server
+
+REPO = Path(__file__).resolve().parent.parent
+_SAMPLE = 100_000
+_SHARD = "20MB"
+
+
+def _made(folder: Path, size: int) -> Path:
+    """Make a dataset of about `size` bytes."""
+    (folder / "in").mkdir()
+    for at in range(size // _SAMPLE):
+        (folder / "in" / f"{at:06}.bin").write_bytes(os.urandom(_SAMPLE))
+    create(folder / "in", f"{folder}/out/out-{{000000..}}.tar", CreateOptions(max_size=_SHARD))
+    shutil.rmtree(folder / "in")
+    return folder / "out"
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[float, float, int]:
+    """Return the seconds that a command takes, those of the processor, and its peak memory in MB."""
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begun
+    if status:
+        raise SystemExit(f"{command} failed")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, cpu, used.ru_maxrss // 1000
+
+
+def _rclone(source: str, where: str) -> list[str]:
+    return ["rclone", "copy", "--transfers", "4", "--config", "", source, where]
+
+
+def _shardtool(source: str, where: str) -> list[str]:
+    return [sys.executable, "-m", "shardtool", "copy", source, where, "--quiet"]
+
+
+def _compare(name: str, ours: list[str], theirs: list[str], environment: dict[str, str], place: Path) -> float:
+    """Run both once, each into an empty place; return our rate as a share of rclone's."""
+    found = []
+    for command in (ours, theirs):
+        shutil.rmtree(place, ignore_errors=True)
+        found.append(_run(command, environment))
+    (seconds, cpu, memory), (their_s, their_cpu, their_memory) = found
+    print(
+        f"{name:>14}  {seconds:6.2f} s {cpu:5.2f} cpu {memory:4} MB   rclone {their_s:6.2f} s {their_cpu:5.2f} cpu "
+        f"{their_memory:4} MB   {their_s / seconds:5.2f}",
+        flush=True,
+    )
+    return their_s / seconds
+
+
+def _s3_of_rclone(server: Server) -> dict[str, str]:
+    """Return how rclone's own client finds a server."""
+    given = server.environment
+    return {
+        "RCLONE_CONFIG_HERE_TYPE": "s3",
+        "RCLONE_CONFIG_HERE_PROVIDER": "Other",
+        "RCLONE_CONFIG_HERE_ENDPOINT": server.url,
+        "RCLONE_CONFIG_HERE_ACCESS_KEY_ID": given["AWS_ACCESS_KEY_ID"],
+        "RCLONE_CONFIG_HERE_SECRET_ACCESS_KEY": given["AWS_SECRET_ACCESS_KEY"],
+        "RCLONE_CONFIG_HERE_NO_CHECK_BUCKET": "true",
+    }
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--size", default="300MB")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    root = Path(mkdtemp(prefix="remote-copy-", dir=memory_root()))
+    ratios: dict[str, list[float]] = {}
+    try:
+        data = _made(root, parse_size(given.size))
+        with ExitStack() as stack:
+            for name in ("rclone", "nginx", "local"):
+                (root / name).mkdir()
+            s3, web = (
+                stack.enter_context(stores.rclone(root / "rclone")),
+                stack.enter_context(stores.nginx(root / "nginx")),
+            )
+            plain = web["plain"]
+            served = plain.local(f"{plain.bucket}/out")
+            (root / "names").write_text("".join(f"{path.name}\n" for path in data.iterdir()))
+            shutil.copytree(data, served, dirs_exist_ok=True)
+            to_s3, local = s3.local(s3.bucket) / "copy", root / "local" / "copy"
+            environment = {**s3.environment, **_s3_of_rclone(s3), "SHARDTOOL_UNLOCKED": "1"}
+            ways = [
+                ("folder to s3", _shardtool(str(data), f"{s3.bucket}/copy"),
+                 _rclone(str(data), f"here:{s3.bucket.removeprefix('s3://')}/copy"), to_s3),
+                ("web to folder", _shardtool(f"{plain.bucket}/out/out.json", str(local)),
+                 [*_rclone(":http:", str(local)), "--http-url", f"{plain.bucket}/out/", "--no-traverse",
+                  "--files-from-raw", str(root / "names")], local),
+                ("folder to folder", _shardtool(str(data), str(local)), _rclone(str(data), str(local)), local),
+            ]  # fmt: skip
+            for _ in range(given.rounds):
+                for name, ours, theirs, place in ways:
+                    ratios.setdefault(name, []).append(_compare(name, ours, theirs, environment, place))
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    print()
+    for name, found in ratios.items():
+        print(f"{name:>16}  {statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f}) of rclone's rate")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What runs on the nodes of a Ray cluster, without one: `tests/clients/test_ray.py` has the cluster."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool.errors import Bug, SampleFailed
+from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import Needs
+from shardtool.execute.ray_task import Counts, Surroundings, View, look, see, serve
+from shardtool.storage.staging import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    """Give a process that may become a worker of Ray's."""
+    with LocalPool(1, "fork") as found:
+        yield found
+
+
+def staged(task: tuple[str, str]) -> tuple[str, str]:
+    """Write a file of a shared folder; return where it lies, and where this process is."""
+    folder, data = task
+    with Folder(folder).stage("out.tar") as file:
+        file.write(data.encode())
+        return file.finish().token, os.getcwd()
+
+
+def failing(task: str) -> None:
+    """Fail as data do, or as code does."""
+    raise SampleFailed(task, "odd") if task else KeyError(task)
+
+
+def served(task: tuple[Surroundings, Callable[..., object], Any]) -> Any:
+    """Serve a task as a worker of Ray's."""
+    surroundings, function, given = task
+    return serve(surroundings, function, 0, given, None)
+
+
+def looked(task: tuple[Surroundings, Needs, str]) -> View:
+    """Look as a node does."""
+    return look(*task)
+
+
+def test_each_attempt_has_a_file_of_its_own(pool: LocalPool, tmp_path: Path) -> None:
+    """Attempts at a task write side by side, where the parent is; what one wrote is published, and all others go."""
+    (tmp_path / "out").mkdir()
+    there, folder = replace(Surroundings.here(), folder=str(tmp_path)), Folder(str(tmp_path / "out"))
+    tasks = [(there, staged, ("out", data)) for data in ("late", "right", "early")]
+    answers = [answer.result for _, answer in pool.map(served, tasks)]
+    assert {place for _, place in answers} == {str(tmp_path)}
+    assert len({token for token, _ in answers}) == 3
+    assert folder.staged_names() == ["out.tar"]
+    os.rename(tmp_path / answers[1][0], tmp_path / "out" / "out.tar")
+    folder.discard_staged(["out.tar.gz", "t.tar"])
+    assert len(folder.names()) == 3
+    folder.discard_staged(["out.tar"])
+    assert {one.name: one.read_text() for one in (tmp_path / "out").iterdir()} == {"out.tar": "right"}
+
+
+def test_what_fails_is_an_answer(pool: LocalPool) -> None:
+    """An error of the data comes back as it is, and any other as a mistake of ours with its traceback."""
+    here = Surroundings.here()
+    (_, odd), (_, bug) = pool.map(served, [(here, failing, "7"), (here, failing, "")])
+    assert (type(odd.error), str(odd.error)) == (SampleFailed, "7: odd")
+    assert isinstance(bug.error, Bug)
+    assert "KeyError" in bug.error.detail
+
+
+def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
+    """A node says of each path what is there, whether it is the parent's folder, and whether a function is there."""
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "mine.py").write_text("")
+    here = Surroundings.here()
+    needs = Needs((str(tmp_path), str(tmp_path / "a"), str(tmp_path / "b")), function="mine:same")
+    with_path = replace(here, path=(*here.path, str(tmp_path)))
+    output = Needs(output=str(tmp_path))
+    tasks = [
+        (here, needs, ""),
+        (with_path, needs, ""),
+        (here, output, "no marker"),
+        (here, output, str(tmp_path / "a")),
+    ]
+    one, other, third, fourth = (view for _, view in pool.map(looked, tasks))
+    assert [(seen.kind, seen.size) for seen in one.files] == [
+        ("a folder", 0), ("a file", 3), ("no such file or directory", 0),
+    ]  # fmt: skip
+    assert one.files[1] == see(str(tmp_path / "a"))
+    assert (one.function, other.function) == ("no module mine", "")
+    assert [(view.marker, view.writable) for view in (third, fourth)] == [(False, True), (True, True)]
+
+
+def test_counts_keep_the_latest() -> None:
+    """Of a task that runs again, what its latest attempt has done counts; what was taken is not given twice."""
+    counts = Counts()
+    for samples in (5, 9, 2):
+        counts.add(3, samples, samples * 10)
+    counts.add(4, 1, 1)
+    assert counts.take() == {3: (2, 20), 4: (1, 1)}
+    assert counts.take() == {}

@@ -1,0 +1,96 @@
+"""The one choice of where tasks run, and what all pools share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.execute.here import Here
+from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import Needs, a_few, folders_of
+from shardtool.execute.start import start_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shardtool.execute.pool import Pool
+
+
+def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
+    """Halve an even number."""
+    if task % 2:
+        raise SampleFailed(str(task), "odd")
+    if report is not None:
+        report(1, task)
+    return task // 2
+
+
+@pytest.fixture(params=["here", "local"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Give a pool of each kind that this machine has."""
+    with Here() if request.param == "here" else LocalPool(2, "fork") as found:
+        yield found
+
+
+def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
+    """Each pool gives every result with its task's number, passes on errors, and sees what this process sees."""
+    pool.check(Needs((str(tmp_path),), str(tmp_path), "no.module:function"))
+    assert sorted(pool.map(halved, range(0, 20, 2))) == [(number, number) for number in range(10)]
+    assert pool.most >= pool.most_together >= 1
+    with pytest.raises(SampleFailed, match="3: odd"):
+        list(pool.map(halved, [2, 3]))
+
+
+def test_progress_has_the_numbers_of_tasks() -> None:
+    """What a task reports comes with its number, in this process too."""
+    told: list[tuple[int, int, int]] = []
+    assert list(Here().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
+    assert told == [(0, 1, 4), (1, 1, 8)]
+
+
+def test_without_ray() -> None:
+    """Where Ray is missing, asking for it says what to install."""
+    hidden = "import sys; sys.modules['ray'] = None\n"
+    code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
+    assert done.stderr == f"shardtool: --executor ray: Ray is not installed here. {remedy}\n"
+
+
+@pytest.mark.parametrize(
+    "options", [shardtool.CreateOptions, shardtool.ReshardOptions, shardtool.VerifyOptions, shardtool.IndexOptions]
+)
+def test_an_address_needs_a_cluster(options: type[shardtool.VerifyOptions]) -> None:
+    """An address is refused where no cluster is asked for, and so is another executor; neither is recorded."""
+    with pytest.raises(InvalidRequest, match="address='auto': no cluster to use; expected executor='ray', too"):
+        options(address="auto")
+    with pytest.raises(InvalidRequest, match="expected one of local, ray"):
+        options(executor="slurm")  # type: ignore[arg-type]
+    asked = shardtool.CreateOptions(executor="ray", address="auto")
+    assert asked.recorded() == shardtool.CreateOptions().recorded()
+
+
+def test_one_place_decides() -> None:
+    """The choice of an executor gives its pool."""
+    with start_pool(shardtool.VerifyOptions(workers=1, start_method="fork")) as found:
+        assert isinstance(found, LocalPool)
+
+
+def test_what_is_compared(tmp_path: Path) -> None:
+    """Of many files three are looked at, each once; of a source that is no table, the folders."""
+    assert a_few([]) == ()
+    assert a_few(["a"]) == ("a",)
+    assert a_few([str(number) for number in range(9)]) == ("0", "4", "8")
+    (tmp_path / "table.csv").write_text("a\n")
+    both = [os.fspath(tmp_path), tmp_path / "table.csv", "missing", object()]
+    assert folders_of(both) == (str(tmp_path),)
+    assert folders_of(tmp_path) == (str(tmp_path),)
+    assert folders_of(object()) == ()
