@@ -21,6 +21,7 @@ from shardtool.cli.options import (
     selecting,
     shards,
 )
+from shardtool.cli.piped import in_files
 from shardtool.cli.reshard import follows
 from shardtool.request.options import CreateOptions
 from shardtool.shard_names import is_shard_name
@@ -226,6 +227,6 @@ def create(
     from shardtool.verbs.create import dry_run as run_dry
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
-    source, output = divide_arguments(arguments)
+    source, output = divide_arguments((*in_files(arguments[:-1], table=True), *arguments[-1:]))
     work = partial(run_dry if dry_run or asked.plan_only is not None else run, source, output, asked)
     carry_out(work, as_json=as_json, quiet=quiet, verbose=verbose, progress=progress)

@@ -8,6 +8,7 @@ import click
 
 from shardtool.cli.options import Whole, endpoint
 from shardtool.cli.options import progress as progress_option
+from shardtool.cli.piped import in_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -125,6 +126,7 @@ def inspect(
     if field is not None and len(samples) > 1:
         message = "--field is about one --sample."
         raise click.UsageError(message)
+    dataset = in_files(dataset)
     if not asked:
         from shardtool.cli.results_text import Terminal
         from shardtool.request.options import InspectOptions

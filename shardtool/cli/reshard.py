@@ -21,6 +21,7 @@ from shardtool.cli.options import (
     selecting,
     shards,
 )
+from shardtool.cli.piped import in_files
 from shardtool.request.reshard_options import ReshardOptions
 from shardtool.shard_names import is_shard_name
 
@@ -150,7 +151,7 @@ def reshard(
     from shardtool.verbs.reshard import reshard as run
     from shardtool.verbs.reshard import reshard_dry_run
 
-    givens, output = divide_arguments(datasets)
+    givens, output = divide_arguments((*in_files(datasets[:-1]), *datasets[-1:]))
     asked = ReshardOptions(
         if_exists=if_exists(append=append, resume=resume, overwrite=overwrite),
         **options,

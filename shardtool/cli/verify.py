@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import click
 
 from shardtool.cli.options import Sectioned, Whole, chosen, common, target
+from shardtool.cli.piped import in_files
 from shardtool.errors import ShardError
 from shardtool.request.options import VerifyOptions
 
@@ -92,6 +93,7 @@ def verify(
     from shardtool.verbs.verify import verify as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+    dataset = in_files(dataset)
     given: Any = dataset[0] if len(dataset) == 1 else dataset
     source: Any = [*sources] if len(sources) > 1 else next(iter(sources), None)
     style = "json" if as_json else style

@@ -97,6 +97,9 @@ def find_dataset(given: Given) -> Found:
     if len(names) > 1:
         return _of_names(names)
     name = names[0]
+    if name.startswith("pipe:") or name == "-":
+        remedy = "Its bytes go into a file first; the command line does that for create, reshard, inspect and verify."
+        raise InvalidRequest(name, "a command" if name != "-" else "standard input", expected=EXPECTED, remedy=remedy)
     if is_url(name):
         return _at_address(name)
     if os.path.isdir(name):
