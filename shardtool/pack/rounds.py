@@ -124,6 +124,10 @@ class Packing:
             problem = f"none of {len(plan):,} samples could be packed"
             remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
             raise SampleFailed(source_name(plan.entries.root), problem, remedy=remedy)
+        if self._fetches and self.skipped:
+            codes = Counter(one.code for one in self.skipped).most_common()
+            reasons = listing([f"{code} {count:,}" for code, count in codes])
+            self.observer.note(f"{len(self.skipped):,} of {counted(samples, 'sample')} left out: {reasons}")
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
